@@ -1,0 +1,47 @@
+# A fresh machine needs python3 and make; every target below installs what it needs into .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+SUITE ?= journal
+
+.PHONY: help venv demo test lint format bench soak lock clean
+
+help: ## say what each target does
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+venv: $(STAMP) ## create .venv with the exact versions of requirements.lock
+
+$(STAMP): requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv || ($(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv .venv)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $(STAMP)
+
+demo: $(STAMP) ## run the main job on the embedded default
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP) ## run every test layer
+	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+lint: $(STAMP) ## ruff, mypy --strict, import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## rewrite the sources in the house style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## measure one suite (SUITE=journal) and write bench/results/SUITE.json
+	$(BIN)/python -m bench $(SUITE)
+
+soak: $(STAMP) ## the long runs: 100 rounds of kill -9 under load, deep property tests
+	DETENT_SOAK=1 $(BIN)/python -m pytest -n auto --dist loadgroup tests/acceptance tests/contract
+
+lock: $(STAMP) ## resolve the dependencies again, newest first
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade --no-emit-index-url --no-header --no-annotate -o requirements.lock
+
+clean: ## remove what the targets made
+	rm -rf .venv demo-data .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,73 @@
+"""Byte formats: order-preserving keys, little-endian values, and the log's records."""
+
+from __future__ import annotations
+
+from detent.codec.keys import (
+    SUBSYSTEM_ENGINE,
+    SUBSYSTEM_JOURNAL,
+    SUBSYSTEM_LOG,
+    SUBSYSTEM_QUEUE,
+    SUBSYSTEMS,
+    KeyReader,
+    Prefix,
+    decode_terminated,
+    decode_var_u32,
+    decode_var_u64,
+    sortable_f64,
+    sortable_i64,
+    terminated,
+    var_u32,
+    var_u64,
+)
+from detent.codec.log import (
+    EntryKey,
+    SegmentMeta,
+    SeqBlock,
+    SequenceAllocator,
+)
+from detent.codec.values import (
+    ARRAY_COUNT_MAX,
+    U8_MAX,
+    U16_MAX,
+    U32_MAX,
+    U64_MAX,
+    UTF8_BYTES_MAX,
+    VAR_BYTES_MAX,
+    ByteReader,
+    Bytes,
+    ByteWriter,
+    Cursor,
+)
+
+__all__ = [
+    "ARRAY_COUNT_MAX",
+    "SUBSYSTEMS",
+    "SUBSYSTEM_ENGINE",
+    "SUBSYSTEM_JOURNAL",
+    "SUBSYSTEM_LOG",
+    "SUBSYSTEM_QUEUE",
+    "U8_MAX",
+    "U16_MAX",
+    "U32_MAX",
+    "U64_MAX",
+    "UTF8_BYTES_MAX",
+    "VAR_BYTES_MAX",
+    "ByteReader",
+    "ByteWriter",
+    "Bytes",
+    "Cursor",
+    "EntryKey",
+    "KeyReader",
+    "Prefix",
+    "SegmentMeta",
+    "SeqBlock",
+    "SequenceAllocator",
+    "decode_terminated",
+    "decode_var_u32",
+    "decode_var_u64",
+    "sortable_f64",
+    "sortable_i64",
+    "terminated",
+    "var_u32",
+    "var_u64",
+]

@@ -1,0 +1,224 @@
+"""Message blocks: up to about 1 MiB of messages in columns, one record in kv.
+
+A block is a head of 40 bytes and one Arrow record batch in IPC form. The schema is fixed by the head's version, so it
+is not stored again in every block. The head carries a checksum of all that follows, checked before Arrow sees a byte.
+
+    version u8 | codec u8 | reserved u16 | rows u32 | checksum u64 (XXH3-64)
+    first published_at i64 | last published_at i64 | bytes that follow u64
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import xxhash
+
+from detent.codec.values import ByteReader
+from detent.errors import Corrupt, Invalid, LimitExceeded
+
+BLOCK_VERSION: Final = 1
+CODEC_ARROW: Final = 0
+
+BLOCK_BYTES_TARGET: Final = 1 << 20
+"""Larger records cost LMDB runs of overflow pages; smaller ones cost a tree entry each."""
+
+BLOCK_BYTES_MAX: Final = 48 << 20
+"""A block holds at least one message, so it may pass the target, but never the kv's limit of a value."""
+
+BLOCK_ROWS_MAX: Final = 1 << 20
+
+MESSAGE_BYTES_MAX: Final = 16 << 20
+"""Body, key and headers of one message. What is bigger belongs into an object, with its URI in the message."""
+
+HEADERS_MAX: Final = 255
+HEADER_BYTES_MAX: Final = 64 << 10
+
+PRODUCER_BYTES: Final = 6
+TIMESTAMP: Final = pa.timestamp("ms", tz="UTC")
+HEADERS: Final = pa.map_(pa.string(), pa.string())
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("producer", pa.binary(PRODUCER_BYTES), nullable=False),
+        pa.field("clock", pa.uint64(), nullable=False),
+        pa.field("flags", pa.uint16(), nullable=False),
+        pa.field("published_at", TIMESTAMP, nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("headers", HEADERS, nullable=False),
+        pa.field("body", pa.binary(), nullable=False),
+    ]
+)
+"""Version 1 of the message schema. A row's position is the block's base plus its index."""
+
+CONTENT_SCHEMA: Final = pa.schema([SCHEMA.field(name) for name in ("key", "headers", "body")])
+"""What a user appends; the rest is stamped on it."""
+
+_HEAD: Final = struct.Struct("<BBHIQqqQ")
+# Looking a field's type up costs more than building the array does.
+_PRODUCER, _CLOCK, _FLAGS = (SCHEMA.field(i).type for i in range(3))
+_BINARY: Final = pa.binary()
+_from_buffers = pa.Array.from_buffers
+_EMPTY_TEXT: Final = pa.array([], pa.string())
+_EMPTY_ENTRIES: Final = pa.StructArray.from_arrays(
+    [_EMPTY_TEXT, _EMPTY_TEXT], fields=[HEADERS.key_field, HEADERS.item_field]
+)
+_NO_KEY: Final = pa.nulls(1, _BINARY)
+_TWO_OFFSETS: Final = struct.Struct("<ii")
+
+
+def _no_headers(rows: int) -> Any:
+    return _from_buffers(HEADERS, rows, [None, pa.py_buffer(bytes(4 * (rows + 1)))], children=[_EMPTY_ENTRIES])
+
+
+_NO_HEADERS: Final = _no_headers(1)
+
+
+def content_of(
+    bodies: Sequence[bytes],
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[dict[str, str] | None] | None = None,
+) -> list[Any]:
+    """The content columns (key, headers, body) as Arrow arrays. One message without extras is the fast case."""
+    rows = len(bodies)
+    if rows == 1:
+        body = bodies[0]
+        body_array = _from_buffers(
+            _BINARY, 1, [None, pa.py_buffer(_TWO_OFFSETS.pack(0, len(body))), pa.py_buffer(body)]
+        )
+    else:
+        body_array = pa.array(bodies, _BINARY)
+    if keys is None:
+        key_array = _NO_KEY if rows == 1 else pa.nulls(rows, _BINARY)
+    else:
+        key_array = pa.array(keys, _BINARY)
+    if headers is None:
+        header_array = _NO_HEADERS if rows == 1 else _no_headers(rows)
+    else:
+        header_array = pa.array([list((h or {}).items()) for h in headers], HEADERS)
+    return [key_array, header_array, body_array]
+
+
+def stamped(rows: int, producers: Any, clocks: Any, flags: Any, times: Any, content: list[Any]) -> Any:
+    """A record batch from buffers of the stamp columns (bytes or numpy, little-endian) and content arrays."""
+    buffer = pa.py_buffer
+    # With the schema given, Arrow refuses arrays of other types: every block has the schema of its version.
+    return pa.RecordBatch.from_arrays(
+        [
+            _from_buffers(_PRODUCER, rows, [None, buffer(producers)]),
+            _from_buffers(_CLOCK, rows, [None, buffer(clocks)]),
+            _from_buffers(_FLAGS, rows, [None, buffer(flags)]),
+            _from_buffers(TIMESTAMP, rows, [None, buffer(times)]),
+            *content,
+        ],
+        schema=SCHEMA,
+    )
+
+
+def content_from_arrow(table: Any) -> Any:
+    """One record batch of content columns from a user's table or batch; `Invalid` says which column is wrong."""
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    if not isinstance(table, pa.Table):
+        raise Invalid(f"expected a pyarrow Table or RecordBatch, not {type(table).__name__}")
+    unknown = set(table.column_names) - set(CONTENT_SCHEMA.names)
+    if unknown or "body" not in table.column_names:
+        raise Invalid(
+            f"a table to append has the columns body and, if wanted, key and headers; not {table.column_names}"
+        )
+    if table.num_rows == 0:
+        raise Invalid("there is nothing to append: the table has no rows")
+    table = table.combine_chunks()
+    arrays = [_content_column(table, field) for field in CONTENT_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=CONTENT_SCHEMA)
+
+
+def _content_column(table: Any, field: Any) -> Any:
+    if field.name not in table.column_names:
+        return _no_headers(table.num_rows) if field.name == "headers" else pa.nulls(table.num_rows, field.type)
+    column = table.column(field.name)
+    try:
+        column = column if column.type == field.type else column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise Invalid(f"the column {field.name} cannot be read as {field.type}: {error}") from error
+    if not field.nullable and column.null_count:
+        raise Invalid(f"the column {field.name} has {column.null_count} nulls")
+    array = column.chunk(0) if column.num_chunks else pa.nulls(0, field.type)
+    return array
+
+
+def split(batch: Any) -> Iterator[Any]:
+    """Cut a batch into pieces near the target size, in order."""
+    rows = batch.num_rows
+    size = 0 if rows == 1 else batch.nbytes
+    if size <= BLOCK_BYTES_TARGET and rows <= BLOCK_ROWS_MAX:
+        yield batch
+        return
+    step = max(1, min(BLOCK_ROWS_MAX, rows * BLOCK_BYTES_TARGET // size))
+    for start in range(0, rows, step):
+        piece = batch.slice(start, step)
+        # Rows of uneven size can leave one piece far too large; halving finds a fit.
+        if piece.num_rows > 1 and piece.nbytes > 2 * BLOCK_BYTES_TARGET:
+            half = piece.num_rows // 2
+            yield from split(piece.slice(0, half))
+            yield from split(piece.slice(half))
+        else:
+            yield piece
+
+
+def encode_block(batch: Any, first_time: int, last_time: int) -> bytes:
+    """The stored form of one batch in :data:`SCHEMA`."""
+    payload = batch.serialize()
+    if len(payload) > BLOCK_BYTES_MAX:
+        raise LimitExceeded(f"a block of {len(payload)} bytes is over the limit of {BLOCK_BYTES_MAX}")
+    head = _HEAD.pack(
+        BLOCK_VERSION,
+        CODEC_ARROW,
+        0,
+        batch.num_rows,
+        xxhash.xxh3_64_intdigest(payload),
+        first_time,
+        last_time,
+        payload.size,
+    )
+    return b"".join((head, payload))
+
+
+class BlockHead:
+    """What a block says of itself before its rows are read."""
+
+    __slots__ = ("body_bytes", "checksum", "first_time", "last_time", "rows")
+
+    def __init__(self, rows: int, checksum: int, first_time: int, last_time: int, body_bytes: int) -> None:
+        self.rows = rows
+        self.checksum = checksum
+        self.first_time = first_time
+        self.last_time = last_time
+        self.body_bytes = body_bytes
+
+
+def decode_head(value: bytes) -> BlockHead:
+    """The head of a block; unknown versions and sizes that do not add up are `Corrupt`."""
+    version, codec, reserved, rows, checksum, first, last, size = ByteReader(value, "block").unpack(_HEAD)
+    if version != BLOCK_VERSION or codec != CODEC_ARROW or reserved:
+        raise Corrupt(f"a block has version {version} and codec {codec}; this release reads version 1, codec 0")
+    if not 1 <= rows <= BLOCK_ROWS_MAX or size != len(value) - _HEAD.size:
+        raise Corrupt(f"a block of {len(value)} bytes says that it holds {rows} rows in {size} bytes")
+    return BlockHead(rows, checksum, first, last, size)
+
+
+def decode_block(value: bytes) -> Any:
+    """The rows of a block, without a copy; `Corrupt` when one bit of them has changed."""
+    head = decode_head(value)
+    payload = memoryview(value)[_HEAD.size :]
+    if xxhash.xxh3_64_intdigest(payload) != head.checksum:
+        raise Corrupt("a block does not match its checksum")
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(payload), SCHEMA)
+    except (pa.ArrowException, OSError) as error:
+        raise Corrupt(f"a block with a right checksum is no record batch: {error}") from error
+    if batch.num_rows != head.rows:
+        raise Corrupt(f"a block holds {batch.num_rows} rows where its head says {head.rows}")
+    return batch

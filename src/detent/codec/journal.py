@@ -1,0 +1,260 @@
+"""The journal's records: where each one lives and what its bytes say. `docs/format.md` shows them in full.
+
+All keys start with subsystem 06, version 01 and a type; everything that belongs to one journal stands together, the
+small hot records (head, registers, producers) before the index and the blocks, so that a commit touches few pages.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from detent.codec.keys import SUBSYSTEM_JOURNAL, Prefix, u32, u64
+from detent.codec.values import ByteReader, ByteWriter
+from detent.errors import Corrupt
+
+LISTING: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x01)
+NEXT_ID: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x02)
+FRAGMENT: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x03)
+HORIZON: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x04)
+DELETED: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x05)
+OPEN_SPAN: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x06)
+PART: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x10)
+
+HEAD, REGISTER, PRODUCER, SPAN, INDEX, BLOCK = (bytes([kind]) for kind in range(1, 7))
+"""The kinds of record below one journal's id."""
+
+FRAGMENT_ID_BYTES: Final = 16
+RUNS_PER_RECORD: Final = 256
+"""An index record is rewritten while it fills; this bounds what one commit rewrites to a few KiB."""
+
+EXTENSION_COUNT_MAX: Final = 64
+
+
+def part(journal: int, kind: bytes, suffix: bytes = b"") -> bytes:
+    """The key of one record of one journal."""
+    return PART.raw + u32(journal) + kind + suffix
+
+
+def part_range(journal: int, kind: bytes) -> tuple[bytes, bytes]:
+    """All keys of one kind below a journal."""
+    return part(journal, kind), part(journal, bytes([kind[0] + 1]))
+
+
+def index_key(journal: int, offset: int) -> bytes:
+    return part(journal, INDEX, u64(offset))
+
+
+def block_key(journal: int, position: int) -> bytes:
+    return part(journal, BLOCK, u64(position))
+
+
+def number_at_end(key: bytes) -> int:
+    """The u64 that ends an index, block or span key."""
+    return int.from_bytes(key[-8:], "big")
+
+
+class Listing(NamedTuple):
+    """A journal's name leads to this: its number, and what was configured. Zero means "no limit"."""
+
+    journal: int
+    created_ms: int
+    retention_ms: int
+    retention_bytes: int
+    span_deadline_ms: int
+    producer_horizon_ms: int
+
+    def encode(self) -> bytes:
+        return _LISTING.pack(*self) + b"\x00\x00"
+
+    @classmethod
+    def decode(cls, value: bytes) -> Listing:
+        reader = ByteReader(value, "journal listing")
+        listing = cls(*reader.unpack(_LISTING))
+        # Settings of later releases follow as (name, value) pairs; this one knows none, and keeps none.
+        reader.array(lambda r: (r.utf8(), r.var_bytes()), element_bytes=6)
+        reader.finish()
+        return listing
+
+
+_LISTING: Final = struct.Struct("<Iqqqqq")
+
+
+class Head(NamedTuple):
+    """How far a journal reaches. Positions count stored rows, offsets count committed messages."""
+
+    first_position: int
+    next_position: int
+    first_offset: int
+    next_offset: int
+    blocks: int
+    block_bytes: int
+    fragments: int
+    fragment_bytes: int
+    reclaim_to: int
+    clock_floor: int
+    newest_clock: int
+    aborted_spans: int
+    updated_ms: int
+
+    def encode(self) -> bytes:
+        return _HEAD.pack(1, *self)
+
+    @classmethod
+    def decode(cls, value: bytes) -> Head:
+        reader = ByteReader(value, "journal head")
+        version, *fields = reader.unpack(_HEAD)
+        reader.finish()
+        if version != 1:
+            raise Corrupt(f"a journal head has version {version}; this release reads version 1")
+        head = cls(*fields)
+        if head.first_position > head.next_position or head.first_offset > head.next_offset:
+            raise Corrupt("a journal head begins after its end")
+        return head
+
+
+_HEAD: Final = struct.Struct("<BQQQQQQQQQQQQq")
+
+
+class Producer(NamedTuple):
+    """What a journal remembers of one producer."""
+
+    last_ack: int
+    max_clock: int
+    begin: int
+    opened_ms: int
+    touched_ms: int
+    aborted: bool
+
+    def encode(self) -> bytes:
+        return _PRODUCER.pack(self.last_ack, self.max_clock, self.begin, self.opened_ms, self.touched_ms, self.aborted)
+
+    @classmethod
+    def decode(cls, value: bytes) -> Producer:
+        reader = ByteReader(value, "producer state")
+        last_ack, max_clock, begin, opened, touched, aborted = reader.unpack(_PRODUCER)
+        reader.finish()
+        if aborted > 1 or begin < -1:
+            raise Corrupt("a producer state has impossible fields")
+        return cls(last_ack, max_clock, begin, opened, touched, bool(aborted))
+
+
+_PRODUCER: Final = struct.Struct("<QQqqqB")
+
+
+class Segment(NamedTuple):
+    """Pending messages of one producer: `rows` from `position` on, with clocks `clock`, `clock + step`, …"""
+
+    position: int
+    rows: int
+    clock: int
+    step: int
+
+
+_SEGMENT: Final = struct.Struct("<QQQQ")
+
+
+def encode_segments(segments: list[Segment]) -> bytes:
+    return b"".join(_SEGMENT.pack(*segment) for segment in segments)
+
+
+def decode_segments(value: bytes) -> list[Segment]:
+    reader = ByteReader(value, "span")
+    segments = [Segment(*fields) for fields in reader.fixed_elements(_SEGMENT)]
+    if not segments or not all(segment.rows for segment in segments):
+        raise Corrupt("a span record without messages")
+    return segments
+
+
+class Run(NamedTuple):
+    """Messages that became committed one after another: rows of the journal's blocks, or of one fragment."""
+
+    base: int
+    rows: int
+    fragment: bytes = b""
+
+
+_RUN: Final = struct.Struct("<QQ")
+_RUN_BLOCKS, _RUN_FRAGMENT = 0, 1
+
+
+class IndexRecord(NamedTuple):
+    """Runs in commit order. The key says the offset of the first message, the counts say the rest.
+
+    `watermark` is a position below which no later index record reaches: retention needs nothing else to know which
+    blocks can go.
+    """
+
+    watermark: int
+    runs: list[Run]
+
+    @property
+    def messages(self) -> int:
+        """How many committed messages the record covers."""
+        return sum(run.rows for run in self.runs)
+
+
+def encode_index(watermark: int, runs: list[Run]) -> bytes:
+    assert 1 <= len(runs) <= RUNS_PER_RECORD, len(runs)
+    parts = [watermark.to_bytes(8, "little"), len(runs).to_bytes(2, "little")]
+    for base, rows, fragment in runs:
+        assert rows > 0
+        parts.append((b"\x01" + fragment if fragment else b"\x00") + _RUN.pack(base, rows))
+    return b"".join(parts)
+
+
+def decode_index(value: bytes) -> IndexRecord:
+    reader = ByteReader(value, "committed index")
+    watermark = reader.u64()
+    runs = reader.array(_read_run, element_bytes=1 + _RUN.size)
+    reader.finish()
+    if not 1 <= len(runs) <= RUNS_PER_RECORD:
+        raise Corrupt(f"an index record with {len(runs)} runs")
+    return IndexRecord(watermark, runs)
+
+
+def _read_run(reader: ByteReader) -> Run:
+    kind = reader.u8()
+    if kind not in {_RUN_BLOCKS, _RUN_FRAGMENT}:
+        raise reader.corrupt(f"a run of unknown kind {kind}")
+    fragment = reader.take(FRAGMENT_ID_BYTES) if kind == _RUN_FRAGMENT else b""
+    base, rows = reader.unpack(_RUN)
+    if not rows:
+        raise reader.corrupt("an empty run")
+    return Run(base, rows, fragment)
+
+
+class Fragment(NamedTuple):
+    """A fragment that a journal has adopted: where its rows went, and how to tell that its bytes are right."""
+
+    journal: int
+    rows: int
+    size: int
+    checksum: int
+    first_offset: int
+    adopted_ms: int
+
+    def encode(self) -> bytes:
+        return _FRAGMENT.pack(*self)
+
+    @classmethod
+    def decode(cls, value: bytes) -> Fragment:
+        reader = ByteReader(value, "fragment")
+        fragment = cls(*reader.unpack(_FRAGMENT))
+        reader.finish()
+        return fragment
+
+
+_FRAGMENT: Final = struct.Struct("<IQQQQq")
+
+
+def encode_number(value: int) -> bytes:
+    """A record that is one number (the next journal id, the adoption horizon, when a span was opened)."""
+    return ByteWriter().u64(value).finish()
+
+
+def decode_number(value: bytes, what: str) -> int:
+    reader = ByteReader(value, what)
+    number = reader.u64()
+    reader.finish()
+    return number

@@ -1,0 +1,69 @@
+"""Named places where a test kills the process.
+
+Every protocol calls :func:`point` before and after each durable step. In normal use that is one comparison. With
+``DETENT_CRASH_AT=name`` (or ``name:3`` for the third time it is reached) the process ends there as by ``kill -9``:
+no handler runs, no buffer is flushed. The names are listed here so that a test can visit all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+POINTS: frozenset[str] = frozenset(
+    {
+        "kv.open.before_epoch",
+        "kv.open.after_epoch",
+        "kv.commit.before_sync",
+        "kv.commit.after_sync",
+        "kv.object.before_write",
+        "kv.object.before_rename",
+        "kv.object.after_rename",
+        "kv.object.after_sync",
+        "kv.object.after_delete",
+        "engine.group.before_commit",
+        "engine.group.after_commit",
+        "engine.group.before_answer",
+        "owner.after_lock",
+        "owner.after_load",
+        "owner.after_socket",
+        "journal.sweep.after_horizon",
+        "journal.sweep.after_delete",
+        "journal.retain.after_trim",
+    }
+)
+
+_armed: str | None = None
+_countdown = 0
+
+
+def arm(spec: str | None) -> None:
+    """Arm one point (``"name"`` or ``"name:count"``), or none."""
+    global _armed, _countdown
+    if spec is None:
+        _armed = None
+        return
+    name, _, count = spec.partition(":")
+    if name not in POINTS:
+        raise ValueError(f"no crash point is called {name!r}")
+    _armed, _countdown = name, int(count or 1)
+
+
+def point(name: str) -> None:
+    """End the process here when a test asked for it."""
+    if _armed is None:
+        return
+    _reached(name)
+
+
+def _reached(name: str) -> None:
+    global _countdown
+    assert name in POINTS, name
+    if name != _armed:
+        return
+    _countdown -= 1
+    if _countdown == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+arm(os.environ.get("DETENT_CRASH_AT"))

@@ -1,0 +1,28 @@
+"""Durations as people write them: a `timedelta`, or text such as "250ms", "30s", "5m", "2h", "7d"."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Final
+
+from detent.errors import Invalid
+
+_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
+DURATION_MS_MAX: Final = 1 << 52
+
+Duration = timedelta | str
+
+
+def milliseconds(value: Duration) -> int:
+    """A duration in milliseconds; `Invalid` shows how to write one."""
+    if isinstance(value, timedelta):
+        result = round(value.total_seconds() * 1000)
+    elif isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
+        result = round(float(match[1]) * _UNITS_MS[match[2]])
+    else:
+        raise Invalid(f"{value!r} is no duration: write '250ms', '30s', '5m', '2h' or '7d', or pass a timedelta")
+    if not 0 <= result <= DURATION_MS_MAX:
+        raise Invalid(f"the duration {value!r} is negative or too long")
+    return result

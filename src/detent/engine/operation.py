@@ -1,0 +1,86 @@
+"""What a transaction is made of, and what a layer above brings to have its operations applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from detent.kv import Batch, View
+
+OPERATIONS_MAX = 10_000
+"""Operations in one transaction: it is applied whole while everybody else waits."""
+
+OPERATION_WEIGHT = 128
+"""Bytes charged for an operation besides its content, so that empty ones are not free."""
+
+
+class Operation(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
+    """One step or check of a transaction. Each kind is a subclass; its name is its tag on the wire."""
+
+    def weight(self) -> int:
+        """About how many bytes it carries; back-pressure and group sizes are counted in these."""
+        return OPERATION_WEIGHT
+
+
+class Result(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What one operation answers."""
+
+
+class Done(Result, frozen=True, tag=True, array_like=True):
+    """The answer of operations that have nothing else to say."""
+
+
+class Context:
+    """What `apply` may know besides the operation: the time of the group, and how to take back what it did."""
+
+    __slots__ = ("now_ms", "undo")
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.undo: list[Callable[[], None]] = []
+
+    def rollback(self) -> None:
+        """Take the transaction's changes back, last first."""
+        while self.undo:
+            self.undo.pop()()
+
+
+class Machine(Protocol):
+    """The state machine of one layer.
+
+    `apply` changes memory only and adds to ``context.undo`` whatever takes its change back; it never reads a clock and
+    never writes. `flush` puts the changes of a whole group into one batch. After a failed commit `load` starts over.
+    """
+
+    operations: tuple[type[Operation], ...]
+    prepared: tuple[type[Operation], ...]
+    results: tuple[type[Result], ...]
+
+    def prepare(self, operation: Any) -> None:
+        """Check what needs slow I/O, in the caller's thread and before the transaction is queued.
+
+        Called for the `prepared` kinds only. What it finds must stay true until `apply`, or be checked again there.
+        """
+        ...
+
+    def load(self, view: View) -> None:
+        """Forget what is in memory; remember what the view shows."""
+        ...
+
+    def apply(self, operation: Any, context: Context) -> Result:
+        """Apply one operation, or raise a `DetentError` and have changed nothing."""
+        ...
+
+    def flush(self, batch: Batch, now_ms: int) -> None:
+        """Write what the group changed."""
+        ...
+
+    def committed(self) -> None:
+        """The group is durable: wake whoever waits for it."""
+        ...
+
+    def due(self, now_ms: int) -> Iterable[Operation]:
+        """Housekeeping that is due: retention, deadlines, pruning; in bounded steps."""
+        ...

@@ -1,0 +1,187 @@
+"""Stored answers: a transaction that is sent again under its (session, sequence) gets its first answer.
+
+The answers of one group are one record, written in the group's own batch. The rule of expiry:
+
+* an answer goes as soon as its client says that it has arrived (`answered` in a later request);
+* a session's newest record stays, because it carries the floor below which sequences are refused;
+* a session that was idle for `SESSION_IDLE_MS` goes altogether, and raises `expired_through`: an unknown session with a
+  stamp at or below it is refused with `Fenced`, so that forgetting a session never lets a late retry be applied twice.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from detent.codec.keys import SUBSYSTEM_ENGINE, Prefix, u64
+from detent.codec.values import ByteReader, ByteWriter
+from detent.engine.request import SESSION_BYTES, Request
+from detent.errors import Corrupt, Fenced, LimitExceeded, SessionExpired
+from detent.kv import Batch, View
+
+ANSWERS: Final = Prefix(SUBSYSTEM_ENGINE, 1, 0x01)
+EXPIRED: Final = Prefix(SUBSYSTEM_ENGINE, 1, 0x02)
+
+SESSION_IDLE_MS: Final = 3600 * 1000
+"""How long a client may be silent and still have its unanswered transactions answered."""
+
+SESSIONS_MAX: Final = 100_000
+"""About 50 MB of memory; each is one process or connection pool, not one request."""
+
+ANSWERS_PER_SESSION_MAX: Final = 16_384
+"""A client with more answers outstanding does not say `answered`."""
+
+_ENTRY: Final = struct.Struct("<16sQQ")
+
+
+class Session:
+    """What is remembered of one client."""
+
+    __slots__ = ("active_ms", "answers", "floor", "newest")
+
+    def __init__(self) -> None:
+        self.floor = 0
+        self.answers: dict[int, tuple[int, bytes]] = {}
+        self.newest = -1
+        self.active_ms = 0
+
+
+class Sessions:
+    """All sessions, and the answer records that are still needed for them."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[bytes, Session] = {}
+        self._references: dict[int, int] = {}
+        self._obsolete: list[int] = []
+        self._pending: list[tuple[bytes, int, int, bytes]] = []
+        self._group = 0
+        self.expired_through = 0
+        self._expired_dirty = False
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def load(self, view: View) -> None:
+        """Read all answers back."""
+        self.__init__()  # type: ignore[misc]
+        stored = view.get(EXPIRED.raw)
+        if stored is not None:
+            reader = ByteReader(stored, "expired sessions")
+            self.expired_through = reader.u64()
+            reader.finish()
+        for key, value in view.scan(*ANSWERS.range()):
+            record = ANSWERS.reader(key, "answers").u64()
+            self._references[record] = 0
+            for session, floor, sequence, answer, now_ms in decode_answers(value):
+                self._remember(session, floor, sequence, answer, record, now_ms)
+            self._group = record + 1
+        self._obsolete = [record for record, count in self._references.items() if not count]
+        for record in self._obsolete:
+            del self._references[record]
+
+    def find(self, request: Request) -> bytes | None:
+        """The stored answer of this request, None if it is new; `Fenced` if it is too old to tell."""
+        session = self._sessions.get(request.session)
+        if session is None:
+            if int.from_bytes(request.session[:8], "big") <= self.expired_through:
+                raise SessionExpired("this session has expired; open a new one")
+            if len(self._sessions) >= SESSIONS_MAX:
+                raise LimitExceeded(f"there are {SESSIONS_MAX} sessions already")
+            return None
+        known = session.answers.get(request.sequence)
+        if known is not None:
+            return known[1]
+        if request.sequence < session.floor:
+            raise Fenced(f"sequence {request.sequence} of this session was answered before, and its answer forgotten")
+        if len(session.answers) >= ANSWERS_PER_SESSION_MAX:
+            raise LimitExceeded(f"{ANSWERS_PER_SESSION_MAX} answers of this session are not acknowledged")
+        return None
+
+    def record(self, request: Request, answer: bytes, now_ms: int) -> None:
+        """Remember the answer of a request that the group in progress applies."""
+        self._remember(request.session, request.answered, request.sequence, answer, self._group, now_ms)
+        self._pending.append((request.session, request.answered, request.sequence, answer))
+
+    def _remember(self, name: bytes, floor: int, sequence: int, answer: bytes, record: int, now_ms: int) -> None:
+        session = self._sessions.get(name)
+        if session is None:
+            session = self._sessions[name] = Session()
+        references = self._references
+        references[record] = references.get(record, 0) + 1
+        session.answers[sequence] = (record, answer)
+        if session.newest != record:
+            references[record] += 1
+            if session.newest >= 0:
+                self._release(session.newest)
+            session.newest = record
+        session.active_ms = now_ms
+        if floor > session.floor:
+            session.floor = floor
+            # Sequences arrive nearly in order, so what is below the floor stands at the front.
+            for known in [number for number in session.answers if number < floor]:
+                self._release(session.answers.pop(known)[0])
+
+    def _release(self, record: int) -> None:
+        left = self._references[record] - 1
+        if left:
+            self._references[record] = left
+            return
+        del self._references[record]
+        self._obsolete.append(record)
+
+    def flush(self, batch: Batch, now_ms: int) -> None:
+        """Put the group's answers into its batch, and drop the records that nobody needs."""
+        for record in self._obsolete:
+            batch.delete(ANSWERS.raw + u64(record))
+        self._obsolete.clear()
+        if self._pending:
+            # An obsolete group number is never the one in progress: its own newest reference holds it.
+            batch.put(ANSWERS.raw + u64(self._group), encode_answers(self._pending, now_ms))
+            self._pending.clear()
+            self._group += 1
+        if self._expired_dirty:
+            batch.put(EXPIRED.raw, ByteWriter().u64(self.expired_through).finish())
+            self._expired_dirty = False
+
+    def expire(self, now_ms: int) -> int:
+        """Forget the sessions that have been idle too long; the next flush makes it durable. Returns how many."""
+        idle = [name for name, session in self._sessions.items() if session.active_ms < now_ms - SESSION_IDLE_MS]
+        for name in idle:
+            session = self._sessions.pop(name)
+            for record, _ in session.answers.values():
+                self._release(record)
+            self._release(session.newest)
+            self.expired_through = max(self.expired_through, int.from_bytes(name[:8], "big"))
+            self._expired_dirty = True
+        return len(idle)
+
+    @property
+    def dirty(self) -> bool:
+        """Whether a flush would write anything."""
+        return bool(self._pending or self._obsolete or self._expired_dirty)
+
+    def new_session(self, now_ms: int, random: bytes) -> bytes:
+        """A name for a client: a stamp that no expired session has, and randomness."""
+        stamp = max(now_ms, self.expired_through + 1)
+        return stamp.to_bytes(8, "big") + random[: SESSION_BYTES - 8]
+
+
+def encode_answers(entries: list[tuple[bytes, int, int, bytes]], now_ms: int) -> bytes:
+    """One record: the group's time, then (session, floor, sequence, answer) of each transaction."""
+    parts = [now_ms.to_bytes(8, "little")]
+    for session, floor, sequence, answer in entries:
+        parts += (_ENTRY.pack(session, floor, sequence), len(answer).to_bytes(4, "little"), answer)
+    return b"".join(parts)
+
+
+def decode_answers(value: bytes) -> list[tuple[bytes, int, int, bytes, int]]:
+    """The entries of a record, each with the group's time."""
+    reader = ByteReader(value, "answers")
+    now_ms = reader.u64()
+    entries = []
+    while reader.remaining:
+        session, floor, sequence = reader.unpack(_ENTRY)
+        entries.append((session, floor, sequence, reader.var_bytes(), now_ms))
+    if not entries:
+        raise Corrupt("an answer record without answers")
+    return entries

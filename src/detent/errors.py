@@ -1,0 +1,84 @@
+"""Every exception Detent raises.
+
+    DetentError
+    ├── Invalid          the input is wrong; nothing was changed
+    ├── NotFound         what was named does not exist
+    ├── Exists           what should be new is already there
+    ├── Conflict         a check failed; nothing of the transaction was applied
+    ├── Fenced           this owner, author, producer or query was replaced
+    │   └── SessionExpired   this client was silent for too long; what it had sent before cannot be told any more
+    ├── StaleReceipt     the lease behind this receipt has moved on
+    ├── Corrupt          stored bytes fail their checksum or their format
+    ├── Unavailable      not now; the same call may succeed later
+    └── LimitExceeded    a named limit was reached; nothing was changed
+
+Each one says what happened and, where there is something to do, what to do.
+"""
+
+from __future__ import annotations
+
+
+class DetentError(Exception):
+    """The base of all of Detent's exceptions."""
+
+
+class Invalid(DetentError, ValueError):
+    """The input is malformed, of the wrong type or out of range. Nothing was changed."""
+
+
+class NotFound(DetentError, LookupError):
+    """The store, journal, offset or fragment that was named does not exist."""
+
+
+class Exists(DetentError):
+    """What was to be created exists already. Nothing was changed."""
+
+
+class Conflict(DetentError):
+    """A check of the transaction failed. Nothing of the transaction was applied."""
+
+
+class Fenced(DetentError):
+    """This owner, author, producer or session was replaced by a newer one. Stop, and open again."""
+
+
+class SessionExpired(Fenced):
+    """This session was idle for too long and is forgotten. Nothing of this request was applied."""
+
+
+class StaleReceipt(DetentError):
+    """The delivery behind this receipt is no longer the current one. Nothing was changed."""
+
+
+class Corrupt(DetentError):
+    """Stored bytes do not match their checksum or their format."""
+
+
+class Unavailable(DetentError):
+    """The store cannot answer now; retry later.
+
+    When the message says that the outcome is unknown, the transaction may or may not have been applied.
+    """
+
+
+class LimitExceeded(DetentError):
+    """A named limit was reached. Nothing was changed."""
+
+
+BY_NAME: dict[str, type[DetentError]] = {
+    error.__name__: error
+    for error in (
+        DetentError,
+        Invalid,
+        NotFound,
+        Exists,
+        Conflict,
+        Fenced,
+        SessionExpired,
+        StaleReceipt,
+        Corrupt,
+        Unavailable,
+        LimitExceeded,
+    )
+}
+"""How an error's name on the wire becomes the same exception on the other side."""

@@ -1,0 +1,293 @@
+"""How messages enter a journal: stamped in the order of appends, sequenced, and put into the committed index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from detent.codec import block
+from detent.codec import journal as records
+from detent.codec.journal import Producer, Segment
+from detent.codec.keys import u64
+from detent.engine import Context
+from detent.errors import Conflict, Fenced, Invalid, LimitExceeded
+from detent.journal import operations as ops
+from detent.journal.chunks import times
+from detent.journal.housekeeping import open_span_key
+from detent.journal.state import JournalState, Span
+from detent.kv import View
+from detent.message import (
+    NO_SPAN,
+    OUTSIDE_TXN,
+    TICK,
+    Outcome,
+    ProducerState,
+    SequencedBlock,
+    sequence_block,
+)
+
+if TYPE_CHECKING:
+    from detent.journal.machine import JournalMachine
+
+PRODUCERS_PER_APPEND_MAX = 100_000
+"""Producers in one append; each has a record that is written with it."""
+
+
+def append(machine: JournalMachine, op: ops.Append, context: Context) -> ops.Appended:
+    """Messages without UUIDs: the owner stamps them here, inside the order of appends, so no clock can land late."""
+    rows = ops.check_append(op)
+    state = machine.state_for_append(op.journal, context)
+    state.touch(context.undo)
+    clock = machine.reserve_clocks(rows, context.now_ms)
+    clocks = range(clock, clock + rows * TICK, TICK)
+    chunk = state.rows_chunk()
+    chunk.add(op.bodies, op.keys, op.headers, machine.producer_bytes * rows, clocks, [OUTSIDE_TXN] * rows)
+    return _commit_own(machine, state, rows, context)
+
+
+def _commit_own(machine: JournalMachine, state: JournalState, rows: int, context: Context) -> ops.Appended:
+    """Rows stamped by the owner itself cannot be duplicates: all of them are committed at once."""
+    position, offset = state.next_position, state.next_offset
+    last = machine.clock
+    state.set_producer(machine.producer, Producer(last, last, NO_SPAN, 0, context.now_ms, False), context.undo)
+    state.newest_clock = max(state.newest_clock, last)
+    state.commit_run(position, rows)
+    state.next_position += rows
+    return ops.Appended(position, rows, offset, rows)
+
+
+def append_stamped(machine: JournalMachine, op: ops.AppendStamped, context: Context) -> ops.Appended:
+    """Messages that carry their own UUIDs."""
+    rows = ops.check_append(op)
+    if len(op.producers) != rows * block.PRODUCER_BYTES or len(op.clocks) != rows or len(op.flags) != rows:
+        raise Invalid("each message needs 6 bytes of producer, a clock and flags")
+    state = machine.state_for_append(op.journal, context)
+    state.touch(context.undo)
+    producers = [int.from_bytes(op.producers[i : i + 6], "big") for i in range(0, 6 * rows, 6)]
+    columns = (
+        np.array(producers, np.uint64),
+        np.array(op.clocks, np.uint64),
+        np.array(op.flags, np.uint16),
+    )
+    position = state.next_position
+    state.rows_chunk().add(op.bodies, op.keys, op.headers, op.producers, op.clocks, op.flags)
+    return _sequence(machine, state, position, columns, context)
+
+
+def append_batch(machine: JournalMachine, op: ops.AppendBatch, context: Context) -> ops.Appended:
+    """An Arrow batch, stamped or not."""
+    batch = _read_batch(op)
+    rows = batch.num_rows
+    state = machine.state_for_append(op.journal, context)
+    state.touch(context.undo)
+    position = state.next_position
+    if op.stamped:
+        state.add_batch(batch.set_column(3, block.SCHEMA.field(3), _time_array(rows, context.now_ms)))
+        return _sequence(machine, state, position, _stamp_columns(batch), context)
+    clock = machine.reserve_clocks(rows, context.now_ms)
+    clocks = np.arange(rows, dtype=np.uint64) * np.uint64(TICK) + np.uint64(clock)
+    stamped = block.stamped(
+        rows, machine.producer_bytes * rows, clocks, bytes(2 * rows), times(rows, context.now_ms), list(batch.columns)
+    )
+    state.add_batch(stamped)
+    return _commit_own(machine, state, rows, context)
+
+
+def _time_array(rows: int, now_ms: int) -> Any:
+    return pa.Array.from_buffers(block.TIMESTAMP, rows, [None, pa.py_buffer(times(rows, now_ms))])
+
+
+def _read_batch(op: ops.AppendBatch) -> Any:
+    schema = block.SCHEMA if op.stamped else block.CONTENT_SCHEMA
+    if len(op.data) > ops.APPEND_BYTES_MAX:
+        raise LimitExceeded(f"an append of {len(op.data)} bytes is over {ops.APPEND_BYTES_MAX}: write a fragment")
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(op.data), schema)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise Invalid(f"this is no record batch of messages: {error}") from error
+    if not 1 <= batch.num_rows <= ops.APPEND_ROWS_MAX:
+        raise Invalid(f"an append has 1 to {ops.APPEND_ROWS_MAX} messages, not {batch.num_rows}")
+    for field in schema:
+        if not field.nullable and batch.column(field.name).null_count:
+            raise Invalid(f"the column {field.name} has nulls")
+    if batch.nbytes > ops.APPEND_BYTES_MAX:
+        raise LimitExceeded(f"an append of {batch.nbytes} bytes is over {ops.APPEND_BYTES_MAX}: write a fragment")
+    return batch
+
+
+def _stamp_columns(batch: Any) -> tuple[Any, Any, Any]:
+    """Producers as integers, clocks and flags, as numpy arrays without going through Python objects."""
+    rows, start = batch.num_rows, batch.column(0).offset
+    raw = np.frombuffer(batch.column(0).buffers()[1], np.uint8)[start * 6 : (start + rows) * 6].reshape(rows, 6)
+    wide = np.zeros((rows, 8), np.uint8)
+    wide[:, 2:] = raw
+    producers = wide.view(">u8").reshape(rows).astype(np.uint64)
+    clocks = np.frombuffer(batch.column(1).buffers()[1], np.uint64)[batch.column(1).offset :][:rows]
+    flags = np.frombuffer(batch.column(2).buffers()[1], np.uint16)[batch.column(2).offset :][:rows]
+    if flags.max() > 0x3FF:
+        raise Invalid("flags have 10 bits")
+    return producers, clocks, flags
+
+
+class _States(Mapping[int, ProducerState]):
+    """The journal's producers as the sequencing functions want them, read when asked for."""
+
+    def __init__(self, state: JournalState, view: View) -> None:
+        self._state = state
+        self._view = view
+
+    def __getitem__(self, producer: int) -> ProducerState:
+        known = self._state.producer(producer, self._view)
+        if known is None:
+            raise KeyError(producer)
+        if known.aborted:
+            raise Fenced(
+                f"a transaction of producer {producer:012x} in {self._state.name!r} passed its deadline and was rolled "
+                "back; this producer is refused: start over with a new one"
+            )
+        return ProducerState(known.last_ack, known.max_clock, known.begin)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._state.producers)
+
+    def __len__(self) -> int:
+        return len(self._state.producers)
+
+
+def _sequence(
+    machine: JournalMachine, state: JournalState, position: int, columns: tuple[Any, Any, Any], context: Context
+) -> ops.Appended:
+    """Decide what each message does, and let it do that."""
+    producers, clocks, flags = columns
+    offset, rows = state.next_offset, len(clocks)
+    with machine.read() as view:
+        done = sequence_block(producers, clocks, flags, position, _States(state, view), floor=state.clock_floor)
+        _refuse(state, done, producers)
+        _commit(state, done, position, view)
+        _close_spans(state, done, view, context)
+        _remember_producers(machine, state, done, context)
+        _keep_pending(state, done, position, clocks, view, context)
+    state.next_position += rows
+    return ops.Appended(position, rows, offset, state.next_offset - offset)
+
+
+def _refuse(state: JournalState, done: SequencedBlock, producers: Any) -> None:
+    if len(done.states) > PRODUCERS_PER_APPEND_MAX:
+        raise LimitExceeded(f"one append has messages of at most {PRODUCERS_PER_APPEND_MAX} producers")
+    bad = done.outcomes == Outcome.OUTSIDE_OVER_SPAN
+    if bad.any():
+        producer = int(producers[bad.argmax()])
+        raise Conflict(
+            f"producer {producer:012x} has an open transaction in {state.name!r} and publishes outside of it; "
+            "acknowledge first, or use another producer"
+        )
+    bad = done.outcomes == Outcome.BELOW_FLOOR
+    if bad.any():
+        producer = int(producers[bad.argmax()])
+        raise Fenced(
+            f"producer {producer:012x} is unknown to {state.name!r} and its clock is below the floor that forgotten "
+            "producers left: its messages may be old duplicates. Publish them with a new producer"
+        )
+
+
+def _commit(state: JournalState, done: SequencedBlock, position: int, view: View) -> None:
+    """Put what became committed into the index, in commit order; messages of earlier appends come in at their place."""
+    start = 0
+    order = done.order
+    for carried in done.carried:
+        _commit_rows(state, order[start : carried.at], position)
+        for segment in state.span(carried.producer, view).segments:
+            part = _clip(segment, carried.above, carried.through)
+            if part is not None:
+                state.commit_run(part.position, part.rows)
+        start = carried.at
+    _commit_rows(state, order[start:], position)
+
+
+def _commit_rows(state: JournalState, order: Any, position: int) -> None:
+    if not len(order):
+        return
+    ends = np.flatnonzero(np.diff(order) != 1)
+    starts = np.concatenate(([0], ends + 1))
+    lengths = np.diff(np.concatenate((starts, [len(order)])))
+    for base, count in zip((order[starts] + position).tolist(), lengths.tolist(), strict=True):
+        state.commit_run(base, count)
+
+
+def _clip(segment: Segment, above: int, through: int) -> Segment | None:
+    """The messages of a segment with above < clock <= through."""
+    position, count, clock, step = segment
+    if clock > through or clock + (count - 1) * step <= above:
+        return None
+    step = max(step, 1)
+    skip = max(0, (above - clock) // step + 1) if clock <= above else 0
+    keep = min(count, (through - clock) // step + 1)
+    return Segment(position + skip, keep - skip, clock + skip * step, step) if keep > skip else None
+
+
+def _close_spans(state: JournalState, done: SequencedBlock, view: View, context: Context) -> None:
+    """Spans from earlier appends that were committed or rolled back leave no records."""
+    for producer in done.closed:
+        for key in state.span(producer, view).keys:
+            state.put(state.writes, key, None, context.undo)
+        state.put(state.spans, producer, Span([], []), context.undo)
+
+
+def _remember_producers(machine: JournalMachine, state: JournalState, done: SequencedBlock, context: Context) -> None:
+    now_ms = context.now_ms
+    for producer, new in done.states.items():
+        old = state.producers.get(producer)
+        opened = old.opened_ms if old is not None and old.begin == new.begin else now_ms
+        if new.begin == NO_SPAN:
+            opened = 0
+        known = Producer(new.last_ack, new.max_clock, new.begin, opened, now_ms, False)
+        state.set_producer(producer, known, context.undo)
+        state.newest_clock = max(state.newest_clock, new.max_clock)
+        _note_span(machine, state, producer, new, opened, context)
+
+
+def _keep_pending(
+    state: JournalState, done: SequencedBlock, position: int, clocks: Any, view: View, context: Context
+) -> None:
+    """Messages of transactions that are still open: where they stand, until their ACK comes."""
+    for producer, rows in done.pending.items():
+        segments = list(_segments(rows, clocks, position))
+        key = records.part(state.id, records.SPAN, producer.to_bytes(6, "big") + u64(segments[0].position))
+        state.put(state.writes, key, records.encode_segments(segments), context.undo)
+        known = state.span(producer, view)
+        state.put(state.spans, producer, Span([*known.keys, key], known.segments + segments), context.undo)
+
+
+def _note_span(
+    machine: JournalMachine, state: JournalState, producer: int, new: ProducerState, opened: int, context: Context
+) -> None:
+    """Keep the list of open spans, which the deadline is measured from and which retention must not pass."""
+    known = state.open.get(producer)
+    if new.begin == (NO_SPAN if known is None else known):
+        return
+    name = (state.id, producer)
+    state.put(machine.open_spans, name, None if new.begin == NO_SPAN else opened, context.undo)
+    state.put(state.open, producer, None if new.begin == NO_SPAN else new.begin, context.undo)
+    value = None if new.begin == NO_SPAN else records.encode_number(opened)
+    state.put(state.writes, open_span_key(*name), value, context.undo)
+
+
+def _segments(rows: Any, clocks: Any, position: int) -> Iterator[Segment]:
+    """Rows and their clocks as few arithmetic progressions."""
+    if len(rows) == 1:
+        yield Segment(position + int(rows[0]), 1, int(clocks[rows[0]]), 1)
+        return
+    chosen = clocks[rows]
+    gaps, steps = np.diff(rows) != 1, np.diff(chosen)
+    # A new segment begins after a gap in the rows, and where the step differs from the one before it.
+    cut = gaps.copy()
+    cut[1:] |= (steps[1:] != steps[:-1]) & ~gaps[:-1]
+    starts = np.concatenate(([0], np.flatnonzero(cut) + 1))
+    ends = np.concatenate((starts[1:], [len(rows)]))
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        step = int(chosen[start + 1] - chosen[start]) if end - start > 1 else 1
+        yield Segment(position + int(rows[start]), end - start, int(chosen[start]), step)

@@ -1,0 +1,129 @@
+"""From a user's arguments to operations: the part of the API that is the same for sync, async and transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from detent.codec import block
+from detent.durations import Duration, milliseconds
+from detent.engine import Operation
+from detent.errors import Invalid
+from detent.journal import operations as ops
+
+Entry = bytes | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, Mapping[str, str] | None]
+"""What `append_many` takes: a body, or (body, key), or (body, key, headers)."""
+
+
+def append(journal: str, body: bytes, key: bytes | None, headers: Mapping[str, str] | None) -> Operation:
+    """One message."""
+    return ops.Append(
+        journal,
+        [_bytes(body, "a body")],
+        None if key is None else [_bytes(key, "a key")],
+        None if not headers else [_headers(headers)],
+    )
+
+
+def append_many(journal: str, entries: Iterable[Entry]) -> Operation:
+    """Several messages."""
+    entries = list(entries)
+    bodies: list[bytes] = []
+    keys: list[bytes | None] = []
+    headers: list[dict[str, str] | None] = []
+    for entry in entries:
+        if isinstance(entry, tuple):
+            body, key, extra = (*entry, None, None)[:3]
+            keys += [None] * (len(bodies) - len(keys))
+            headers += [None] * (len(bodies) - len(headers))
+            keys.append(None if key is None else _bytes(key, "a key"))
+            headers.append(_headers(extra) if extra else None)
+        else:
+            body = entry
+        bodies.append(_bytes(body, "a body"))
+    rows = len(bodies)
+    some_keys, some_headers = any(key is not None for key in keys), any(headers)
+    return ops.Append(
+        journal,
+        bodies,
+        keys + [None] * (rows - len(keys)) if some_keys else None,
+        headers + [None] * (rows - len(headers)) if some_headers else None,
+    )
+
+
+def append_table(journal: str, table: Any) -> Operation:
+    """The rows of an Arrow table or record batch with the column body and, if wanted, key and headers."""
+    batch = block.content_from_arrow(table)
+    return ops.AppendBatch(journal, batch.serialize().to_pybytes())
+
+
+def create(
+    journal: str,
+    *,
+    retention: Duration | None,
+    retention_bytes: int | None,
+    transaction_deadline: Duration | None,
+    producer_horizon: Duration | None,
+    exist_ok: bool,
+) -> Operation:
+    """A new journal."""
+    return ops.CreateJournal(
+        journal,
+        0 if retention is None else milliseconds(retention),
+        retention_bytes or 0,
+        ops.SPAN_DEADLINE_MS if transaction_deadline is None else milliseconds(transaction_deadline),
+        ops.PRODUCER_HORIZON_MS if producer_horizon is None else milliseconds(producer_horizon),
+        exist_ok,
+    )
+
+
+def configure(
+    journal: str,
+    *,
+    retention: Duration | None,
+    retention_bytes: int | None,
+    transaction_deadline: Duration | None,
+    producer_horizon: Duration | None,
+) -> Operation:
+    """New settings; None leaves one as it is."""
+    return ops.ConfigureJournal(
+        journal,
+        None if retention is None else milliseconds(retention),
+        retention_bytes,
+        None if transaction_deadline is None else milliseconds(transaction_deadline),
+        None if producer_horizon is None else milliseconds(producer_horizon),
+    )
+
+
+def check_registers(journal: str, expected: Mapping[str, str | None]) -> Operation:
+    return ops.CheckRegisters(journal, _registers(expected))
+
+
+def set_registers(journal: str, values: Mapping[str, str | None]) -> Operation:
+    return ops.UpdateRegisters(journal, _registers(values))
+
+
+def adopt(journal: str, fragments: Sequence[ops.FragmentRef]) -> Operation:
+    return ops.AdoptFragments(journal, list(fragments))
+
+
+def _registers(values: Mapping[str, str | None]) -> dict[str, str | None]:
+    untyped: Mapping[Any, Any] = values  # the annotation promises text; a user's dictionary may not
+    for name, value in untyped.items():
+        if not isinstance(name, str) or not (value is None or isinstance(value, str)):
+            raise Invalid(f"registers are text, or None for absent: {name!r}={value!r}")
+    return dict(values)
+
+
+def _bytes(value: bytes, what: str) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    raise Invalid(f"{what} is bytes, not {type(value).__name__}; encode text with .encode()")
+
+
+def _headers(headers: Mapping[str, str]) -> dict[str, str]:
+    result = dict(headers)
+    ops.check_headers(result)
+    return result

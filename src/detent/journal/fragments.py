@@ -1,0 +1,156 @@
+"""Fragments: immutable Arrow files beside the store, which a journal adopts by reference.
+
+Whoever writes one needs no owner: the file is durable before its reference is handed out, and its messages are nobody's
+until a transaction adopts it. A fragment's id begins with the time it was begun at; that is what the sweeper goes by.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from detent.codec import block
+from detent.codec.journal import FRAGMENT_ID_BYTES, Fragment
+from detent.errors import Corrupt, Invalid, LimitExceeded, NotFound
+from detent.journal import operations as ops
+from detent.kv import Objects
+from detent.message import TICK, clock_of_ns, new_producer_id
+
+FRAGMENT_BYTES_MAX: Final = 1 << 30
+FRAGMENT_ROWS_MAX: Final = 1 << 31
+FRAGMENT_BATCH_ROWS: Final = 64 << 10
+FRAGMENT_BATCH_BYTES: Final = 4 << 20
+
+DIRECTORY: Final = "fragments/"
+VERIFIED_MAX: Final = 100_000
+"""How many fragments a process remembers to have checked; beyond this it checks some again."""
+
+_verified: dict[bytes, None] = {}
+_verified_lock = threading.Lock()
+
+
+def new_fragment_id(now_ms: int, random: bytes) -> bytes:
+    """Six bytes of time, ten of randomness."""
+    return now_ms.to_bytes(6, "big") + random[: FRAGMENT_ID_BYTES - 6]
+
+
+def created_ms(fragment: bytes) -> int:
+    """When a fragment was begun."""
+    return int.from_bytes(fragment[:6], "big")
+
+
+def object_name(fragment: bytes) -> str:
+    """The object that holds a fragment. The last byte is random, so it spreads the files over 256 folders."""
+    text = fragment.hex()
+    return f"{DIRECTORY}{text[-2:]}/{text}.arrow"
+
+
+def fragment_of(name: str) -> bytes | None:
+    """The fragment that an object of this name holds, if any."""
+    stem = name.rpartition("/")[2].removesuffix(".arrow")
+    try:
+        fragment = bytes.fromhex(stem)
+    except ValueError:
+        return None
+    return fragment if len(fragment) == FRAGMENT_ID_BYTES and object_name(fragment) == name else None
+
+
+def write_fragment(
+    objects: Objects, content: Any, *, now_ms: int | None = None, random: Callable[[int], bytes] = os.urandom
+) -> ops.FragmentRef:
+    """Write messages (a table with body and, if wanted, key and headers) as a fragment; it is durable on return."""
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    batch = block.content_from_arrow(content)
+    if batch.nbytes > FRAGMENT_BYTES_MAX:
+        raise LimitExceeded(f"a fragment holds at most {FRAGMENT_BYTES_MAX} bytes: write several")
+    sink = pa.BufferOutputStream()
+    producer = new_producer_id(random(6))
+    step = max(1, min(FRAGMENT_BATCH_ROWS, batch.num_rows * FRAGMENT_BATCH_BYTES // max(batch.nbytes, 1)))
+    with pa.ipc.new_file(sink, block.SCHEMA) as writer:
+        for start in range(0, batch.num_rows, step):
+            writer.write_batch(_stamp(batch.slice(start, step), producer, start, now_ms))
+    data = sink.getvalue()
+    fragment = new_fragment_id(now_ms, random(10))
+    objects.put(object_name(fragment), [memoryview(data)])
+    return ops.FragmentRef(fragment, batch.num_rows, data.size, xxhash.xxh3_64_intdigest(data))
+
+
+def _stamp(piece: Any, producer: bytes, start: int, now_ms: int) -> Any:
+    """Ids for the rows: unique, though no journal keeps state for them."""
+    rows = piece.num_rows
+    first = clock_of_ns(now_ms * 1_000_000) + (start + 1) * TICK
+    clocks = np.arange(rows, dtype=np.uint64) * np.uint64(TICK) + np.uint64(first)
+    times = np.full(rows, now_ms, np.int64)
+    return block.stamped(rows, producer * rows, clocks, bytes(2 * rows), times, list(piece.columns))
+
+
+def check_refs(refs: Iterable[ops.FragmentRef]) -> None:
+    """Refuse references that cannot be right."""
+    refs = list(refs)
+    if not 1 <= len(refs) <= ops.FRAGMENTS_PER_OPERATION_MAX:
+        raise Invalid(f"adopt 1 to {ops.FRAGMENTS_PER_OPERATION_MAX} fragments at once, not {len(refs)}")
+    for ref in refs:
+        if len(ref.id) != FRAGMENT_ID_BYTES:
+            raise Invalid(f"a fragment id has {FRAGMENT_ID_BYTES} bytes, not {len(ref.id)}")
+        if not 1 <= ref.rows <= FRAGMENT_ROWS_MAX or not 1 <= ref.size <= 2 * FRAGMENT_BYTES_MAX:
+            raise Invalid(f"a fragment with {ref.rows} rows in {ref.size} bytes cannot be right")
+
+
+def check_written(objects: Objects, refs: Iterable[ops.FragmentRef]) -> None:
+    """Refuse fragments that are missing or not what their reference says."""
+    check_refs(refs)
+    for ref in refs:
+        size = objects.size(object_name(ref.id))
+        if size is None:
+            raise NotFound(f"there is no fragment {ref.id.hex()}")
+        if size != ref.size:
+            raise Corrupt(f"fragment {ref.id.hex()} has {size} bytes where its reference says {ref.size}")
+        if objects.local:
+            # Reading a local file costs little; on an object store the readers check what they fetch anyway.
+            reader = open_fragment(objects, ref.id, ref.size, ref.checksum)
+            if sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches)) != ref.rows:
+                raise Corrupt(f"fragment {ref.id.hex()} does not hold {ref.rows} rows")
+
+
+def open_fragment(objects: Objects, fragment: bytes, size: int, checksum: int, *, again: bool = False) -> Any:
+    """An Arrow file reader over a fragment. A process checks the whole checksum the first time it opens one."""
+    data = objects.get(object_name(fragment))
+    if len(data) != size:
+        raise Corrupt(f"fragment {fragment.hex()} has {len(data)} bytes instead of {size}")
+    if again or fragment not in _verified:
+        if xxhash.xxh3_64_intdigest(data) != checksum:
+            raise Corrupt(f"fragment {fragment.hex()} does not match its checksum")
+        with _verified_lock:
+            if len(_verified) >= VERIFIED_MAX:
+                _verified.clear()
+            _verified[fragment] = None
+    try:
+        reader = pa.ipc.open_file(pa.py_buffer(data))
+    except (pa.ArrowException, OSError) as error:
+        raise Corrupt(f"fragment {fragment.hex()} is no Arrow file: {error}") from error
+    if not reader.schema.equals(block.SCHEMA):
+        raise Corrupt(f"fragment {fragment.hex()} does not have the message schema")
+    return reader
+
+
+def read_rows(objects: Objects, fragment: bytes, record: Fragment, start: int, count: int) -> Iterator[Any]:
+    """`count` rows of a fragment from `start` on, as record batches; never fewer."""
+    reader = open_fragment(objects, fragment, record.size, record.checksum)
+    end, at = start + count, 0
+    for number in range(reader.num_record_batches):
+        if at >= end:
+            return
+        batch = reader.get_batch(number)
+        first, last = max(start, at), min(end, at + batch.num_rows)
+        if first < last:
+            yield batch.slice(first - at, last - first)
+        at += batch.num_rows
+    if at < end:
+        raise Corrupt(f"fragment {fragment.hex()} has {at} rows, and row {end} is asked for")

@@ -1,0 +1,387 @@
+"""`store.journal(name)`: a journal as a user holds it, sync and async.
+
+Both halves build their operations in :mod:`detent.journal.calls`; they differ in how they wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal, Protocol
+
+from detent.durations import Duration, milliseconds
+from detent.engine import Operation
+from detent.errors import Invalid, NotFound, Unavailable
+from detent.journal import calls, fragments
+from detent.journal import operations as ops
+from detent.journal.calls import Entry
+from detent.journal.message import Message, messages_of
+from detent.journal.reader import JournalInfo, JournalReader
+from detent.kv import Objects
+
+Isolation = Literal["committed", "uncommitted"]
+
+
+class Committer(Protocol):
+    """What a journal needs of its store."""
+
+    reader: JournalReader
+    objects: Objects
+
+    def commit(self, operations: list[Operation]) -> list[Any]: ...
+
+    def wait(self, journal: str, offset: int, timeout_ms: int | None) -> bool: ...
+
+
+class AsyncCommitter(Protocol):
+    """The same, for asyncio."""
+
+    reader: JournalReader
+    objects: Objects
+
+    async def commit(self, operations: list[Operation]) -> list[Any]: ...
+
+    async def wait(self, journal: str, offset: int, timeout_ms: int | None) -> bool: ...
+
+
+class _JournalBase:
+    """What both halves share: reading needs no owner, and never waits for one."""
+
+    _store: Any
+
+    def __init__(self, store: Any, name: str) -> None:
+        ops.check_name(name)
+        self._store = store
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    def _batches(self, start: int | None, end: int | None, isolation: Isolation) -> Iterator[tuple[int, Any]]:
+        reader: JournalReader = self._store.reader
+        if isolation not in {"committed", "uncommitted"}:
+            raise Invalid(f"isolation is 'committed' or 'uncommitted', not {isolation!r}")
+        if isolation == "uncommitted":
+            start = reader.info(self.name).first_position if start is None else start
+            return reader.uncommitted(self.name, start, end)
+        first, next_offset = reader.extent(self.name)
+        start = first if start is None else start
+        end = max(start, next_offset) if end is None else end
+        if start < first:
+            raise NotFound(f"offset {start} of {self.name!r} is gone: it now begins at {first}")
+        if start > next_offset:
+            raise NotFound(f"offset {start} of {self.name!r} does not exist yet: the next one is {next_offset}")
+        return reader.committed(self.name, start, end)
+
+    @staticmethod
+    def _messages(batches: Iterable[tuple[int, Any]], isolation: Isolation) -> Iterator[Message]:
+        for number, batch in batches:
+            if isolation == "committed":
+                yield from messages_of(batch, offset=number)
+            else:
+                yield from messages_of(batch, position=number)
+
+    def write_fragment(self, table: Any) -> ops.FragmentRef:
+        """Write a table of messages (column body, if wanted key and headers) beside the store, durably.
+
+        Its messages become part of the journal when the reference is adopted; until then nobody sees them.
+        """
+        objects: Objects = self._store.objects
+        return fragments.write_fragment(objects, table)
+
+
+def _time_ms(time: datetime) -> int:
+    if time.tzinfo is None:
+        raise Invalid("give the time with its zone, for example datetime.now(UTC)")
+    return round(time.timestamp() * 1000)
+
+
+class Journal(_JournalBase):
+    """A named log of messages. The first append creates it.
+
+    >>> orders = store.journal("orders")
+    >>> orders.append(b"one").offset
+    0
+    >>> [message.body for message in orders.read()]
+    [b'one']
+    """
+
+    _store: Committer
+
+    def create(
+        self,
+        *,
+        retention: Duration | None = None,
+        retention_bytes: int | None = None,
+        transaction_deadline: Duration | None = None,
+        producer_horizon: Duration | None = None,
+        exist_ok: bool = False,
+    ) -> None:
+        """Create the journal with its settings; `Exists` if it is there, unless `exist_ok`."""
+        self._commit(
+            calls.create(
+                self.name,
+                retention=retention,
+                retention_bytes=retention_bytes,
+                transaction_deadline=transaction_deadline,
+                producer_horizon=producer_horizon,
+                exist_ok=exist_ok,
+            )
+        )
+
+    def configure(
+        self,
+        *,
+        retention: Duration | None = None,
+        retention_bytes: int | None = None,
+        transaction_deadline: Duration | None = None,
+        producer_horizon: Duration | None = None,
+    ) -> None:
+        """Change settings; what is not named stays. A retention of "0s" or 0 bytes means: no limit."""
+        self._commit(
+            calls.configure(
+                self.name,
+                retention=retention,
+                retention_bytes=retention_bytes,
+                transaction_deadline=transaction_deadline,
+                producer_horizon=producer_horizon,
+            )
+        )
+
+    def delete(self) -> None:
+        """Delete the journal and all its messages."""
+        self._commit(ops.DeleteJournal(self.name))
+
+    def append(
+        self, body: bytes, *, key: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> ops.Appended:
+        """Append one message. When this returns, the message is committed and survives a power cut."""
+        result: ops.Appended = self._commit(calls.append(self.name, body, key, headers))
+        return result
+
+    def append_many(self, entries: Iterable[Entry]) -> ops.Appended:
+        """Append bodies, (body, key) or (body, key, headers), all or none."""
+        result: ops.Appended = self._commit(calls.append_many(self.name, entries))
+        return result
+
+    def append_table(self, table: Any) -> ops.Appended:
+        """Append the rows of an Arrow table: column `body`, if wanted `key` and `headers`. All or none."""
+        result: ops.Appended = self._commit(calls.append_table(self.name, table))
+        return result
+
+    def adopt(self, fragments: Sequence[ops.FragmentRef]) -> ops.Appended:
+        """Make the messages of written fragments part of the journal, in this order, all or none."""
+        result: ops.Appended = self._commit(calls.adopt(self.name, fragments))
+        return result
+
+    def read(
+        self, start: int | None = None, end: int | None = None, *, isolation: Isolation = "committed"
+    ) -> Iterator[Message]:
+        """The messages of [start, end): all that there are, unless told otherwise.
+
+        Committed messages are numbered by offset, uncommitted rows by position. A range that is not all there is
+        `NotFound`: a read never yields fewer messages than asked for.
+        """
+        return self._messages(self._batches(start, end, isolation), isolation)
+
+    def read_batches(
+        self, start: int | None = None, end: int | None = None, *, isolation: Isolation = "committed"
+    ) -> Iterator[Any]:
+        """The same as Arrow record batches."""
+        return (batch for _, batch in self._batches(start, end, isolation))
+
+    def tail(self, start: int | None = None, *, timeout: Duration | None = None) -> Iterator[Message]:
+        """Committed messages from `start` on (default: from now), for ever, waiting for new ones.
+
+        With a timeout the iteration ends once nothing has come for that long.
+        """
+        wait_ms = None if timeout is None else milliseconds(timeout)
+        at = self.next_offset() if start is None else start
+        while self._store.wait(self.name, at, wait_ms):
+            _, end = self._store.reader.extent(self.name)
+            yield from self.read(at, end)
+            at = end
+
+    def wait(self, offset: int, *, timeout: Duration | None = None) -> None:
+        """Return once the journal holds a committed message at `offset`; `Unavailable` after the timeout."""
+        if not self._store.wait(self.name, offset, None if timeout is None else milliseconds(timeout)):
+            raise Unavailable(f"offset {offset} of {self.name!r} was not written within {timeout}")
+
+    def info(self) -> JournalInfo:
+        """Settings, extent, registers."""
+        return self._store.reader.info(self.name)
+
+    def next_offset(self) -> int:
+        """The offset that the next committed message will get; 0 for a journal that does not exist yet."""
+        try:
+            return self._store.reader.extent(self.name)[1]
+        except NotFound:
+            return 0
+
+    def offset_at(self, time: datetime) -> int:
+        """The first committed offset published at or after a time."""
+        return self._store.reader.offset_at(self.name, _time_ms(time))
+
+    def trim(self, before: int) -> None:
+        """Forget the committed messages below an offset."""
+        self._commit(ops.TrimJournal(self.name, before))
+
+    def registers(self) -> dict[str, str]:
+        """The journal's registers."""
+        return self.info().registers
+
+    def set_registers(
+        self, values: Mapping[str, str | None], *, expect: Mapping[str, str | None] | None = None
+    ) -> None:
+        """Set registers (None removes one), if those named in `expect` are as expected; else `Conflict`."""
+        operations = [calls.set_registers(self.name, values)]
+        if expect is not None:
+            operations.insert(0, calls.check_registers(self.name, expect))
+        self._store.commit(operations)
+
+    def _commit(self, operation: Operation) -> Any:
+        return self._store.commit([operation])[-1]
+
+
+class AsyncJournal(_JournalBase):
+    """`Journal` for asyncio: the same calls, awaited."""
+
+    _store: AsyncCommitter
+
+    async def create(
+        self,
+        *,
+        retention: Duration | None = None,
+        retention_bytes: int | None = None,
+        transaction_deadline: Duration | None = None,
+        producer_horizon: Duration | None = None,
+        exist_ok: bool = False,
+    ) -> None:
+        """Create the journal with its settings; `Exists` if it is there, unless `exist_ok`."""
+        await self._commit(
+            calls.create(
+                self.name,
+                retention=retention,
+                retention_bytes=retention_bytes,
+                transaction_deadline=transaction_deadline,
+                producer_horizon=producer_horizon,
+                exist_ok=exist_ok,
+            )
+        )
+
+    async def configure(
+        self,
+        *,
+        retention: Duration | None = None,
+        retention_bytes: int | None = None,
+        transaction_deadline: Duration | None = None,
+        producer_horizon: Duration | None = None,
+    ) -> None:
+        """Change settings; what is not named stays."""
+        await self._commit(
+            calls.configure(
+                self.name,
+                retention=retention,
+                retention_bytes=retention_bytes,
+                transaction_deadline=transaction_deadline,
+                producer_horizon=producer_horizon,
+            )
+        )
+
+    async def delete(self) -> None:
+        """Delete the journal and all its messages."""
+        await self._commit(ops.DeleteJournal(self.name))
+
+    async def append(
+        self, body: bytes, *, key: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> ops.Appended:
+        """Append one message. When this returns, the message is committed and survives a power cut."""
+        result: ops.Appended = await self._commit(calls.append(self.name, body, key, headers))
+        return result
+
+    async def append_many(self, entries: Iterable[Entry]) -> ops.Appended:
+        """Append bodies, (body, key) or (body, key, headers), all or none."""
+        result: ops.Appended = await self._commit(calls.append_many(self.name, entries))
+        return result
+
+    async def append_table(self, table: Any) -> ops.Appended:
+        """Append the rows of an Arrow table, all or none."""
+        result: ops.Appended = await self._commit(calls.append_table(self.name, table))
+        return result
+
+    async def adopt(self, fragments: Sequence[ops.FragmentRef]) -> ops.Appended:
+        """Make the messages of written fragments part of the journal, in this order, all or none."""
+        result: ops.Appended = await self._commit(calls.adopt(self.name, fragments))
+        return result
+
+    async def read(
+        self, start: int | None = None, end: int | None = None, *, isolation: Isolation = "committed"
+    ) -> AsyncIterator[Message]:
+        """The messages of [start, end), as :meth:`Journal.read` gives them."""
+        async for number, batch in self._in_thread(start, end, isolation):
+            for message in self._messages([(number, batch)], isolation):
+                yield message
+
+    async def read_batches(
+        self, start: int | None = None, end: int | None = None, *, isolation: Isolation = "committed"
+    ) -> AsyncIterator[Any]:
+        """The same as Arrow record batches."""
+        async for _, batch in self._in_thread(start, end, isolation):
+            yield batch
+
+    async def _in_thread(self, start: int | None, end: int | None, isolation: Isolation) -> AsyncIterator[Any]:
+        """Reading may touch the disk, so the loop lets a thread do it."""
+        batches = await asyncio.to_thread(self._batches, start, end, isolation)
+        while (item := await asyncio.to_thread(next, batches, None)) is not None:
+            yield item
+
+    async def tail(self, start: int | None = None, *, timeout: Duration | None = None) -> AsyncIterator[Message]:
+        """Committed messages from `start` on (default: from now), for ever, waiting for new ones."""
+        wait_ms = None if timeout is None else milliseconds(timeout)
+        at = await self.next_offset() if start is None else start
+        while await self._store.wait(self.name, at, wait_ms):
+            _, end = await asyncio.to_thread(self._store.reader.extent, self.name)
+            async for message in self.read(at, end):
+                yield message
+            at = end
+
+    async def wait(self, offset: int, *, timeout: Duration | None = None) -> None:
+        """Return once the journal holds a committed message at `offset`; `Unavailable` after the timeout."""
+        if not await self._store.wait(self.name, offset, None if timeout is None else milliseconds(timeout)):
+            raise Unavailable(f"offset {offset} of {self.name!r} was not written within {timeout}")
+
+    async def info(self) -> JournalInfo:
+        """Settings, extent, registers."""
+        return await asyncio.to_thread(self._store.reader.info, self.name)
+
+    async def next_offset(self) -> int:
+        """The offset that the next committed message will get; 0 for a journal that does not exist yet."""
+        try:
+            return (await asyncio.to_thread(self._store.reader.extent, self.name))[1]
+        except NotFound:
+            return 0
+
+    async def offset_at(self, time: datetime) -> int:
+        """The first committed offset published at or after a time."""
+        return await asyncio.to_thread(self._store.reader.offset_at, self.name, _time_ms(time))
+
+    async def trim(self, before: int) -> None:
+        """Forget the committed messages below an offset."""
+        await self._commit(ops.TrimJournal(self.name, before))
+
+    async def registers(self) -> dict[str, str]:
+        """The journal's registers."""
+        return (await self.info()).registers
+
+    async def set_registers(
+        self, values: Mapping[str, str | None], *, expect: Mapping[str, str | None] | None = None
+    ) -> None:
+        """Set registers (None removes one), if those named in `expect` are as expected; else `Conflict`."""
+        operations = [calls.set_registers(self.name, values)]
+        if expect is not None:
+            operations.insert(0, calls.check_registers(self.name, expect))
+        await self._store.commit(operations)
+
+    async def _commit(self, operation: Operation) -> Any:
+        return (await self._store.commit([operation]))[-1]

@@ -1,0 +1,303 @@
+"""What journals forget, and when: retention, transactions past their deadline, idle producers, deleted journals.
+
+Everything is an operation of the engine, in bounded steps, so that no caller waits long behind it and a crash between
+two steps loses nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from detent.codec import block
+from detent.codec import journal as records
+from detent.codec.journal import Fragment, Producer, Run
+from detent.codec.keys import u32
+from detent.engine import Context, Done, Operation, Result
+from detent.errors import Corrupt
+from detent.journal import operations as ops
+from detent.journal.state import JournalState
+from detent.kv import View
+from detent.message import NO_SPAN, clock_of_ns
+
+if TYPE_CHECKING:
+    from detent.journal.machine import JournalMachine
+
+STEP_RECORDS: Final = 1000
+"""Records that one housekeeping step looks at or removes: a few milliseconds."""
+
+RETAIN_EVERY_MS: Final = 5_000
+PRUNE_EVERY_MS: Final = 60_000
+
+ABORTED_HORIZONS: Final = 30
+"""How many horizons a producer with a rolled back transaction is remembered, so that its late ACK is still refused."""
+
+logger = logging.getLogger("detent.journal")
+
+
+def open_span_key(journal: int, producer: int) -> bytes:
+    return records.OPEN_SPAN.key(u32(journal), producer.to_bytes(6, "big"))
+
+
+class Housekeeper:
+    """Decides what is due, and applies it."""
+
+    def __init__(self, machine: JournalMachine) -> None:
+        self._machine = machine
+        self._next_retain: dict[int, int] = {}
+        self._next_prune: dict[int, int] = {}
+        self._prune_from: dict[int, bytes] = {}
+        self.operations: dict[type[Operation], Callable[[Any, Context], Result]] = {
+            ops.Retain: self._retain,
+            ops.AbortSpan: self._abort,
+            ops.PruneProducers: self._prune,
+            ops.Reap: self._reap,
+        }
+
+    def reset(self) -> None:
+        """Memory was dropped: look at everything again."""
+        self._next_retain.clear()
+        self._next_prune.clear()
+        self._prune_from.clear()
+
+    def due(self, now_ms: int) -> Iterator[Operation]:
+        """What should be done now."""
+        machine = self._machine
+        for (journal, producer), opened in list(machine.open_spans.items()):
+            deadline = machine.names[machine.by_id[journal]].span_deadline_ms
+            if deadline and now_ms - opened > deadline:
+                yield ops.AbortSpan(journal, producer)
+        for journal in list(machine.deleted):
+            yield ops.Reap(journal)
+        for listing in list(machine.names.values()):
+            if (listing.retention_ms or listing.retention_bytes) and now_ms >= self._next_retain.get(
+                listing.journal, 0
+            ):
+                self._next_retain[listing.journal] = now_ms + RETAIN_EVERY_MS
+                yield ops.Retain(listing.journal)
+        for state in machine.loaded():
+            if state.first_position < state.reclaim_to and now_ms >= self._next_retain.get(state.id, 0):
+                self._next_retain[state.id] = now_ms + RETAIN_EVERY_MS
+                yield ops.Retain(state.id)
+            if state.listing.producer_horizon_ms and now_ms >= self._next_prune.get(state.id, 0):
+                self._next_prune[state.id] = now_ms + PRUNE_EVERY_MS
+                yield ops.PruneProducers(state.id)
+
+    # -- retention ----------------------------------------------------------------------------------------------
+
+    def _retain(self, op: ops.Retain, context: Context) -> Result:
+        state = self._machine.state(self._machine.by_id[op.journal])
+        before = self._retention_offset(state, context.now_ms)
+        if before > state.first_offset or state.first_position < state.reclaim_to:
+            self.trim(state, before, context)
+            self._next_retain[op.journal] = 0  # there may be more
+        return Done()
+
+    def _retention_offset(self, state: JournalState, now_ms: int) -> int:
+        """The offset below which everything is too old or too much; whole blocks and fragments only."""
+        listing, offset = state.listing, state.first_offset
+        oldest_ms = now_ms - listing.retention_ms if listing.retention_ms else 0
+        surplus = state.block_bytes + state.fragment_bytes - listing.retention_bytes if listing.retention_bytes else 0
+        if not oldest_ms and surplus <= 0:
+            return offset
+        with self._machine.read() as view:
+            for count, size, last_ms in self._pieces(state, view):
+                if last_ms >= oldest_ms and surplus <= 0:
+                    break
+                offset += count
+                surplus -= size
+        return min(offset, state.next_offset)
+
+    def _pieces(self, state: JournalState, view: View) -> Iterator[tuple[int, int, int]]:
+        """The journal's durable front in pieces: (committed messages, bytes, time of the newest message)."""
+        looked_at = 0
+        for offset, run in runs_from(view, state.id, state.first_offset):
+            if run.fragment:
+                stored = view.get(records.FRAGMENT.key(run.fragment))
+                if stored is None:
+                    raise Corrupt(f"the index at offset {offset} names a fragment that has no record")
+                fragment = Fragment.decode(stored)
+                yield run.rows, fragment.size, fragment.adopted_ms
+                looked_at += 1
+                continue
+            for base, value in blocks_from(view, state.id, run.base):
+                head = block.decode_head(value)
+                first, last = max(base, run.base), min(base + head.rows, run.base + run.rows)
+                if first < last:
+                    yield last - first, len(value) * (last - first) // head.rows, head.last_time
+                looked_at += 1
+                if base + head.rows >= run.base + run.rows or looked_at > STEP_RECORDS:
+                    break
+            if looked_at > STEP_RECORDS:
+                return
+
+    def trim(self, state: JournalState, before: int, context: Context) -> None:
+        """Forget the committed messages below `before`, and remove what nothing refers to any more, in one step."""
+        state.touch(context.undo)
+        state.first_offset = max(state.first_offset, before)
+        with self._machine.read() as view:
+            self._drop_index(state, view, context)
+            state.reclaim_to = max(state.reclaim_to, self._reclaimable(state, view))
+            self._drop_blocks(state, view, context)
+
+    def _drop_index(self, state: JournalState, view: View, context: Context) -> None:
+        start, _ = records.part_range(state.id, records.INDEX)
+        end = records.index_key(state.id, state.first_offset)
+        for key, value in view.scan(start, end, limit=STEP_RECORDS):
+            offset, record = records.number_at_end(key), records.decode_index(value)
+            if offset + record.messages > state.first_offset or offset == state.tail_offset:
+                return  # it straddles the new front, or is still being added to
+            for run in record.runs:
+                if run.fragment:
+                    self._drop_fragment(state, run, view, context)
+            state.put(state.writes, key, None, context.undo)
+
+    def _drop_fragment(self, state: JournalState, run: Run, view: View, context: Context) -> None:
+        """The record goes with the last of the fragment's rows; the object is then an orphan for the sweeper."""
+        key = records.FRAGMENT.key(run.fragment)
+        stored = view.get(key)
+        if stored is not None:
+            self._machine.write(key, None, context)
+            state.fragments -= 1
+            state.fragment_bytes -= Fragment.decode(stored).size
+
+    @staticmethod
+    def _reclaimable(state: JournalState, view: View) -> int:
+        """The position below which no committed message that is left, and no open span, has a row."""
+        low = state.watermark
+        if state.first_offset >= state.next_offset:
+            return low
+        if state.first_offset >= state.tail_offset:
+            offset, runs = state.tail_offset, state.tail
+        else:
+            key = records.index_key(state.id, state.first_offset + 1)
+            start, _ = records.part_range(state.id, records.INDEX)
+            stored = next(iter(view.scan(start, key, reverse=True, limit=1)), None)
+            if stored is None:
+                return state.first_position  # the record is in this group only: wait for the next step
+            offset, record = records.number_at_end(stored[0]), records.decode_index(stored[1])
+            runs, low = record.runs, min(low, record.watermark)
+        for run in runs:
+            if offset + run.rows > state.first_offset and not run.fragment:
+                low = min(low, run.base + max(0, state.first_offset - offset))
+            offset += run.rows
+        return low
+
+    @staticmethod
+    def _drop_blocks(state: JournalState, view: View, context: Context) -> None:
+        start, end = records.part_range(state.id, records.BLOCK)
+        for key, value in view.scan(start, end, limit=STEP_RECORDS):
+            base, rows = records.number_at_end(key), block.decode_head(value).rows
+            if base + rows > state.reclaim_to:
+                return
+            state.put(state.writes, key, None, context.undo)
+            state.first_position = base + rows
+            state.blocks -= 1
+            state.block_bytes -= len(value)
+
+    # -- transactions past their deadline, idle producers ------------------------------------------------------
+
+    def _abort(self, op: ops.AbortSpan, context: Context) -> Result:
+        """Roll the span back for good. Its producer is refused from now on: an ACK that covers only the messages sent
+        after this would commit a torn transaction."""
+        machine = self._machine
+        state = machine.state(machine.by_id[op.journal])
+        state.touch(context.undo)
+        with machine.read() as view:
+            known = state.producer(op.producer, view)
+            span = state.span(op.producer, view)
+        if known is None or known.begin == NO_SPAN:
+            return Done()
+        for key in span.keys:
+            state.put(state.writes, key, None, context.undo)
+        state.put(state.spans, op.producer, None, context.undo)
+        state.put(state.open, op.producer, None, context.undo)
+        state.put(machine.open_spans, (op.journal, op.producer), None, context.undo)
+        state.put(state.writes, open_span_key(op.journal, op.producer), None, context.undo)
+        aborted = Producer(known.max_clock, known.max_clock, NO_SPAN, 0, context.now_ms, True)
+        state.set_producer(op.producer, aborted, context.undo)
+        state.aborted_spans += 1
+        logger.warning(
+            "journal %s: the transaction of producer %012x, open since position %d, passed its deadline of %d ms: "
+            "it was rolled back, and the producer is refused from now on",
+            state.name, op.producer, known.begin, state.listing.span_deadline_ms,
+        )  # fmt: skip
+        return Done()
+
+    def _prune(self, op: ops.PruneProducers, context: Context) -> Result:
+        """Forget producers that are idle by the journal's own clock. The floor keeps their duplicates out."""
+        machine = self._machine
+        state = machine.state(machine.by_id[op.journal])
+        # A producer whose clock runs ahead must not make everybody else look idle.
+        newest = min(state.newest_clock, clock_of_ns(context.now_ms * 1_000_000))
+        horizon = clock_of_ns(state.listing.producer_horizon_ms * 1_000_000) - clock_of_ns(0)
+        limits = (newest - horizon, newest - ABORTED_HORIZONS * horizon)
+        start, end = records.part_range(op.journal, records.PRODUCER)
+        resume = self._prune_from.pop(op.journal, start)
+        looked_at, key = 0, start
+        floor = state.clock_floor
+        dropped = []
+        with machine.read() as view:
+            for key, value in view.scan(resume, end, limit=STEP_RECORDS):
+                looked_at += 1
+                producer = int.from_bytes(key[-6:], "big")
+                known = state.producers.get(producer) or Producer.decode(value)
+                if known.begin == NO_SPAN and known.max_clock < limits[known.aborted]:
+                    dropped.append((producer, key))
+                    floor = max(floor, known.max_clock)
+        if looked_at == STEP_RECORDS:
+            self._prune_from[op.journal] = key + b"\x00"
+            self._next_prune[op.journal] = 0
+        if dropped:
+            state.touch(context.undo)
+            state.clock_floor = floor
+            for producer, key in dropped:
+                state.put(state.producers, producer, None, context.undo)
+                state.put(state.writes, key, None, context.undo)
+        return Done()
+
+    # -- deleted journals ---------------------------------------------------------------------------------------
+
+    def _reap(self, op: ops.Reap, context: Context) -> Result:
+        machine = self._machine
+        start = records.PART.key(u32(op.journal))
+        end = records.PART.key(u32(op.journal + 1))
+        with machine.read() as view:
+            found = list(view.scan(start, end, limit=STEP_RECORDS))
+        for key, value in found:
+            if key[7:8] == records.INDEX:
+                for run in records.decode_index(value).runs:
+                    if run.fragment:
+                        machine.write(records.FRAGMENT.key(run.fragment), None, context)
+            machine.write(key, None, context)
+        if len(found) < STEP_RECORDS:
+            machine.write(records.DELETED.key(u32(op.journal)), None, context)
+            machine.deleted.discard(op.journal)
+            context.undo.append(lambda: machine.deleted.add(op.journal))
+        return Done()
+
+
+def runs_from(view: View, journal: int, offset: int) -> Iterator[tuple[int, Run]]:
+    """The runs of the durable index from an offset on, the first one cut to begin there: (offset, run)."""
+    start, end = records.part_range(journal, records.INDEX)
+    first = next(iter(view.scan(start, records.index_key(journal, offset + 1), reverse=True, limit=1)), None)
+    if first is None:
+        return
+    for key, value in view.scan(first[0], end):
+        at = records.number_at_end(key)
+        for run in records.decode_index(value).runs:
+            skip = max(0, offset - at)
+            if skip < run.rows:
+                yield at + skip, Run(run.base + skip, run.rows - skip, run.fragment)
+            at += run.rows
+
+
+def blocks_from(view: View, journal: int, position: int) -> Iterator[tuple[int, bytes]]:
+    """Stored blocks from the one that holds a position on: (base, value)."""
+    start, end = records.part_range(journal, records.BLOCK)
+    first = next(iter(view.scan(start, records.block_key(journal, position + 1), reverse=True, limit=1)), None)
+    if first is None:
+        return
+    for key, value in view.scan(first[0], end):
+        yield records.number_at_end(key), value

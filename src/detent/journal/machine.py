@@ -1,0 +1,307 @@
+"""The journals' state machine: applies their operations to memory, and writes a group's changes in one batch."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from detent.codec import journal as records
+from detent.codec.journal import Fragment, Listing
+from detent.codec.keys import u32
+from detent.engine import Context, Done, Operation, Result
+from detent.errors import Conflict, Corrupt, Exists, Fenced, Invalid, LimitExceeded, NotFound
+from detent.journal import appending, fragments, housekeeping
+from detent.journal import operations as ops
+from detent.journal.state import JournalState, set_undoably
+from detent.journal.watch import Watch
+from detent.kv import Batch, Reader, View
+from detent.message import TICK, clock_of_ns, new_producer_id
+
+JOURNALS_LOADED_MAX: Final = 10_000
+"""Journals with their end in memory; beyond this all are let go and read again when they are used."""
+
+logger = logging.getLogger("detent.journal")
+
+
+class JournalMachine:
+    """All journals of one store, as their owner sees them."""
+
+    operations: tuple[type[Operation], ...] = (
+        ops.CreateJournal,
+        ops.ConfigureJournal,
+        ops.DeleteJournal,
+        ops.Append,
+        ops.AppendStamped,
+        ops.AppendBatch,
+        ops.AdoptFragments,
+        ops.CheckHead,
+        ops.CheckRegisters,
+        ops.UpdateRegisters,
+        ops.TrimJournal,
+        ops.RaiseHorizon,
+    )
+    prepared: tuple[type[Operation], ...] = (ops.AdoptFragments,)
+    results: tuple[type[Result], ...] = (ops.Created, ops.Appended)
+
+    def __init__(self, reader: Reader, *, random: Callable[[int], bytes] = os.urandom) -> None:
+        self._reader = reader
+        self._view: View | None = None
+        self._states: dict[str, JournalState] = {}
+        self._writes: dict[bytes, bytes | None] = {}
+        self.names: dict[str, Listing] = {}
+        self.by_id: dict[int, str] = {}
+        self.deleted: set[int] = set()
+        self.open_spans: dict[tuple[int, int], int] = {}
+        self.next_id = 1
+        self.horizon_ms = 0
+        # A new producer at every start: an old one's late messages can never be mistaken for ours.
+        self.producer = int(new_producer_id(random(6)))
+        self.producer_bytes = self.producer.to_bytes(6, "big")
+        self.clock = 0
+        self.watch = Watch()
+        self.housekeeper = housekeeping.Housekeeper(self)
+        self._apply: dict[type[Operation], Callable[[Any, Context], Result]] = {
+            ops.CreateJournal: self._create,
+            ops.ConfigureJournal: self._configure,
+            ops.DeleteJournal: self._delete,
+            ops.Append: lambda op, ctx: appending.append(self, op, ctx),
+            ops.AppendStamped: lambda op, ctx: appending.append_stamped(self, op, ctx),
+            ops.AppendBatch: lambda op, ctx: appending.append_batch(self, op, ctx),
+            ops.AdoptFragments: self._adopt,
+            ops.CheckHead: self._check_head,
+            ops.CheckRegisters: self._check_registers,
+            ops.UpdateRegisters: self._update_registers,
+            ops.TrimJournal: self._trim,
+            ops.RaiseHorizon: self._raise_horizon,
+            **self.housekeeper.operations,
+        }
+
+    # -- the machine's interface --------------------------------------------------------------------------------
+
+    def load(self, view: View) -> None:
+        """Read the names of all journals, and which spans are open; everything else waits until it is used."""
+        self._states.clear()
+        self._writes.clear()
+        self.names = {key[3:].decode(): Listing.decode(value) for key, value in view.scan(*records.LISTING.range())}
+        self.by_id = {listing.journal: name for name, listing in self.names.items()}
+        self.deleted = {int.from_bytes(key[3:7], "big") for key, _ in view.scan(*records.DELETED.range())}
+        self.open_spans = {}
+        for key, value in view.scan(*records.OPEN_SPAN.range()):
+            if len(key) != 13:
+                raise Corrupt(f"an open-span key of {len(key)} bytes")
+            journal, producer = int.from_bytes(key[3:7], "big"), int.from_bytes(key[7:], "big")
+            self.open_spans[journal, producer] = records.decode_number(value, "open span")
+        self.next_id = self._number(view, records.NEXT_ID.raw, 1)
+        self.horizon_ms = self._number(view, records.HORIZON.raw, 0)
+        self.housekeeper.reset()
+
+    @staticmethod
+    def _number(view: View, key: bytes, default: int) -> int:
+        stored = view.get(key)
+        return default if stored is None else records.decode_number(stored, "number")
+
+    def prepare(self, operation: Any) -> None:
+        """Before adoption: the fragments exist and are whole."""
+        fragments.check_written(self._reader.objects, operation.fragments)
+
+    def apply(self, operation: Any, context: Context) -> Result:
+        """Apply one operation."""
+        return self._apply[type(operation)](operation, context)
+
+    def flush(self, batch: Batch, now_ms: int) -> None:
+        """Write the group's changes."""
+        batch.extend(self._writes)
+        self._writes.clear()
+        for name, state in self._states.items():
+            if state.touched:
+                state.flush(batch, now_ms)
+                self.watch.changed[name] = state.next_offset
+
+    def committed(self) -> None:
+        """Wake those who wait for what is now durable."""
+        self.watch.announce()
+        if len(self._states) > JOURNALS_LOADED_MAX:
+            self._states.clear()
+
+    def due(self, now_ms: int) -> Iterable[Operation]:
+        """Retention, deadlines, pruning, deletion."""
+        return self.housekeeper.due(now_ms)
+
+    # -- what the operations use --------------------------------------------------------------------------------
+
+    def read(self) -> Any:
+        """A view of what is durable: all that is not in memory."""
+        return self._reader.view()
+
+    def state(self, name: str) -> JournalState:
+        """A journal that exists."""
+        state = self._states.get(name)
+        if state is None:
+            listing = self.names.get(name)
+            if listing is None:
+                ops.check_name(name)
+                raise NotFound(f"there is no journal {name!r}")
+            with self._reader.view() as view:
+                state = self._states[name] = JournalState(name, listing, view)
+        return state
+
+    def loaded(self) -> list[JournalState]:
+        """The journals that are in memory."""
+        return list(self._states.values())
+
+    def state_for_append(self, name: str, context: Context) -> JournalState:
+        """A journal to append to; the first append creates it."""
+        if name not in self.names:
+            self._create(ops.CreateJournal(name), context)
+        return self.state(name)
+
+    def reserve_clocks(self, count: int, now_ms: int) -> int:
+        """The first of `count` clocks, `TICK` apart, above all that this owner has given out."""
+        first = max(self.clock, clock_of_ns(now_ms * 1_000_000)) + TICK
+        self.clock = first + (count - 1) * TICK
+        return first
+
+    def write(self, key: bytes, value: bytes | None, context: Context) -> None:
+        """Put or delete a record that belongs to no single journal's state."""
+        set_undoably(self._writes, key, value, context.undo)
+
+    # -- names and settings -------------------------------------------------------------------------------------
+
+    def _create(self, op: ops.CreateJournal, context: Context) -> Result:
+        ops.check_name(op.journal)
+        known = self.names.get(op.journal)
+        if known is not None:
+            if op.exist_ok:
+                return ops.Created(known.journal, False)
+            raise Exists(f"there is a journal {op.journal!r} already")
+        if len(self.names) >= ops.JOURNALS_MAX:
+            raise LimitExceeded(f"there are {ops.JOURNALS_MAX} journals already")
+        name, number = op.journal, self.next_id
+        listing = Listing(
+            number, context.now_ms, op.retention_ms, op.retention_bytes, op.span_deadline_ms, op.producer_horizon_ms
+        )
+        self.next_id += 1
+        self.names[name] = listing
+        self.by_id[number] = name
+        state = self._states[name] = JournalState(name, listing, None)
+
+        def undo() -> None:
+            del self.names[name], self.by_id[number]
+            self._states.pop(name, None)
+            self.next_id = number
+
+        context.undo.append(undo)
+        state.touch(context.undo)
+        self.write(records.LISTING.key(name.encode()), listing.encode(), context)
+        self.write(records.NEXT_ID.raw, records.encode_number(self.next_id), context)
+        return ops.Created(number, True)
+
+    def _configure(self, op: ops.ConfigureJournal, context: Context) -> Result:
+        state, old = self.state(op.journal), self.names[op.journal]
+        changes = {
+            field: value
+            for field in ("retention_ms", "retention_bytes", "span_deadline_ms", "producer_horizon_ms")
+            if (value := getattr(op, field)) is not None
+        }
+        listing = old._replace(**changes)
+
+        def replace(new: Listing) -> None:
+            self.names[op.journal] = new
+            state.listing = new
+
+        context.undo.append(lambda: replace(old))
+        replace(listing)
+        self.write(records.LISTING.key(op.journal.encode()), listing.encode(), context)
+        return Done()
+
+    def _delete(self, op: ops.DeleteJournal, context: Context) -> Result:
+        state, listing = self.state(op.journal), self.names[op.journal]
+        spans = {key: opened for key, opened in self.open_spans.items() if key[0] == listing.journal}
+
+        def undo() -> None:
+            self.names[op.journal] = listing
+            self.by_id[listing.journal] = op.journal
+            self._states[op.journal] = state
+            self.deleted.discard(listing.journal)
+            self.open_spans.update(spans)
+
+        context.undo.append(undo)
+        # What the group has gathered for it goes with it: appended and then deleted is deleted.
+        del self.names[op.journal], self.by_id[listing.journal], self._states[op.journal]
+        self.deleted.add(listing.journal)
+        for span in spans:
+            del self.open_spans[span]
+            self.write(housekeeping.open_span_key(*span), None, context)
+        self.write(records.LISTING.key(op.journal.encode()), None, context)
+        self.write(records.DELETED.key(u32(listing.journal)), op.journal.encode(), context)
+        return Done()
+
+    # -- registers, checks, trimming ----------------------------------------------------------------------------
+
+    def _check_head(self, op: ops.CheckHead, _: Context) -> Result:
+        found = self.state(op.journal).next_offset if op.journal in self.names else 0
+        if found != op.next_offset:
+            raise Conflict(f"the journal {op.journal!r} ends at offset {found}, not at {op.next_offset}")
+        return Done()
+
+    def _check_registers(self, op: ops.CheckRegisters, _: Context) -> Result:
+        registers = self.state(op.journal).registers if op.journal in self.names else {}
+        for name, expected in op.expected.items():
+            ops.check_register(name, expected)
+            found = registers.get(name)
+            if found != expected:
+                raise Conflict(f"register {name!r} of {op.journal!r} is {found!r}, not {expected!r}")
+        return Done()
+
+    def _update_registers(self, op: ops.UpdateRegisters, context: Context) -> Result:
+        for name, value in op.values.items():
+            ops.check_register(name, value)
+        state = self.state_for_append(op.journal, context)
+        state.touch(context.undo)
+        for name, value in op.values.items():
+            state.put(state.registers, name, value, context.undo)
+            key = records.part(state.id, records.REGISTER, name.encode())
+            state.put(state.writes, key, None if value is None else value.encode(), context.undo)
+        if len(state.registers) > ops.REGISTERS_MAX:
+            raise LimitExceeded(f"a journal has at most {ops.REGISTERS_MAX} registers")
+        return Done()
+
+    def _trim(self, op: ops.TrimJournal, context: Context) -> Result:
+        state = self.state(op.journal)
+        if op.before > state.next_offset:
+            raise Invalid(f"offset {op.before} is past the end of {op.journal!r}, which is {state.next_offset}")
+        self.housekeeper.trim(state, op.before, context)
+        return Done()
+
+    # -- fragments ----------------------------------------------------------------------------------------------
+
+    def _adopt(self, op: ops.AdoptFragments, context: Context) -> Result:
+        fragments.check_refs(op.fragments)
+        state = self.state_for_append(op.journal, context)
+        state.touch(context.undo)
+        first = state.next_offset
+        with self._reader.view() as view:
+            for ref in op.fragments:
+                key = records.FRAGMENT.key(ref.id)
+                if self._writes.get(key) is not None or view.get(key) is not None:
+                    raise Exists(f"fragment {ref.id.hex()} was adopted before")
+                if fragments.created_ms(ref.id) < self.horizon_ms:
+                    raise Fenced(f"fragment {ref.id.hex()} was begun before the sweeper's horizon: write it again")
+                record = Fragment(state.id, ref.rows, ref.size, ref.checksum, state.next_offset, context.now_ms)
+                self.write(key, record.encode(), context)
+                state.commit_run(0, ref.rows, ref.id)
+                state.fragments += 1
+                state.fragment_bytes += ref.size
+        return ops.Appended(state.next_position, 0, first, state.next_offset - first)
+
+    def _raise_horizon(self, op: ops.RaiseHorizon, context: Context) -> Result:
+        if op.horizon_ms > context.now_ms:
+            raise Invalid("the adoption horizon cannot lie in the future")
+        old = self.horizon_ms
+        if op.horizon_ms > old:
+            context.undo.append(lambda: setattr(self, "horizon_ms", old))
+            self.horizon_ms = op.horizon_ms
+            self.write(records.HORIZON.raw, records.encode_number(op.horizon_ms), context)
+        return Done()

@@ -1,0 +1,67 @@
+"""A message as a reader sees it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from detent.message import ACK_TXN, build_uuid
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a journal.
+
+    `offset` is its place among the committed messages, `position` its place among the stored rows: a read of committed
+    messages gives the one, a read of uncommitted ones the other.
+    """
+
+    body: bytes
+    key: bytes | None = None
+    headers: dict[str, str] = {}
+    producer: bytes
+    clock: int
+    flags: int = 0
+    published_ms: int = 0
+    offset: int | None = None
+    position: int | None = None
+
+    @property
+    def uuid(self) -> uuid.UUID:
+        """The message's id: an RFC 4122 version 1 UUID of its producer, clock and flags."""
+        return build_uuid(self.producer, self.clock, self.flags)
+
+    @property
+    def published_at(self) -> datetime:
+        """When the owner stored it."""
+        return datetime.fromtimestamp(self.published_ms / 1000, UTC)
+
+    @property
+    def is_ack(self) -> bool:
+        """Whether it only acknowledges others; such messages are never committed ones."""
+        return self.flags == ACK_TXN
+
+    def json(self) -> Any:
+        """The body as JSON."""
+        return msgspec.json.decode(self.body)
+
+
+def messages_of(batch: Any, *, offset: int | None = None, position: int | None = None) -> Iterator[Message]:
+    """The rows of a record batch as messages, numbered from `offset` or `position` on."""
+    columns = [batch.column(i).to_pylist() for i in (0, 1, 2, 4, 5, 6)]
+    times = batch.column(3).cast("int64").to_pylist()
+    for index, (producer, clock, flags, key, headers, body, time) in enumerate(zip(*columns, times, strict=True)):
+        yield Message(
+            body=body,
+            key=key,
+            headers=dict(headers) if headers else {},
+            producer=producer,
+            clock=clock,
+            flags=flags,
+            published_ms=time,
+            offset=None if offset is None else offset + index,
+            position=None if position is None else position + index,
+        )

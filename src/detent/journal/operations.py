@@ -1,0 +1,255 @@
+"""The operations on journals that a transaction can hold, and what they answer."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+import msgspec
+
+from detent.codec.block import HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_BYTES_MAX
+from detent.engine import Operation, Result
+from detent.engine.operation import OPERATION_WEIGHT
+from detent.errors import Invalid, LimitExceeded
+
+NAME_MAX: Final = 200
+"""A name and its key prefix fit into the kv's key limit with room for what is to come."""
+
+JOURNALS_MAX: Final = 100_000
+"""Their names and settings are kept in memory: about 40 MB."""
+
+APPEND_BYTES_MAX: Final = 64 << 20
+"""One append is applied in one piece. What is larger is written as a fragment and adopted."""
+
+APPEND_ROWS_MAX: Final = 1 << 20
+MESSAGE_WEIGHT: Final = 64
+
+REGISTERS_MAX: Final = 64
+REGISTER_BYTES_MAX: Final = 256
+FRAGMENTS_PER_OPERATION_MAX: Final = 10_000
+
+SPAN_DEADLINE_MS: Final = 3600 * 1000
+"""How long a transaction may stay unacknowledged before it is rolled back and its producer refused."""
+
+PRODUCER_HORIZON_MS: Final = 24 * 3600 * 1000
+"""How long, on the journal's own clock, an idle producer is remembered one by one."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=+-]*(/[A-Za-z0-9_][A-Za-z0-9_.:=+-]*)*")
+
+Positive = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
+
+
+def check_name(name: str) -> None:
+    """`Invalid` unless this can be the name of a journal."""
+    if not isinstance(name, str) or len(name) > NAME_MAX or not _NAME.fullmatch(name):
+        raise Invalid(
+            f"{name!r} is no journal name: use up to {NAME_MAX} ASCII letters, digits and any of _ . : = + -, "
+            "with '/' between parts"
+        )
+
+
+class FragmentRef(msgspec.Struct, frozen=True, array_like=True):
+    """A written fragment: its id, how many messages and bytes it holds, and the checksum of all its bytes."""
+
+    id: bytes
+    rows: Positive
+    size: Positive
+    checksum: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _JournalOperation(Operation, frozen=True, tag=False, array_like=True):
+    journal: str
+
+
+class CreateJournal(_JournalOperation, frozen=True, tag=True, array_like=True):
+    """Create a journal. Zero means: no limit."""
+
+    retention_ms: Positive = 0
+    retention_bytes: Positive = 0
+    span_deadline_ms: Positive = SPAN_DEADLINE_MS
+    producer_horizon_ms: Positive = PRODUCER_HORIZON_MS
+    exist_ok: bool = False
+
+
+class ConfigureJournal(_JournalOperation, frozen=True, tag=True, array_like=True):
+    """Change settings; None leaves one as it is."""
+
+    retention_ms: Positive | None = None
+    retention_bytes: Positive | None = None
+    span_deadline_ms: Positive | None = None
+    producer_horizon_ms: Positive | None = None
+
+
+class DeleteJournal(_JournalOperation, frozen=True, tag=True, array_like=True):
+    """Delete a journal with all that is in it."""
+
+
+class Append(_JournalOperation, frozen=True, tag=True, array_like=True):
+    """Append messages, committed at once. The owner stamps them inside the order of appends."""
+
+    bodies: list[bytes]
+    keys: list[bytes | None] | None = None
+    headers: list[dict[str, str] | None] | None = None
+
+    def weight(self) -> int:
+        weight = OPERATION_WEIGHT + MESSAGE_WEIGHT * len(self.bodies)
+        for body in self.bodies:
+            weight += len(body)
+        return weight
+
+
+class AppendStamped(Append, frozen=True, tag=True, array_like=True):
+    """Append messages that carry their own UUIDs: they are sequenced, and duplicates and pending ones held back.
+
+    `producers` are 6 bytes a message, one after another.
+    """
+
+    producers: bytes = b""
+    clocks: list[Annotated[int, msgspec.Meta(ge=0)]] = msgspec.field(default_factory=list)
+    flags: list[Annotated[int, msgspec.Meta(ge=0, le=0x3FF)]] = msgspec.field(default_factory=list)
+
+
+class AppendBatch(_JournalOperation, frozen=True, tag=True, array_like=True):
+    """Append an Arrow record batch (IPC form, without schema). `stamped` says whether it carries UUID columns."""
+
+    data: bytes
+    stamped: bool = False
+
+    def weight(self) -> int:
+        return OPERATION_WEIGHT + len(self.data)
+
+
+class AdoptFragments(_JournalOperation, frozen=True, tag=True, array_like=True):
+    """Make the messages of written fragments part of the journal, committed, in this order."""
+
+    fragments: list[FragmentRef]
+
+    def weight(self) -> int:
+        return OPERATION_WEIGHT + 64 * len(self.fragments)
+
+
+class CheckHead(_JournalOperation, frozen=True, tag=True, array_like=True):
+    """`Conflict` unless the journal's next committed offset is this."""
+
+    next_offset: Positive
+
+
+class CheckRegisters(_JournalOperation, frozen=True, tag=True, array_like=True):
+    """`Conflict` unless each named register has this value (None: is not set)."""
+
+    expected: dict[str, str | None]
+
+
+class UpdateRegisters(_JournalOperation, frozen=True, tag=True, array_like=True):
+    """Set registers (None: remove one)."""
+
+    values: dict[str, str | None]
+
+
+class TrimJournal(_JournalOperation, frozen=True, tag=True, array_like=True):
+    """Forget the committed messages below an offset."""
+
+    before: Positive
+
+
+class Retain(Operation, frozen=True, tag=True, array_like=True):
+    """Housekeeping: apply a journal's retention, in one bounded step."""
+
+    journal: int
+
+
+class AbortSpan(Operation, frozen=True, tag=True, array_like=True):
+    """Housekeeping: roll back a transaction that is past its deadline, and refuse its producer from now on."""
+
+    journal: int
+    producer: int
+
+
+class PruneProducers(Operation, frozen=True, tag=True, array_like=True):
+    """Housekeeping: forget idle producers and raise the journal's clock floor over them."""
+
+    journal: int
+
+
+class Reap(Operation, frozen=True, tag=True, array_like=True):
+    """Housekeeping: remove some records of a deleted journal."""
+
+    journal: int
+
+
+class RaiseHorizon(Operation, frozen=True, tag=True, array_like=True):
+    """Refuse from now on to adopt fragments that were begun before this time."""
+
+    horizon_ms: Positive
+
+
+class Created(Result, frozen=True, tag=True, array_like=True):
+    """A journal's number, and whether it is new."""
+
+    journal: int
+    new: bool
+
+
+class Appended(Result, frozen=True, tag=True, array_like=True):
+    """Where an append went.
+
+    `position` is the first of `count` stored rows. `offset` is the first of `committed` committed offsets; pending
+    messages and duplicates take none.
+    """
+
+    position: int
+    count: int
+    offset: int
+    committed: int
+
+
+def check_append(operation: Append) -> int:
+    """Refuse what cannot be stored; answer how many messages there are."""
+    rows = len(operation.bodies)
+    if not rows:
+        raise Invalid("there is nothing to append")
+    if rows > APPEND_ROWS_MAX:
+        raise LimitExceeded(f"one append holds at most {APPEND_ROWS_MAX} messages, not {rows}")
+    total = sum(map(len, operation.bodies))
+    if total > MESSAGE_BYTES_MAX:
+        _check_sizes(max(map(len, operation.bodies)), total)
+    if operation.keys is not None:
+        if len(operation.keys) != rows:
+            raise Invalid(f"{rows} bodies but {len(operation.keys)} keys")
+        _check_sizes(max(len(key or b"") for key in operation.keys), total)
+    if operation.headers is not None:
+        if len(operation.headers) != rows:
+            raise Invalid(f"{rows} bodies but {len(operation.headers)} headers")
+        for headers in operation.headers:
+            if headers:
+                check_headers(headers)
+    return rows
+
+
+def _check_sizes(largest: int, total: int) -> None:
+    if largest > MESSAGE_BYTES_MAX:
+        raise LimitExceeded(f"a message of {largest} bytes is over the limit of {MESSAGE_BYTES_MAX}")
+    if total > APPEND_BYTES_MAX:
+        raise LimitExceeded(f"an append of {total} bytes is over the limit of {APPEND_BYTES_MAX}: write a fragment")
+
+
+def check_headers(headers: dict[str, str]) -> None:
+    """Refuse headers that are too many, too long, or no text."""
+    if len(headers) > HEADERS_MAX:
+        raise LimitExceeded(f"a message has at most {HEADERS_MAX} headers, not {len(headers)}")
+    try:
+        size = sum(len(name.encode()) + len(value.encode()) for name, value in headers.items())
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise Invalid(f"header names and values are text: {error}") from error
+    if size > HEADER_BYTES_MAX:
+        raise LimitExceeded(f"headers of {size} bytes are over the limit of {HEADER_BYTES_MAX}")
+
+
+def check_register(name: str, value: str | None) -> None:
+    """Refuse register names and values that are too long or empty."""
+    try:
+        fine = 0 < len(name.encode()) <= REGISTER_BYTES_MAX and len((value or "").encode()) <= REGISTER_BYTES_MAX
+    except UnicodeEncodeError as error:
+        raise Invalid(f"registers are text: {error}") from error
+    if not fine:
+        raise Invalid(f"a register's name and value have at most {REGISTER_BYTES_MAX} bytes, and the name at least one")

@@ -1,0 +1,137 @@
+"""A publisher: messages with UUIDs of one producer, outside of transactions or pending until acknowledged.
+
+The order of clocks in a journal must be the order of appends, or a late low clock would be dropped as a duplicate. So a
+publisher stamps inside its own lock and keeps the lock until the append is durable: one append at a time, in order.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from detent.engine import Operation
+from detent.errors import Corrupt, Invalid
+from detent.journal import operations as ops
+from detent.journal.calls import Entry, append_many
+from detent.message import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, TICK, Clock, ProducerId, new_producer_id
+
+JOURNALS_PER_TRANSACTION_MAX = 10_000
+
+
+class AckIntent(msgspec.Struct, frozen=True, array_like=True):
+    """The promise to acknowledge what was published to one journal: store it durably, then append it until it is in."""
+
+    journal: str
+    producer: bytes
+    clock: int
+
+    def operation(self) -> Operation:
+        """The append that keeps the promise. Repeating it does no harm."""
+        return ops.AppendStamped(self.journal, [b""], None, None, self.producer, [self.clock], [ACK_TXN])
+
+
+def encode_intents(intents: Iterable[AckIntent]) -> bytes:
+    """Intents as bytes, for a checkpoint."""
+    return msgspec.msgpack.encode(list(intents))
+
+
+def decode_intents(data: bytes) -> list[AckIntent]:
+    """Intents from a checkpoint; `Corrupt` when these are none."""
+    try:
+        intents = msgspec.msgpack.decode(data, type=list[AckIntent])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Corrupt(f"these bytes are no acknowledgement intents: {error}") from error
+    if len(intents) > JOURNALS_PER_TRANSACTION_MAX or not all(
+        len(intent.producer) == 6 and 0 < intent.clock < 1 << 64 for intent in intents
+    ):
+        raise Corrupt("acknowledgement intents with impossible fields")
+    return intents
+
+
+class Publisher:
+    """Publishes under one producer, drawn anew for each publisher; two processes never share one.
+
+    >>> publisher = Publisher(store.commit)
+    >>> publisher.publish("orders", [b"visible at once"])
+    >>> publisher.publish_uncommitted("orders", [b"pending"])
+    >>> intents = publisher.build_ack_intents()   # keep these durably with your own progress, then:
+    >>> publisher.acknowledge(intents)
+    """
+
+    def __init__(
+        self,
+        commit: Callable[[list[Operation]], list[Any]],
+        *,
+        now_ns: Callable[[], int] = time.time_ns,
+        random: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._commit = commit
+        self._now_ns = now_ns
+        self._clock = Clock()
+        self._lock = threading.Lock()
+        self._pending: dict[str, None] = {}
+        self._promised: dict[str, int] = {}
+        self.producer: ProducerId = new_producer_id(random(6))
+
+    def publish(self, journal: str, entries: Iterable[Entry]) -> ops.Appended:
+        """Publish messages that are committed at once. Not while this publisher has pending ones in that journal."""
+        with self._lock:
+            if journal in self._pending:
+                raise Invalid(
+                    f"this publisher has pending messages in {journal!r}: acknowledge them first, or use another one"
+                )
+            return self._append(journal, entries, OUTSIDE_TXN)
+
+    def publish_uncommitted(self, journal: str, entries: Iterable[Entry]) -> ops.Appended:
+        """Publish messages that nobody reads until they are acknowledged."""
+        with self._lock:
+            result = self._append(journal, entries, CONTINUE_TXN)
+            self._pending[journal] = None
+            return result
+
+    def _append(self, journal: str, entries: Iterable[Entry], flags: int) -> ops.Appended:
+        if journal in self._promised:
+            # It would land before that acknowledgement with a higher clock, and be rolled back by it.
+            raise Invalid(f"intents for {journal!r} were built and not yet acknowledged; acknowledge them first")
+        plain = append_many(journal, entries)
+        assert isinstance(plain, ops.Append)
+        rows = len(plain.bodies)
+        self._clock.update(self._now_ns())
+        first = self._clock.reserve(rows)
+        operation = ops.AppendStamped(
+            journal,
+            plain.bodies,
+            plain.keys,
+            plain.headers,
+            bytes(self.producer) * rows,
+            list(range(first, first + rows * TICK, TICK)),
+            [flags] * rows,
+        )
+        result: ops.Appended = self._commit([operation])[0]
+        return result
+
+    def build_ack_intents(self) -> list[AckIntent]:
+        """Acknowledgements for everything that is pending, journal by journal, in the order of first use.
+
+        Nothing is written. Messages published after this belong to the next intents.
+        """
+        with self._lock:
+            self._clock.update(self._now_ns())
+            intents = [AckIntent(journal, bytes(self.producer), self._clock.tick()) for journal in self._pending]
+            self._pending.clear()
+            self._promised.update((intent.journal, intent.clock) for intent in intents)
+            return intents
+
+    def acknowledge(self, intents: Sequence[AckIntent]) -> None:
+        """Commit what the intents cover. In one transaction when they all belong to this store."""
+        if intents:
+            with self._lock:
+                self._commit([intent.operation() for intent in intents])
+                for intent in intents:
+                    if self._promised.get(intent.journal) == intent.clock and intent.producer == self.producer:
+                        del self._promised[intent.journal]

@@ -1,0 +1,267 @@
+"""Reading journals from any process, straight from the store: no owner is asked.
+
+A read of [start, end) yields exactly end - start messages or fails; it never skips what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from detent.codec import block
+from detent.codec import journal as records
+from detent.codec.journal import Fragment, Head, Listing, Run
+from detent.codec.keys import u32
+from detent.errors import Corrupt, Invalid, NotFound
+from detent.journal import fragments
+from detent.journal.housekeeping import blocks_from, runs_from
+from detent.journal.operations import check_name
+from detent.kv import Reader, View
+
+VIEW_BYTES: Final = 8 << 20
+"""What one view reads before it is closed: a view that stays open keeps replaced pages alive."""
+
+SMALL_ROWS: Final = 256
+MERGED_ROWS: Final = 8192
+"""Runs shorter than the one are joined up to the other, so that interleaved transactions still give decent batches."""
+
+
+class JournalInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A journal's settings and extent."""
+
+    name: str
+    id: int
+    created_ms: int
+    retention_ms: int
+    retention_bytes: int
+    span_deadline_ms: int
+    producer_horizon_ms: int
+    first_offset: int
+    next_offset: int
+    first_position: int
+    next_position: int
+    blocks: int
+    block_bytes: int
+    fragments: int
+    fragment_bytes: int
+    open_spans: int
+    aborted_spans: int
+    updated_ms: int
+    registers: dict[str, str]
+
+    @property
+    def messages(self) -> int:
+        """How many committed messages can be read."""
+        return self.next_offset - self.first_offset
+
+    def lag(self, offset: int) -> int:
+        """How many committed messages a reader at `offset` has before it."""
+        return self.next_offset - offset
+
+
+_Item = tuple[int, Any] | tuple[int, Run, Fragment]
+
+
+class JournalReader:
+    """Reads the journals of one store."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The journals whose names start with `prefix`, sorted."""
+        with self._reader.view() as view:
+            return [key[3:].decode() for key, _ in view.scan(*records.LISTING.range(prefix.encode()))]
+
+    def info(self, name: str) -> JournalInfo:
+        """A journal's settings and extent."""
+        with self._reader.view() as view:
+            listing = self._listing(view, name)
+            head = self._head(view, listing.journal)
+            start, end = records.part_range(listing.journal, records.REGISTER)
+            registers = {key[len(start) :].decode(): value.decode() for key, value in view.scan(start, end)}
+            spans = records.OPEN_SPAN.range(u32(listing.journal))
+            fields = {**listing._asdict(), **head._asdict()}
+            del fields["journal"], fields["reclaim_to"], fields["clock_floor"], fields["newest_clock"]
+            return JournalInfo(
+                name=name,
+                id=listing.journal,
+                open_spans=sum(1 for _ in view.scan(*spans)),
+                registers=registers,
+                **fields,
+            )
+
+    def extent(self, name: str) -> tuple[int, int]:
+        """The first and the next committed offset."""
+        with self._reader.view() as view:
+            head = self._head(view, self._listing(view, name).journal)
+            return head.first_offset, head.next_offset
+
+    @staticmethod
+    def _listing(view: View, name: str) -> Listing:
+        check_name(name)
+        stored = view.get(records.LISTING.key(name.encode()))
+        if stored is None:
+            raise NotFound(f"there is no journal {name!r}")
+        return Listing.decode(stored)
+
+    @staticmethod
+    def _head(view: View, journal: int) -> Head:
+        stored = view.get(records.part(journal, records.HEAD))
+        if stored is None:
+            raise Corrupt(f"journal number {journal} has no head record")
+        return Head.decode(stored)
+
+    # -- committed ----------------------------------------------------------------------------------------------
+
+    def committed(self, name: str, start: int, end: int) -> Iterator[tuple[int, Any]]:
+        """The committed messages of [start, end) as (first offset, record batch)."""
+        _check_range(start, end)
+        at, journal = start, None
+        while at < end:
+            with self._reader.view() as view:
+                listing = self._listing(view, name)
+                journal = listing.journal if journal is None else journal
+                if listing.journal != journal:
+                    raise NotFound(f"the journal {name!r} was deleted and created anew during the read")
+                items, at = self._read_some(view, journal, at, end)
+            for item in _merge(items):
+                if len(item) == 2:
+                    yield item
+                else:
+                    yield from self._read_fragment(*item)
+
+    def _read_some(self, view: View, journal: int, start: int, end: int) -> tuple[list[_Item], int]:
+        head = self._head(view, journal)
+        if start < head.first_offset:
+            raise NotFound(f"offset {start} is gone: the journal now begins at {head.first_offset}")
+        if end > head.next_offset:
+            raise NotFound(f"offset {end - 1} does not exist yet: the next one is {head.next_offset}")
+        items: list[_Item] = []
+        size, at = 0, start
+        cached: tuple[int, Any] = (0, None)
+        for offset, run in runs_from(view, journal, start):
+            if offset != at:
+                raise Corrupt(f"the committed index has a hole at offset {at}")
+            count = min(run.rows, end - at)
+            if run.fragment:
+                items.append((at, Run(run.base, count, run.fragment), self._fragment(view, run.fragment)))
+                at += count
+            else:
+                position = run.base
+                while count and size < VIEW_BYTES:
+                    base, rows, cached = self._rows_at(view, journal, position, cached)
+                    rows = rows.slice(position - base, count)
+                    items.append((at, rows))
+                    at, position, count = at + rows.num_rows, position + rows.num_rows, count - rows.num_rows
+                    size += rows.nbytes
+            if at >= end or size >= VIEW_BYTES:
+                return items, at
+        raise Corrupt(f"the committed index ends at offset {at}, before {end}")
+
+    @staticmethod
+    def _rows_at(view: View, journal: int, position: int, cached: tuple[int, Any]) -> tuple[int, Any, tuple[int, Any]]:
+        base, batch = cached
+        if batch is None or not base <= position < base + batch.num_rows:
+            found = next(blocks_from(view, journal, position), None)
+            if found is None:
+                raise Corrupt(f"no block holds position {position}")
+            base, batch = found[0], block.decode_block(found[1])
+            if not base <= position < base + batch.num_rows:
+                raise Corrupt(f"no block holds position {position}")
+        return base, batch, (base, batch)
+
+    @staticmethod
+    def _fragment(view: View, fragment: bytes) -> Fragment:
+        stored = view.get(records.FRAGMENT.key(fragment))
+        if stored is None:
+            raise Corrupt(f"the committed index names fragment {fragment.hex()}, which has no record")
+        return Fragment.decode(stored)
+
+    def _read_fragment(self, offset: int, run: Run, record: Fragment) -> Iterator[tuple[int, Any]]:
+        for batch in fragments.read_rows(self._reader.objects, run.fragment, record, run.base, run.rows):
+            yield offset, batch
+            offset += batch.num_rows
+
+    # -- uncommitted --------------------------------------------------------------------------------------------
+
+    def uncommitted(self, name: str, start: int, end: int | None = None) -> Iterator[tuple[int, Any]]:
+        """All stored rows of [start, end) as (first position, record batch): duplicates, pending and ACKs too."""
+        at, journal = start, None
+        while True:
+            with self._reader.view() as view:
+                listing = self._listing(view, name)
+                journal = listing.journal if journal is None else journal
+                head = self._head(view, listing.journal)
+                end = head.next_position if end is None else end
+                _check_range(at, end)
+                if listing.journal != journal or (at < head.first_position and at < end):
+                    raise NotFound(f"position {at} of {name!r} is gone: it now begins at {head.first_position}")
+                if end > head.next_position:
+                    raise NotFound(f"position {end - 1} does not exist yet: the next one is {head.next_position}")
+                found = self._raw_blocks(view, journal, at, end)
+            for base, value in found:
+                batch = block.decode_block(value)
+                if not base <= at < base + batch.num_rows:
+                    raise Corrupt(f"no block holds position {at}")
+                batch = batch.slice(at - base, end - at)
+                yield at, batch
+                at += batch.num_rows
+            if at >= end:
+                return
+            if not found:
+                raise Corrupt(f"no block holds position {at}")
+
+    @staticmethod
+    def _raw_blocks(view: View, journal: int, start: int, end: int) -> list[tuple[int, bytes]]:
+        found, size = [], 0
+        for base, value in blocks_from(view, journal, start):
+            if base >= end or size >= VIEW_BYTES:
+                break
+            found.append((base, value))
+            size += len(value)
+        return found
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def offset_at(self, name: str, time_ms: int) -> int:
+        """The first committed offset published at or after a time; the next offset when there is none."""
+        low, high = self.extent(name)
+        while low < high:
+            middle = (low + high) // 2
+            (_, batch), *_ = self.committed(name, middle, middle + 1)
+            if batch.column(3).cast("int64")[0].as_py() < time_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+def _check_range(start: int, end: int) -> None:
+    if start < 0 or end < start:
+        raise Invalid(f"[{start}, {end}) is no range")
+
+
+def _merge(items: list[_Item]) -> Iterator[Any]:
+    """Join neighbouring small pieces."""
+    small: list[tuple[int, Any]] = []
+    rows = 0
+    for item in items:
+        if len(item) == 2 and item[1].num_rows < SMALL_ROWS and rows < MERGED_ROWS:
+            small.append(item)
+            rows += item[1].num_rows
+            continue
+        yield from _joined(small)
+        small, rows = [], 0
+        yield item
+    yield from _joined(small)
+
+
+def _joined(pieces: list[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    if len(pieces) > 1:
+        yield pieces[0][0], pa.concat_batches([piece for _, piece in pieces])
+    else:
+        yield from pieces

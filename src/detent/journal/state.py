@@ -1,0 +1,245 @@
+"""What the owner remembers of one journal, and how a refused transaction is taken back out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from detent.codec import journal as records
+from detent.codec.journal import Head, Listing, Producer, Run, Segment
+from detent.codec.keys import u32
+from detent.journal.chunks import ArrowChunk, Chunk, RowsChunk, encode_chunk
+from detent.kv import Batch, View
+
+PRODUCERS_LOADED_MAX: Final = 100_000
+"""States of producers kept in memory for one journal; the rest is read when needed."""
+
+_EMPTY_HEAD: Final = Head(*(0,) * len(Head._fields))
+_MISSING: Final = object()
+
+
+class Span(NamedTuple):
+    """A producer's pending messages, and the keys of the records that hold them."""
+
+    keys: list[bytes]
+    segments: list[Segment]
+
+
+class JournalState:
+    """One journal: head, registers, the end of its index, the producers seen lately, and what the group adds."""
+
+    def __init__(self, name: str, listing: Listing, view: View | None) -> None:
+        self.name = name
+        self.listing = listing
+        self.id = listing.journal
+        prefix = records.part(self.id, b"")
+        self._head_key = prefix + records.HEAD
+        self._index_prefix = prefix + records.INDEX
+        self._block_prefix = prefix + records.BLOCK
+        self._producer_prefix = prefix + records.PRODUCER
+        self.producers: dict[int, Producer] = {}
+        self.spans: dict[int, Span] = {}
+        self.open: dict[int, int] = {}  # producer -> where its open span begins
+        self.registers: dict[str, str] = {}
+        self.tail_offset = 0
+        self.tail: list[Run] = []
+        head = _EMPTY_HEAD
+        if view is not None:
+            stored = view.get(self._head_key)
+            head = _EMPTY_HEAD if stored is None else Head.decode(stored)
+            self._load_small(view)
+        (
+            self.first_position,
+            self.next_position,
+            self.first_offset,
+            self.next_offset,
+            self.blocks,
+            self.block_bytes,
+            self.fragments,
+            self.fragment_bytes,
+            self.reclaim_to,
+            self.clock_floor,
+            self.newest_clock,
+            self.aborted_spans,
+            self.updated_ms,
+        ) = head
+        # What the group in progress adds.
+        self.chunks: list[Chunk] = []
+        self.full_records: list[tuple[int, list[Run], int]] = []
+        self.writes: dict[bytes, bytes | None] = {}
+        self.dirty_producers: set[int] = set()
+        self.touched = False
+        self.index_dirty = False
+
+    def _load_small(self, view: View) -> None:
+        start, end = records.part_range(self.id, records.REGISTER)
+        self.registers = {key[len(start) :].decode(): value.decode() for key, value in view.scan(start, end)}
+        for key, value in view.scan(*records.part_range(self.id, records.INDEX), reverse=True, limit=1):
+            self.tail_offset = records.number_at_end(key)
+            self.tail = list(records.decode_index(value).runs)
+        start, end = records.OPEN_SPAN.key(u32(self.id)), records.OPEN_SPAN.key(u32(self.id + 1))
+        for key, _ in view.scan(start, end):
+            producer = int.from_bytes(key[-6:], "big")
+            state = self.producer(producer, view)
+            assert state is not None
+            self.open[producer] = state.begin
+
+    # -- producers and spans ------------------------------------------------------------------------------------
+
+    def producer(self, producer: int, view: View) -> Producer | None:
+        """What is known of a producer, read from the store when it is not in memory."""
+        known = self.producers.get(producer)
+        if known is None:
+            stored = view.get(self._producer_prefix + producer.to_bytes(6, "big"))
+            if stored is not None:
+                known = self.producers[producer] = Producer.decode(stored)
+        return known
+
+    def span(self, producer: int, view: View) -> Span:
+        """The pending messages of a producer, in the order in which they were appended."""
+        known = self.spans.get(producer)
+        if known is None:
+            prefix = records.part(self.id, records.SPAN, producer.to_bytes(6, "big"))
+            stored = list(view.scan(prefix, prefix + b"\xff" * 9))
+            known = Span([key for key, _ in stored], [s for _, v in stored for s in records.decode_segments(v)])
+            self.spans[producer] = known
+        return known
+
+    @property
+    def oldest_open(self) -> int | None:
+        """The lowest position of any open span."""
+        return min(self.open.values()) if self.open else None
+
+    # -- the committed index ------------------------------------------------------------------------------------
+
+    def commit_run(self, base: int, count: int, fragment: bytes = b"") -> None:
+        """Give the next `count` offsets to rows from `base` on."""
+        tail = self.tail
+        self.index_dirty = True
+        if tail and not fragment:
+            last = tail[-1]
+            if not last.fragment and last.base + last.rows == base:
+                tail[-1] = Run(last.base, last.rows + count)
+                self.next_offset += count
+                return
+        if not tail:
+            self.tail_offset = self.next_offset
+        elif len(tail) >= records.RUNS_PER_RECORD:
+            self.full_records.append((self.tail_offset, tail, self.watermark))
+            self.tail = tail = []
+            self.tail_offset = self.next_offset
+        tail.append(Run(base, count, fragment))
+        self.next_offset += count
+
+    @property
+    def watermark(self) -> int:
+        """No run that is added from now on begins below this position."""
+        oldest = self.oldest_open
+        return self.next_position if oldest is None else min(oldest, self.next_position)
+
+    # -- appending ----------------------------------------------------------------------------------------------
+
+    def rows_chunk(self) -> RowsChunk:
+        """Where the next rows go."""
+        if self.chunks:
+            last = self.chunks[-1]
+            if isinstance(last, RowsChunk) and not last.full:
+                return last
+        chunk = RowsChunk(self.next_position)
+        self.chunks.append(chunk)
+        return chunk
+
+    def add_batch(self, batch: Any) -> None:
+        """Take a whole record batch, already stamped."""
+        self.chunks.append(ArrowChunk(self.next_position, batch))
+
+    # -- taking back --------------------------------------------------------------------------------------------
+
+    def touch(self, undo: list[Callable[[], None]]) -> None:
+        """Remember the state as it is, so that a refused transaction leaves no trace; mark the journal as changed."""
+        last = self.chunks[-1] if self.chunks else None
+        rows = len(last.bodies) if isinstance(last, RowsChunk) else 0
+        saved = (
+            self._scalars(), self.tail_offset, tuple(self.tail), self.index_dirty, self.touched,
+            len(self.full_records), len(self.chunks), rows,
+        )  # fmt: skip
+        undo.append(partial(self._restore, saved))
+        self.touched = True
+
+    def _scalars(self) -> Head:
+        return Head(
+            self.first_position, self.next_position, self.first_offset, self.next_offset, self.blocks, self.block_bytes,
+            self.fragments, self.fragment_bytes, self.reclaim_to, self.clock_floor, self.newest_clock,
+            self.aborted_spans, self.updated_ms,
+        )  # fmt: skip
+
+    def _restore(self, saved: tuple[Any, ...]) -> None:
+        scalars, self.tail_offset, tail, self.index_dirty, self.touched, full, chunks, rows = saved
+        for field, value in zip(Head._fields, scalars, strict=True):
+            setattr(self, field, value)
+        self.tail = list(tail)
+        del self.full_records[full:]
+        del self.chunks[chunks:]
+        if self.chunks and isinstance(self.chunks[-1], RowsChunk):
+            self.chunks[-1].truncate(rows)
+
+    def put(self, mapping: dict[Any, Any], key: Any, value: Any, undo: list[Callable[[], None]]) -> None:
+        """Change one entry of one of this journal's dictionaries (None removes it from memory), undoably."""
+        if value is None and mapping is not self.writes:
+            undo.append(partial(_put_back, mapping, key, mapping.pop(key, _MISSING)))
+        else:
+            set_undoably(mapping, key, value, undo)
+
+    def set_producer(self, producer: int, state: Producer, undo: list[Callable[[], None]]) -> None:
+        """Change what is known of a producer."""
+        self.put(self.producers, producer, state, undo)
+        self.dirty_producers.add(producer)
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def flush(self, batch: Batch, now_ms: int) -> None:
+        """Put everything the group changed into its batch."""
+        for chunk in self.chunks:
+            for base, value in encode_chunk(chunk, now_ms):
+                batch.put(self._block_prefix + base.to_bytes(8, "big"), value)
+                self.blocks += 1
+                self.block_bytes += len(value)
+        for offset, runs, watermark in self.full_records:
+            batch.put(self._index_prefix + offset.to_bytes(8, "big"), records.encode_index(watermark, runs))
+        if self.index_dirty and self.tail:
+            key = self._index_prefix + self.tail_offset.to_bytes(8, "big")
+            batch.put(key, records.encode_index(self.watermark, self.tail))
+        for producer in self.dirty_producers:
+            known = self.producers.get(producer)
+            if known is not None:
+                batch.put(self._producer_prefix + producer.to_bytes(6, "big"), known.encode())
+        batch.extend(self.writes)
+        self.updated_ms = now_ms
+        batch.put(self._head_key, self._scalars().encode())
+        self._start_group()
+
+    def _start_group(self) -> None:
+        self.chunks = []
+        self.full_records = []
+        self.writes = {}
+        self.dirty_producers = set()
+        self.touched = False
+        self.index_dirty = False
+        if len(self.producers) > PRODUCERS_LOADED_MAX:
+            self.producers.clear()
+        if len(self.spans) > PRODUCERS_LOADED_MAX:
+            self.spans.clear()
+
+
+def set_undoably(mapping: dict[Any, Any], key: Any, value: Any, undo: list[Callable[[], None]]) -> None:
+    """Set one entry; the undo list learns how to take that back."""
+    undo.append(partial(_put_back, mapping, key, mapping.get(key, _MISSING)))
+    mapping[key] = value
+
+
+def _put_back(mapping: dict[Any, Any], key: Any, old: Any) -> None:
+    if old is _MISSING:
+        mapping.pop(key, None)
+    else:
+        mapping[key] = old

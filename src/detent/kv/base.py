@@ -1,0 +1,184 @@
+"""What every kv engine offers: consistent views, durable atomic batches, one fenced writer, a space for objects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from detent.errors import Invalid, LimitExceeded
+
+KEY_BYTES_MAX = 511
+"""LMDB's compiled-in limit, and so the limit of every engine: a store can move between them."""
+
+VALUE_BYTES_MAX = 64 << 20
+"""A record this large is a mistake: blocks are near 1 MiB, and anything bigger is a fragment."""
+
+BATCH_BYTES_MAX = 256 << 20
+"""One commit holds its batch in memory; group commit stops far below this."""
+
+RESERVED_PREFIX = b"\x00"
+"""Keys that start with this byte belong to the engine itself (its epoch); nobody else may use them."""
+
+OBJECT_NAME_MAX = 512
+_OBJECT_NAME_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+
+
+class Batch:
+    """Puts and deletes that become durable together. The last word on a key wins."""
+
+    __slots__ = ("bytes", "operations")
+
+    def __init__(self) -> None:
+        self.operations: dict[bytes, bytes | None] = {}
+        self.bytes = 0
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set `key` to `value`."""
+        _check_key(key)
+        if len(value) > VALUE_BYTES_MAX:
+            raise LimitExceeded(f"a record of {len(value)} bytes is over the limit of {VALUE_BYTES_MAX}")
+        size = self.bytes + len(key) + len(value)
+        if size > BATCH_BYTES_MAX:
+            raise LimitExceeded(f"a batch of {size} bytes is over the limit of {BATCH_BYTES_MAX}")
+        self.operations[key] = value
+        self.bytes = size
+
+    def delete(self, key: bytes) -> None:
+        """Remove `key`; a key that is not there is no error."""
+        _check_key(key)
+        self.operations[key] = None
+        self.bytes += len(key)
+
+    def extend(self, changes: dict[bytes, bytes | None]) -> None:
+        """Put or, where the value is None, delete each key."""
+        for key, value in changes.items():
+            if value is None:
+                self.delete(key)
+            else:
+                self.put(key, value)
+
+    def __len__(self) -> int:
+        return len(self.operations)
+
+
+def _check_key(key: bytes) -> None:
+    if not key or len(key) > KEY_BYTES_MAX:
+        raise Invalid(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
+    if key[0] == 0:
+        raise Invalid("keys that start with byte 00 are reserved for the kv engine")
+
+
+@runtime_checkable
+class View(Protocol):
+    """One consistent state of the store: what had been committed when the view was opened, and nothing later."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of `key`, or None."""
+        ...
+
+    def scan(
+        self, start: bytes, end: bytes | None = None, *, reverse: bool = False, limit: int | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Pairs with start <= key < end in key order (or from the highest down). `end` None: to the last key."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One stored object, as a listing shows it."""
+
+    name: str
+    size: int
+    modified_ms: int
+
+
+@runtime_checkable
+class Objects(Protocol):
+    """Immutable named byte strings beside the keys: what is too big for a record.
+
+    Names are relative paths of ASCII letters, digits, ``.``, ``_``, ``-`` and ``/``. `local` says whether reading one
+    costs no network.
+    """
+
+    local: bool
+
+    def put(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
+        """Store a new object; it is durable when this returns. Returns its size. `Exists` if the name is taken."""
+        ...
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> memoryview:
+        """The object's bytes (or a part). `NotFound` when there is no such object."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """The object's size, or None when there is no such object."""
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Objects whose names start with `prefix`, in no particular order."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove an object; one that is not there is no error."""
+        ...
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """Reads a store, in any process, while a writer is at work or not."""
+
+    objects: Objects
+
+    def view(self) -> AbstractContextManager[View]:
+        """A consistent view. Keep it short: an open view keeps replaced pages alive."""
+        ...
+
+    def size_bytes(self) -> int:
+        """Roughly what the keys and values occupy."""
+        ...
+
+    def close(self) -> None:
+        """Release everything. Calling it twice is fine."""
+        ...
+
+
+@runtime_checkable
+class Writer(Reader, Protocol):
+    """The one writer of a store. Opening it raised the store's epoch, which fences every writer before it."""
+
+    epoch: int
+
+    def commit(self, batch: Batch) -> None:
+        """Make the batch durable, whole, before returning.
+
+        `Fenced` when a later writer has opened the store: nothing of the batch is visible to anyone. `Unavailable`
+        when the engine could not say whether it was written; the caller then drops what it remembers, calls
+        :meth:`recover` and reads again.
+        """
+        ...
+
+    def recover(self) -> None:
+        """After an `Unavailable` commit: be a usable writer again, showing exactly what is durable."""
+        ...
+
+    def maintain(self) -> None:
+        """Housekeeping that is due now and then, such as freeing what killed readers left behind."""
+        ...
+
+
+def check_object_name(name: str) -> None:
+    """Refuse names that could leave the object space or that some file system would not keep."""
+    parts = name.split("/")
+    if len(name) > OBJECT_NAME_MAX or not all(_OBJECT_NAME_PART.fullmatch(part) for part in parts):
+        raise Invalid(f"{name!r} is not an object name: use ASCII letters, digits, '.', '_', '-' and '/'")
+
+
+def prefix_end(prefix: bytes) -> bytes | None:
+    """The first key after all keys that start with `prefix`; None when there is none."""
+    stripped = prefix.rstrip(b"\xff")
+    if not stripped:
+        return None
+    return stripped[:-1] + bytes([stripped[-1] + 1])

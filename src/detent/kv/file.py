@@ -1,0 +1,345 @@
+"""`file:PATH` — LMDB, the embedded default.
+
+Durable means synced: a commit returns after LMDB has synced the data pages and then its meta page. Any number of
+processes read the same file while one writes. The traps of LMDB are handled here: one environment a process and file,
+reader slots left by killed processes, a map that grows, environments that must not cross a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from detent import crash
+from detent.errors import Corrupt, Fenced, Invalid, NotFound, Unavailable
+from detent.kv.base import RESERVED_PREFIX, Batch, Objects
+from detent.kv.localobjects import LocalObjects, make_directories, sync_directory
+
+MAP_BYTES_FIRST = 4 << 30
+"""Address space of a new map. It is not disk space; it doubles whenever it is full."""
+
+MAP_BYTES_MAX = 1 << 46
+"""64 TiB: half of what user space can address on common machines."""
+
+READERS_MAX = 4096
+"""Reader slots (64 bytes each in the lock file): every Spark worker of a large machine takes one."""
+
+GROW_WAIT_S = 30.0
+"""How long a resize waits for the views of this process to end before it gives up."""
+
+PUTMULTI_FROM = 8
+"""Batches with at least this many puts go through one C call."""
+
+FIRST_KEY = b"\x01"
+EPOCH_KEY = RESERVED_PREFIX + b"epoch"
+FORMAT_VERSION = 1
+_EPOCH = struct.Struct("<BQ")
+
+
+class _Environment:
+    """One LMDB environment, shared by all readers and writers of this process that use the same file."""
+
+    def __init__(self, path: Path, *, create: bool) -> None:
+        self.path = path
+        self.users = 0
+        self._gate = threading.Condition()
+        self._views = 0
+        self._resizing = False
+        self.lmdb = self._open(path, create)
+        self.lmdb.reader_check()
+
+    @staticmethod
+    def _open(path: Path, create: bool) -> Any:
+        size = path / "data.mdb"
+        options: dict[str, Any] = {
+            "map_size": max(MAP_BYTES_FIRST, size.stat().st_size if size.exists() else 0),
+            "max_readers": READERS_MAX,
+            "max_dbs": 0,
+            "create": create,
+            "meminit": False,
+        }
+        try:
+            return lmdb.open(os.fspath(path), **options)
+        except lmdb.Error as error:
+            if "denied" in str(error) or "Read-only" in str(error):
+                return lmdb.open(os.fspath(path), readonly=True, lock=False, **options)
+            if isinstance(error, lmdb.InvalidError | lmdb.VersionMismatchError | lmdb.CorruptedError):
+                raise Corrupt(f"{path} holds no readable store: {error}") from error
+            raise Unavailable(f"the store at {path} could not be opened: {error}") from error
+
+    @contextmanager
+    def read(self) -> Iterator[Any]:
+        """A read transaction; another process that grew the map is followed."""
+        transaction = self._begin()
+        try:
+            yield transaction
+        finally:
+            transaction.abort()
+            with self._gate:
+                self._views -= 1
+                if not self._views:
+                    self._gate.notify_all()
+
+    def _begin(self) -> Any:
+        while True:
+            with self._gate:
+                if not self._gate.wait_for(lambda: not self._resizing, GROW_WAIT_S):
+                    raise Unavailable("the store's map has been waiting to grow for too long")
+                self._views += 1
+            try:
+                return self.lmdb.begin()
+            except lmdb.MapResizedError:
+                self._leave()
+                self.resize(0)
+            except lmdb.ReadersFullError as error:
+                self._leave()
+                if not self.lmdb.reader_check():
+                    raise Unavailable(f"all {READERS_MAX} reader slots of {self.path} are taken") from error
+            except BaseException:
+                self._leave()
+                raise
+
+    def _leave(self) -> None:
+        with self._gate:
+            self._views -= 1
+            self._gate.notify_all()
+
+    def resize(self, size: int) -> None:
+        """Set the map's size (0: follow the file). LMDB wants no transaction of this process open meanwhile."""
+        with self._gate:
+            if not self._gate.wait_for(lambda: not self._resizing, GROW_WAIT_S):
+                raise Unavailable("the store's map has been waiting to grow for too long")
+            self._resizing = True
+            try:
+                if not self._gate.wait_for(lambda: not self._views, GROW_WAIT_S):
+                    raise Unavailable("the store's map must grow, but a view of this process stays open")
+                self.lmdb.set_mapsize(size)
+            finally:
+                self._resizing = False
+                self._gate.notify_all()
+
+    def grow(self) -> None:
+        """Double the map."""
+        size = self.lmdb.info()["map_size"] * 2
+        if size > MAP_BYTES_MAX:
+            raise Unavailable(f"the store has reached the largest map of {MAP_BYTES_MAX} bytes")
+        self.resize(size)
+
+
+_environments: dict[tuple[int, int], _Environment] = {}
+_environments_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    # LMDB forbids using an environment in a child. The child forgets it (without closing: that would touch the
+    # parent's locks) and opens its own.
+    global _environments, _environments_lock
+    _abandoned.append(_environments)
+    _environments = {}
+    _environments_lock = threading.Lock()
+
+
+_abandoned: list[dict[tuple[int, int], _Environment]] = []
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _acquire(path: Path, *, create: bool) -> _Environment:
+    if create:
+        make_directories(path)
+    with _environments_lock:
+        try:
+            status = path.stat()
+        except FileNotFoundError as error:
+            raise NotFound(f"there is no store at {path}") from error
+        if not create and not (path / "data.mdb").exists():
+            raise NotFound(f"there is no store at {path}")
+        identity = (status.st_dev, status.st_ino)
+        environment = _environments.get(identity)
+        if environment is None:
+            environment = _environments[identity] = _Environment(path, create=create)
+            if create:
+                sync_directory(path)
+        environment.users += 1
+        return environment
+
+
+def _release(environment: _Environment) -> None:
+    with _environments_lock:
+        environment.users -= 1
+        if environment.users:
+            return
+        for identity, candidate in list(_environments.items()):
+            if candidate is environment:
+                del _environments[identity]
+                environment.lmdb.close()
+
+
+class FileView:
+    """One LMDB read transaction."""
+
+    def __init__(self, transaction: Any) -> None:
+        self._transaction = transaction
+
+    def get(self, key: bytes) -> bytes | None:
+        value: bytes | None = self._transaction.get(key)
+        return value
+
+    def scan(
+        self, start: bytes, end: bytes | None = None, *, reverse: bool = False, limit: int | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        start = max(start, FIRST_KEY)
+        left = -1 if limit is None else limit
+        with self._transaction.cursor() as cursor:
+            if reverse:
+                pairs = self._backward(cursor, end)
+            else:
+                pairs = cursor.iternext() if cursor.set_range(start) else iter(())
+            for key, value in pairs:
+                if left == 0 or (key < start if reverse else end is not None and key >= end):
+                    return
+                left -= 1
+                yield key, value
+
+    @staticmethod
+    def _backward(cursor: Any, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        if end is not None and cursor.set_range(end):
+            if not cursor.prev():
+                return
+        elif not cursor.last():
+            return
+        yield from cursor.iterprev()
+
+
+class FileReader:
+    """Reads a store's file directly, in any process."""
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        self._pid = os.getpid()
+        self._environment: _Environment | None = _acquire(path, create=create)
+        self.objects: Objects = LocalObjects(path / "objects")
+
+    def _live(self) -> _Environment:
+        if self._environment is None:
+            raise Unavailable("this store was closed")
+        if self._pid != os.getpid():
+            raise Unavailable("a store does not cross a fork: open it again in this process")
+        return self._environment
+
+    @contextmanager
+    def view(self) -> Iterator[FileView]:
+        with self._live().read() as transaction:
+            yield FileView(transaction)
+
+    def size_bytes(self) -> int:
+        environment = self._live().lmdb
+        with self._live().read() as transaction:
+            stat, page = transaction.stat(environment.open_db(None, transaction)), environment.stat()["psize"]
+            return int(page * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]))
+
+    def close(self) -> None:
+        if self._environment is not None and self._pid == os.getpid():
+            _release(self._environment)
+        self._environment = None
+
+
+class FileWriter(FileReader):
+    """The writer. Its epoch is checked inside every write transaction, so a replaced writer changes nothing."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, create=True)
+        try:
+            self.epoch = self._raise_epoch()
+        except BaseException:
+            self.close()
+            raise
+        self._stored = _EPOCH.pack(FORMAT_VERSION, self.epoch)
+        self._fenced = False
+
+    def _raise_epoch(self) -> int:
+        environment = self._live()
+        crash.point("kv.open.before_epoch")
+        try:
+            with environment.lmdb.begin(write=True) as transaction:
+                stored = transaction.get(EPOCH_KEY)
+                if stored is None and transaction.stat(environment.lmdb.open_db(None, transaction))["entries"]:
+                    raise Invalid(f"{environment.path} is an LMDB database of something else; choose another path")
+                epoch = _decode_epoch(stored) + 1
+                transaction.put(EPOCH_KEY, _EPOCH.pack(FORMAT_VERSION, epoch))
+        except lmdb.Error as error:
+            raise Unavailable(f"the store at {environment.path} cannot be written: {error}") from error
+        crash.point("kv.open.after_epoch")
+        return epoch
+
+    @contextmanager
+    def view(self) -> Iterator[FileView]:
+        if self._fenced:
+            raise self._fence()
+        with super().view() as view:
+            yield view
+
+    def commit(self, batch: Batch) -> None:
+        environment = self._live()
+        if self._fenced:
+            raise self._fence()
+        crash.point("kv.commit.before_sync")
+        while True:
+            try:
+                self._write(environment, batch)
+                break
+            except lmdb.MapFullError:
+                environment.grow()
+            except lmdb.MapResizedError:
+                environment.resize(0)
+            except lmdb.DiskError as error:
+                raise Unavailable(f"the disk of {environment.path} is full; nothing was committed") from error
+            except lmdb.Error as error:
+                raise Unavailable(f"the commit failed, its outcome is unknown: {error}") from error
+        crash.point("kv.commit.after_sync")
+
+    def _write(self, environment: _Environment, batch: Batch) -> None:
+        with environment.lmdb.begin(write=True) as transaction:
+            if transaction.get(EPOCH_KEY) != self._stored:
+                self._fenced = True
+                raise self._fence()
+            operations = batch.operations
+            if len(operations) >= PUTMULTI_FROM:
+                puts = [(key, value) for key, value in operations.items() if value is not None]
+                with transaction.cursor() as cursor:
+                    cursor.putmulti(puts)
+                for key, value in operations.items():
+                    if value is None:
+                        transaction.delete(key)
+                return
+            for key, value in operations.items():
+                if value is None:
+                    transaction.delete(key)
+                else:
+                    transaction.put(key, value)
+
+    def _fence(self) -> Fenced:
+        return Fenced(
+            f"another writer has taken over the store at {self._live().path}; this one had epoch {self.epoch}"
+        )
+
+    def recover(self) -> None:
+        """LMDB's failed transaction left nothing behind, so there is nothing to redo."""
+        self._live()
+
+    def maintain(self) -> None:
+        """Free the reader slots of killed processes; they would keep replaced pages from being used again."""
+        self._live().lmdb.reader_check()
+
+
+def _decode_epoch(stored: bytes | None) -> int:
+    if stored is None:
+        return 0
+    if len(stored) != _EPOCH.size or stored[0] != FORMAT_VERSION:
+        raise Corrupt(f"the store's epoch record has version {stored[:1].hex()}; this release reads version 1")
+    return int(_EPOCH.unpack(stored)[1])

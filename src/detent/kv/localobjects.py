@@ -1,0 +1,136 @@
+"""Objects as files on a local disk, synced: the file before its name appears, the directory before the call returns."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from detent import crash
+from detent.errors import Exists, NotFound, Unavailable
+from detent.kv.base import ObjectInfo, check_object_name
+
+TEMPORARY_SUFFIX = ".part~"
+"""No object name may hold a tilde, so a half-written file is never taken for an object."""
+
+TEMPORARY_AGE_MS = 24 * 3600 * 1000
+"""A half-written file older than this has no living writer; listing removes it."""
+
+
+def sync_directory(path: Path) -> None:
+    """Make the directory's entries durable: without this a power cut can take a synced file's name away."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_directories(path: Path) -> None:
+    """Create a directory and its missing parents, durably."""
+    missing: list[Path] = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    for directory in reversed(missing):
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
+
+
+class LocalObjects:
+    """Objects below one directory."""
+
+    local = True
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def _path(self, name: str) -> Path:
+        check_object_name(name)
+        return self._root / name
+
+    def put(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
+        path = self._path(name)
+        make_directories(path.parent)
+        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+        crash.point("kv.object.before_write")
+        try:
+            size = self._write(temporary, chunks)
+            crash.point("kv.object.before_rename")
+            # A link refuses a taken name where a rename would replace the object behind it.
+            os.link(temporary, path)
+        except FileExistsError as error:
+            raise Exists(f"there is an object {name!r} already") from error
+        except OSError as error:
+            raise Unavailable(f"the object {name!r} could not be written: {error.strerror}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        crash.point("kv.object.after_rename")
+        sync_directory(path.parent)
+        crash.point("kv.object.after_sync")
+        return size
+
+    @staticmethod
+    def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
+        size = 0
+        with path.open("xb") as file:
+            for chunk in chunks:
+                size += file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        return size
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> memoryview:
+        try:
+            with self._path(name).open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size == 0:
+                    return memoryview(b"")
+                # Mapped, not read: Arrow then works on the page cache without a copy.
+                mapped = memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
+        except FileNotFoundError as error:
+            raise NotFound(f"there is no object {name!r}") from error
+        return mapped[start : size if length is None else start + length]
+
+    def size(self, name: str) -> int | None:
+        try:
+            return self._path(name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        base = self._root / prefix.rpartition("/")[0]
+        for directory, _, files in os.walk(base):
+            for file in files:
+                path = Path(directory, file)
+                name = path.relative_to(self._root).as_posix()
+                if not name.startswith(prefix) or file.endswith(TEMPORARY_SUFFIX):
+                    continue
+                try:
+                    status = path.stat()
+                except FileNotFoundError:
+                    continue  # deleted since the directory was read
+                yield ObjectInfo(name, status.st_size, status.st_mtime_ns // 1_000_000)
+
+    def remove_abandoned(self, now_ms: int) -> int:
+        """Delete half-written files whose writer must be dead. Returns how many."""
+        removed = 0
+        for directory, _, files in os.walk(self._root):
+            for file in files:
+                path = Path(directory, file)
+                if not file.endswith(TEMPORARY_SUFFIX):
+                    continue
+                try:
+                    if now_ms - path.stat().st_mtime_ns // 1_000_000 > TEMPORARY_AGE_MS:
+                        path.unlink()
+                        removed += 1
+                except FileNotFoundError:
+                    continue  # its writer finished meanwhile
+        return removed
+
+    def delete(self, name: str) -> None:
+        path = self._path(name)
+        path.unlink(missing_ok=True)
+        crash.point("kv.object.after_delete")

@@ -1,0 +1,139 @@
+"""Who owns a `file:` store: a lock that dies with its process, and a note that says how to reach the owner."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import weakref
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from detent.errors import Unavailable
+from detent.kv.localobjects import make_directories
+
+SOCKET_PATH_MAX: Final = 100
+"""The kernel cuts socket paths near 108 bytes; longer ones live in the temporary directory."""
+
+END_WAIT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that owns a store. `born` tells it from a later process with the same number."""
+
+    pid: int
+    born: str
+    socket: str
+    epoch: int
+
+
+def process_born(pid: int) -> str:
+    """When a process started, in whatever form the system tells it; empty when there is no such process."""
+    with contextlib.suppress(OSError):
+        # The second field, a name in parentheses, may hold spaces; the start time is the 22nd.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    if Path("/proc/self").exists():
+        return ""
+    answer = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return answer.stdout.strip()
+
+
+class OwnerLock:
+    """The right to write a store. Held until released, or until the process ends in whatever way."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file: int | None = None
+
+    def try_acquire(self) -> bool:
+        """Take the lock if nobody has it."""
+        make_directories(self._directory)
+        file = os.open(self._directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        self._file = file
+        _held.add(self)
+        return True
+
+    def announce(self, epoch: int, socket: str) -> None:
+        """Say how this owner can be reached. Replaced whole, so that a reader never sees half a note."""
+        owner = Owner(os.getpid(), process_born(os.getpid()), socket, epoch)
+        temporary = self._directory / f"owner.json.{os.getpid()}"
+        temporary.write_text(json.dumps(asdict(owner)))
+        temporary.replace(self._directory / "owner.json")
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if self._file is not None:
+            (self._directory / "owner.json").unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = None
+
+    def forget(self) -> None:
+        """In a forked child: let go of the parent's lock without releasing it for the parent."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+_held: weakref.WeakSet[OwnerLock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # A child that kept the descriptor would hold the lock after its parent's death, with nobody answering.
+    for lock in list(_held):
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def read_owner(directory: Path) -> Owner | None:
+    """The owner that announced itself last, if it still lives."""
+    try:
+        owner = Owner(**json.loads((directory / "owner.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    return owner if process_born(owner.pid) == owner.born else None
+
+
+def end_owner(directory: Path) -> None:
+    """Kill the owner of a store, which does not answer, so that its lock is free."""
+    owner = read_owner(directory)
+    if owner is None:
+        raise Unavailable(f"the owner of {directory} has not said who it is; end it by hand")
+    if owner.pid == os.getpid():
+        raise Unavailable(f"{directory} is owned by this very process")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(owner.pid, signal.SIGKILL)
+    deadline = time.monotonic() + END_WAIT_S
+    while process_born(owner.pid) == owner.born and not _is_zombie(owner.pid):
+        if time.monotonic() > deadline:
+            raise Unavailable(f"process {owner.pid}, the owner of {directory}, does not end")
+        time.sleep(0.01)
+
+
+def _is_zombie(pid: int) -> bool:
+    """Dead, but not yet collected by its parent: its locks are gone all the same."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
+
+
+def socket_path(directory: Path) -> Path:
+    """Where the owner of a store listens."""
+    path = directory / "owner.sock"
+    if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
+        return path
+    return Path(tempfile.mkdtemp(prefix="detent-")) / "owner.sock"

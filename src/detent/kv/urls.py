@@ -1,0 +1,48 @@
+"""Store URLs: ``memory:NAME``, ``file:PATH``, ``s3://BUCKET/PREFIX``, ``gs://…``, ``az://…``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from detent.errors import Invalid
+
+OBJECT_STORE_SCHEMES = frozenset({"s3", "gs", "az"})
+URL_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A parsed store URL."""
+
+    scheme: str
+    bucket: str
+    path: str
+
+    @property
+    def directory(self) -> Path:
+        """The directory of a ``file:`` store, absolute, so that a later chdir changes nothing."""
+        return Path(self.path).absolute()
+
+
+def parse_url(url: str) -> Location:
+    """Take a store URL apart; `Invalid` says what a right one looks like."""
+    if not isinstance(url, str) or len(url) > URL_MAX or "\x00" in url:
+        raise Invalid("a store URL is a string of at most 4,096 characters without NUL")
+    scheme, colon, rest = url.partition(":")
+    if not colon or len(scheme) == 1:
+        raise Invalid(f"{url!r} is not a store URL; for a directory write 'file:{url}'")
+    if scheme == "memory":
+        return Location("memory", "", rest.removeprefix("//"))
+    if scheme == "file":
+        path = unquote(rest.removeprefix("//"))
+        if not path:
+            raise Invalid("'file:' needs the path of a directory, such as file:./data")
+        return Location("file", "", path)
+    if scheme in OBJECT_STORE_SCHEMES:
+        parts = urlsplit(url)
+        if not parts.netloc or parts.query or parts.fragment or "@" in parts.netloc:
+            raise Invalid(f"write {scheme}://BUCKET/PREFIX; credentials come from the environment, never from the URL")
+        return Location(scheme, parts.netloc, parts.path.strip("/"))
+    raise Invalid(f"unknown kind of store {scheme!r}: use memory:, file:PATH, s3://BUCKET/PREFIX, gs:// or az://")

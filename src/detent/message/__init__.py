@@ -1,0 +1,49 @@
+"""Message ids, clocks, partition mappings and sequencing. Pure: no I/O, no wall clock, no randomness of its own."""
+
+from detent.message.block import Carried, SequencedBlock, sequence_block_scalar
+from detent.message.clock import TICK, Clock, as_unix_ns, clock_of, clock_of_ns
+from detent.message.flags import ACK_TXN, CONTINUE_TXN, FLAGS_MAX, OUTSIDE_TXN, kind_of
+from detent.message.mapping import MappingFunction, fnv1a32, modulo, random_choice, rendezvous
+from detent.message.ring import Envelope
+from detent.message.sequence import NO_SPAN, Outcome, ProducerState, decide, first_sight
+from detent.message.sequencer import HORIZON_NS, RING_SIZE, Checkpoint, ProducerCheckpoint, Sequencer
+from detent.message.uuids import ProducerId, build_uuid, is_sequenced, new_producer_id, parse_uuid
+from detent.message.vectorised import sequence_block
+
+__all__ = [
+    "ACK_TXN",
+    "CONTINUE_TXN",
+    "FLAGS_MAX",
+    "HORIZON_NS",
+    "NO_SPAN",
+    "OUTSIDE_TXN",
+    "RING_SIZE",
+    "TICK",
+    "Carried",
+    "Checkpoint",
+    "Clock",
+    "Envelope",
+    "MappingFunction",
+    "Outcome",
+    "ProducerCheckpoint",
+    "ProducerId",
+    "ProducerState",
+    "SequencedBlock",
+    "Sequencer",
+    "as_unix_ns",
+    "build_uuid",
+    "clock_of",
+    "clock_of_ns",
+    "decide",
+    "first_sight",
+    "fnv1a32",
+    "is_sequenced",
+    "kind_of",
+    "modulo",
+    "new_producer_id",
+    "parse_uuid",
+    "random_choice",
+    "rendezvous",
+    "sequence_block",
+    "sequence_block_scalar",
+]

@@ -1,0 +1,122 @@
+"""The owner's half of the wire protocol: an ASGI application over one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+
+from detent.engine import Engine, Ticket
+from detent.errors import DetentError, Invalid, LimitExceeded, NotFound
+from detent.journal import JournalMachine, JournalReader
+from detent.journal.operations import AdoptFragments, check_name
+from detent.remote import wire
+from detent.remote.dispatch import Dispatcher
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+JSON = "application/json"
+
+
+class OwnerApp:
+    """Serves one engine. Uncaught errors become a 500 and reach the server's log."""
+
+    def __init__(self, engine: Engine, journals: JournalMachine, reader: JournalReader) -> None:
+        self._engine = engine
+        self._journals = journals
+        self._reader = reader
+        self._dispatcher: Dispatcher | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        try:
+            status, kind, body = await self._route(scope, receive)
+        except DetentError as error:
+            kind = JSON
+            status, body = wire.encode_problem(error)
+        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _route(self, scope: Scope, receive: Receive) -> tuple[int, str, bytes]:
+        method, path = scope["method"], scope["path"]
+        if (method, path) == ("POST", "/v1/transactions"):
+            request = await asyncio.wait_for(_read_body(receive), wire.BODY_WAIT_S)
+            return 200, wire.TRANSACTION_TYPE, wire.encode_results(await self._commit(request))
+        if (method, path) == ("POST", "/v1/sessions"):
+            return 201, JSON, msgspec.json.encode({"session": self._engine.new_session().hex()})
+        if (method, path) == ("GET", "/v1/status"):
+            return 200, JSON, msgspec.json.encode({"epoch": self._engine.epoch, "pid": os.getpid()})
+        if method == "GET" and path.startswith("/v1/journals/") and path.endswith("/wait"):
+            name = unquote(path.removeprefix("/v1/journals/").removesuffix("/wait"))
+            return 200, JSON, msgspec.json.encode({"next_offset": await self._wait(name, scope["query_string"])})
+        raise NotFound(f"there is no {method} {path} here")
+
+    async def _commit(self, data: bytes) -> list[Any]:
+        request = wire.decode_request(data)
+        if any(isinstance(operation, AdoptFragments) for operation in request.operations):
+            # Checking fragments reads files: not on the loop that everybody else is answered from.
+            return await asyncio.to_thread(self._engine.commit, request)
+        if self._dispatcher is None:
+            self._dispatcher = Dispatcher(asyncio.get_running_loop())
+        future: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
+        self._engine.submit(request, self._dispatcher.deliver_to(future))
+        return (await future).outcome()
+
+    async def _wait(self, name: str, query: bytes) -> int:
+        """Answer the journal's next offset once it is above `offset`, or after the time that was given."""
+        check_name(name)
+        arguments = parse_qs(query.decode("latin-1"))
+        try:
+            offset = int(arguments["offset"][0])
+            timeout_ms = min(int(arguments["timeout_ms"][0]), wire.WAIT_MS_MAX)
+        except (KeyError, ValueError) as error:
+            raise Invalid("wait takes the numbers offset and timeout_ms") from error
+        loop = asyncio.get_running_loop()
+        woken = asyncio.Event()
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(woken.set)
+
+        stop = self._journals.watch.add(name, offset, wake)
+        try:
+            found = self._next_offset(name)
+            if found <= offset:
+                try:
+                    await asyncio.wait_for(woken.wait(), timeout_ms / 1000)
+                except TimeoutError:
+                    return found
+                found = self._next_offset(name)
+        finally:
+            stop()
+        return found
+
+    def _next_offset(self, name: str) -> int:
+        try:
+            return self._reader.extent(name)[1]
+        except NotFound:
+            return 0
+
+
+async def _read_body(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Invalid("the client went away before it had sent its request")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > wire.BODY_BYTES_MAX:
+            raise LimitExceeded(f"a request has at most {wire.BODY_BYTES_MAX} bytes")
+        if not message.get("more_body"):
+            return b"".join(parts)

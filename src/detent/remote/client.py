@@ -1,0 +1,129 @@
+"""The client's half of the wire protocol: a connection to an owner, sync and async."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from detent.engine import Request
+from detent.errors import Unavailable
+from detent.remote import wire
+
+CONNECT_S: Final = 2.0
+ANSWER_S: Final = 30.0
+"""How long an owner may take to answer before it counts as hung."""
+
+CONNECTIONS_MAX: Final = 64
+WAIT_SLACK_S: Final = 5.0
+
+
+class Disconnected(Unavailable):
+    """The connection broke: whether the request was applied is unknown until it is sent again under its name."""
+
+
+def _limits() -> httpx.Limits:
+    return httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX)
+
+
+def _timeout(answer_s: float) -> httpx.Timeout:
+    return httpx.Timeout(answer_s, connect=CONNECT_S, pool=answer_s)
+
+
+_HEADERS: Final = {"content-type": wire.TRANSACTION_TYPE}
+
+
+def _wait_path(journal: str, offset: int, timeout_ms: int) -> str:
+    return f"/v1/journals/{quote(journal, safe='')}/wait?offset={offset}&timeout_ms={timeout_ms}"
+
+
+def _content(response: httpx.Response) -> bytes:
+    if response.is_success:
+        return response.content
+    raise wire.decode_problem(response.content)
+
+
+def _session(content: bytes) -> bytes:
+    return bytes.fromhex(msgspec.json.decode(content, type=dict[str, str])["session"])
+
+
+def _grown(content: bytes, offset: int) -> bool:
+    return msgspec.json.decode(content, type=dict[str, int])["next_offset"] > offset
+
+
+class RemoteOwner:
+    """An owner in another process."""
+
+    def __init__(self, socket: str, *, answer_s: float = ANSWER_S) -> None:
+        self._http = httpx.Client(
+            transport=httpx.HTTPTransport(uds=socket, limits=_limits()),
+            base_url="http://owner",
+            timeout=_timeout(answer_s),
+        )
+
+    def _call(self, method: str, path: str, **options: Any) -> bytes:
+        try:
+            return _content(self._http.request(method, path, **options))
+        except httpx.TransportError as error:
+            raise Disconnected(f"the store's owner does not answer: {type(error).__name__} {error}") from error
+
+    def status(self) -> dict[str, int]:
+        """Who answers: epoch and process number."""
+        return msgspec.json.decode(self._call("GET", "/v1/status"), type=dict[str, int])
+
+    def new_session(self) -> bytes:
+        """A session for this client."""
+        return _session(self._call("POST", "/v1/sessions"))
+
+    def commit(self, request: Request) -> list[Any]:
+        """Send a transaction and wait for its answer."""
+        data = wire.encode_request(request)
+        return wire.decode_results(self._call("POST", "/v1/transactions", content=data, headers=_HEADERS))
+
+    def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
+        """Wait until the journal's next offset is above `offset`. False after the time."""
+        timeout_ms = min(timeout_ms, wire.WAIT_MS_MAX)
+        timeout = _timeout(timeout_ms / 1000 + WAIT_SLACK_S)
+        return _grown(self._call("GET", _wait_path(journal, offset, timeout_ms), timeout=timeout), offset)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+
+class AsyncRemoteOwner:
+    """The same for asyncio."""
+
+    def __init__(self, socket: str, *, answer_s: float = ANSWER_S) -> None:
+        self._http = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=socket, limits=_limits()),
+            base_url="http://owner",
+            timeout=_timeout(answer_s),
+        )
+
+    async def _call(self, method: str, path: str, **options: Any) -> bytes:
+        try:
+            return _content(await self._http.request(method, path, **options))
+        except httpx.TransportError as error:
+            raise Disconnected(f"the store's owner does not answer: {type(error).__name__} {error}") from error
+
+    async def new_session(self) -> bytes:
+        """A session for this client."""
+        return _session(await self._call("POST", "/v1/sessions"))
+
+    async def commit(self, request: Request) -> list[Any]:
+        """Send a transaction and wait for its answer."""
+        data = wire.encode_request(request)
+        return wire.decode_results(await self._call("POST", "/v1/transactions", content=data, headers=_HEADERS))
+
+    async def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
+        """Wait until the journal's next offset is above `offset`. False after the time."""
+        timeout_ms = min(timeout_ms, wire.WAIT_MS_MAX)
+        timeout = _timeout(timeout_ms / 1000 + WAIT_SLACK_S)
+        return _grown(await self._call("GET", _wait_path(journal, offset, timeout_ms), timeout=timeout), offset)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()

@@ -1,0 +1,137 @@
+"""How a process reaches a store: it owns it or talks to the owner; when the owner dies, it takes over or reconnects."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final, Literal
+
+from detent import crash
+from detent.errors import Fenced, Invalid, Unavailable
+from detent.kv import Location, parse_url
+from detent.kv.ownership import OwnerLock, end_owner, read_owner
+from detent.remote.client import Disconnected, RemoteOwner
+from detent.remote.owner import LocalOwner
+
+Role = Literal["auto", "client", "reader"]
+ROLES: Final = ("auto", "client", "reader")
+
+HUNG_S: Final = 2.0
+"""An owner that holds the lock and has not said who it is, or does not answer, for this long counts as hung."""
+
+RETRY_FIRST_S: Final = 0.005
+RETRY_MAX_S: Final = 0.05
+
+AnyOwner = LocalOwner | RemoteOwner
+
+
+class Connection:
+    """The way to the owner, found anew whenever it is lost."""
+
+    def __init__(self, url: str, role: Role, *, force: bool = False) -> None:
+        if role not in ROLES:
+            raise Invalid(f"a role is one of {', '.join(ROLES)}, not {role!r}")
+        self.url = url
+        self.role = role
+        self._location: Location = parse_url(url)
+        self._force = force
+        self._lock = threading.Lock()
+        self._closed = False
+        self.current: AnyOwner | None = None
+        self.socket: str | None = None
+
+    def owner(self, deadline: float) -> AnyOwner:
+        """The owner: this process itself, or a connection to another."""
+        current = self.current
+        if current is not None:
+            return current
+        if self.role == "reader":
+            raise Invalid("this store was opened as a reader; open it without role='reader' to write")
+        with self._lock:
+            if self._closed:
+                raise Unavailable("this store was closed")
+            if self.current is None:
+                self.current = self._find(deadline)
+            return self.current
+
+    def lost(self, owner: AnyOwner) -> None:
+        """Forget an owner that does not answer."""
+        with self._lock:
+            if self.current is owner and isinstance(owner, RemoteOwner):
+                self.current = None
+                owner.close()
+
+    def close(self) -> None:
+        """Let the owner go; if that is this process, stop owning."""
+        with self._lock:
+            self._closed = True
+            current, self.current = self.current, None
+        if current is not None:
+            current.close()
+
+    # -- finding the owner --------------------------------------------------------------------------------------
+
+    def _find(self, deadline: float) -> AnyOwner:
+        if self._location.scheme != "file":
+            if self.role == "client":
+                raise Invalid(f"{self.url} has no owner process to be a client of; open it without role='client'")
+            return LocalOwner(self.url)
+        pause = RETRY_FIRST_S
+        unanswered_since: float | None = None
+        while True:
+            found = self._own() or self._connect()
+            if found is not None:
+                return found
+            now = time.monotonic()
+            unanswered_since = unanswered_since or now
+            if self._force and now - unanswered_since >= HUNG_S:
+                end_owner(self._location.directory)
+                unanswered_since = None
+                continue
+            if now >= deadline:
+                raise self._nobody()
+            time.sleep(min(pause, max(0.0, deadline - now)))
+            pause = min(pause * 2, RETRY_MAX_S)
+
+    def _own(self) -> LocalOwner | None:
+        if self.role != "auto":
+            return None
+        directory = self._location.directory
+        lock = OwnerLock(directory)
+        if not lock.try_acquire():
+            return None
+        crash.point("owner.after_lock")
+        try:
+            owner = LocalOwner(self.url, directory=directory, lock=lock)
+        except Fenced:
+            # Somebody without the lock raised the epoch at this very moment: let them, and look again.
+            lock.release()
+            return None
+        except BaseException:
+            lock.release()
+            raise
+        self.socket = None
+        return owner
+
+    def _connect(self) -> RemoteOwner | None:
+        known = read_owner(self._location.directory)
+        if known is None:
+            return None
+        probe = RemoteOwner(known.socket, answer_s=HUNG_S)
+        try:
+            probe.status()
+        except Disconnected:
+            return None
+        finally:
+            probe.close()
+        self.socket = known.socket
+        return RemoteOwner(known.socket)
+
+    def _nobody(self) -> Unavailable:
+        known = read_owner(self._location.directory)
+        if known is None:
+            return Unavailable(f"nobody owns {self.url}: start an owner, or open it without role='client'")
+        return Unavailable(
+            f"process {known.pid} owns {self.url} and does not answer; if it is stuck, open with force=True (--force) "
+            "to end it and take over"
+        )

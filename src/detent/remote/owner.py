@@ -1,0 +1,171 @@
+"""The owner of a store: the engine over its writer, housekeeping, and on `file:` a socket for other processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+
+from detent import crash
+from detent.engine import Engine, Request, Result, Ticket
+from detent.errors import DetentError, Fenced, NotFound, Unavailable
+from detent.journal import JournalMachine, JournalReader
+from detent.journal.sweeper import sweep
+from detent.kv import Writer, open_writer
+from detent.kv.ownership import OwnerLock, socket_path
+from detent.remote.app import OwnerApp
+
+TICK_S: Final = 1.0
+SWEEP_EVERY_S: Final = 3600.0
+SERVER_START_S: Final = 10.0
+SOCKET_BACKLOG: Final = 512
+
+logger = logging.getLogger("detent.owner")
+
+
+class LocalOwner:
+    """This process owns the store."""
+
+    def __init__(self, url: str, *, directory: Path | None = None, lock: OwnerLock | None = None) -> None:
+        self._lock = lock
+        self._server: SocketServer | None = None
+        writer: Writer = open_writer(url)
+        try:
+            self.reader = writer
+            self.journals = JournalMachine(writer)
+            self.engine = Engine(writer, [self.journals])
+            crash.point("owner.after_load")
+            if directory is not None and lock is not None:
+                app = OwnerApp(self.engine, self.journals, JournalReader(writer))
+                self._server = SocketServer(app, socket_path(directory))
+                crash.point("owner.after_socket")
+                lock.announce(self.engine.epoch, str(self._server.path))
+        except BaseException:
+            writer.close()
+            raise
+        self._housekeeper = Housekeeper(self)
+
+    @property
+    def epoch(self) -> int:
+        """The store's epoch under this owner."""
+        return self.engine.epoch
+
+    def new_session(self) -> bytes:
+        """A session for a client of this process."""
+        return self.engine.new_session()
+
+    def commit(self, request: Request) -> list[Result]:
+        """Apply a transaction."""
+        return self.engine.commit(request)
+
+    def submit(self, request: Request, callback: Callable[[Ticket], None]) -> None:
+        """Apply a transaction in the background."""
+        self.engine.submit(request, callback)
+
+    def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
+        """Wait until the journal's next offset is above `offset`. False after the time."""
+        grown = threading.Lock()
+        grown.acquire()
+        stop = self.journals.watch.add(journal, offset, grown.release)
+        try:
+            reader = JournalReader(self.reader)
+            if _next_offset(reader, journal) > offset:
+                return True
+            grown.acquire(timeout=timeout_ms / 1000)
+            return _next_offset(reader, journal) > offset
+        finally:
+            stop()
+
+    def sweep(self, grace_ms: int | None = None) -> int:
+        """Delete fragments that nobody adopted. Returns how many."""
+        return sweep(self.engine, self.reader, grace_ms)
+
+    def close(self) -> None:
+        """Stop serving, finish what is under way, give the lock back."""
+        self._housekeeper.stop()
+        if self._server is not None:
+            self._server.stop()
+        self.engine.close()
+        if self._lock is not None:
+            self._lock.release()
+
+
+def _next_offset(reader: JournalReader, journal: str) -> int:
+    try:
+        return reader.extent(journal)[1]
+    except NotFound:
+        return 0
+
+
+class Housekeeper:
+    """Calls the engine about once a second, and the sweeper about once an hour."""
+
+    def __init__(self, owner: LocalOwner) -> None:
+        self._owner = owner
+        self._stop = threading.Event()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="detent-housekeeper", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        next_sweep = time.monotonic() + SWEEP_EVERY_S
+        while not self._stop.wait(TICK_S):
+            try:
+                self._owner.engine.tick()
+                if time.monotonic() >= next_sweep:
+                    next_sweep = time.monotonic() + SWEEP_EVERY_S
+                    self._owner.sweep()
+            except Fenced as error:
+                logger.warning("housekeeping ends: %s", error)
+                return
+            except Unavailable as error:
+                logger.warning("housekeeping will be tried again: %s", error)
+            except DetentError:
+                logger.exception("housekeeping failed and will be tried again")
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._pid == os.getpid() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+class SocketServer:
+    """Serves an ASGI application on a Unix socket, in a thread of its own."""
+
+    def __init__(self, app: Any, path: Path) -> None:
+        self.path = path
+        path.unlink(missing_ok=True)  # left by an owner that was killed; we hold the lock
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(str(path))
+        path.chmod(0o600)
+        self._socket.listen(SOCKET_BACKLOG)
+        config = uvicorn.Config(
+            app, log_config=None, log_level="warning", access_log=False, lifespan="off", http="h11", loop="asyncio",
+            ws="none", timeout_keep_alive=600, timeout_graceful_shutdown=2,
+        )  # fmt: skip
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="detent-socket", daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + SERVER_START_S
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                raise Unavailable(f"the owner's socket {path} could not be served")
+            time.sleep(0.001)
+
+    def _run(self) -> None:
+        self._server.run(sockets=[self._socket])
+
+    def stop(self) -> None:
+        """Stop listening and end the thread."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,457 @@
+"""`detent.open(url)`: a store, embedded or through its owner, sync (`Store`) and async (`AsyncStore`)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from detent.durations import Duration, milliseconds
+from detent.engine import Operation, Request, Ticket
+from detent.errors import Invalid, NotFound, SessionExpired, Unavailable
+from detent.journal import Appended, AsyncJournal, FragmentRef, Journal, JournalReader, Publisher, calls
+from detent.journal import operations as ops
+from detent.journal.calls import Entry
+from detent.kv import Reader, open_reader, parse_url
+from detent.remote import (
+    AsyncRemoteOwner,
+    ClientSession,
+    Connection,
+    Disconnected,
+    Dispatcher,
+    LocalOwner,
+    Name,
+    RemoteOwner,
+    Role,
+)
+
+TIMEOUT: Final = "30s"
+"""How long a call keeps looking for an owner that answers."""
+
+WAIT_SLICE_MS: Final = 5_000
+"""A wait looks again this often, whatever it hears: the journal may have been deleted, the owner replaced."""
+
+POLL_FIRST_S: Final = 0.001
+POLL_MAX_S: Final = 0.02
+IN_FLIGHT_MAX: Final = 4_096
+"""Asynchronous transactions of one store under way; more wait their turn."""
+
+
+def open(url: str, *, role: Role = "auto", timeout: Duration = TIMEOUT, force: bool = False) -> Store:
+    """Open a store: ``memory:``, ``file:PATH``, ``s3://BUCKET/PREFIX``.
+
+    The first process that opens a ``file:`` store owns it; the next ones talk to the owner, through this same API.
+    `role` narrows that: "client" never becomes the owner, "reader" only reads and needs no owner at all. `force` ends
+    an owner that holds the store and does not answer.
+    """
+    return Store(url, role=role, timeout=timeout, force=force)
+
+
+async def open_async(url: str, *, role: Role = "auto", timeout: Duration = TIMEOUT, force: bool = False) -> AsyncStore:
+    """Open a store for asyncio. See :func:`open`."""
+    store = await asyncio.to_thread(Store, url, role=role, timeout=timeout, force=force)
+    return AsyncStore(store)
+
+
+class Store:
+    """A store. Use it in a ``with`` block, or call `close`."""
+
+    def __init__(self, url: str, *, role: Role = "auto", timeout: Duration = TIMEOUT, force: bool = False) -> None:
+        self.url = url
+        self._timeout_s = milliseconds(timeout) / 1000
+        self._connection = Connection(url, role, force=force)
+        self._session = ClientSession()
+        self._closed = False
+        try:
+            if role != "reader":
+                self._connection.owner(time.monotonic() + self._timeout_s)
+            self._kv = self._open_reader()
+        except BaseException:
+            self._connection.close()
+            raise
+        self.reader = JournalReader(self._kv)
+        self.objects = self._kv.objects
+
+    def _open_reader(self) -> Reader:
+        owner = self._connection.current
+        if isinstance(owner, LocalOwner) and parse_url(self.url).scheme != "file":
+            return owner.reader
+        return open_reader(self.url)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the store. Closing twice is fine."""
+        if not self._closed:
+            self._closed = True
+            self._kv.close()
+            self._connection.close()
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this process owns the store."""
+        return isinstance(self._connection.current, LocalOwner)
+
+    @property
+    def epoch(self) -> int:
+        """The store's epoch: it rises with each new owner."""
+        owner = self._connection.owner(time.monotonic() + self._timeout_s)
+        return owner.epoch if isinstance(owner, LocalOwner) else owner.status()["epoch"]
+
+    def size_bytes(self) -> int:
+        """Roughly what the records occupy, fragments not counted."""
+        return self._kv.size_bytes()
+
+    def journal(self, name: str) -> Journal:
+        """A journal by name. Nothing is created before the first append."""
+        return Journal(self, name)
+
+    def journals(self, prefix: str = "") -> list[str]:
+        """The names of the journals, sorted."""
+        return self.reader.names(prefix)
+
+    def publisher(self) -> Publisher:
+        """A publisher with a producer of its own, for pending messages and acknowledgements."""
+        return Publisher(self.commit)
+
+    def transaction(self) -> Transaction:
+        """Several operations that take effect together or not at all.
+
+        >>> with store.transaction() as t:
+        ...     t.append("orders", b"new")
+        ...     t.append("audit", b"order came")
+        """
+        return Transaction(self)
+
+    def sweep(self, *, grace: Duration | None = None) -> int:
+        """Delete fragments that were written and never adopted. The owner does this by itself once an hour."""
+        owner = self._connection.current
+        if not isinstance(owner, LocalOwner):
+            raise Invalid("only the owner of a store can sweep it")
+        return owner.sweep(None if grace is None else milliseconds(grace))
+
+    # -- committing ---------------------------------------------------------------------------------------------
+
+    def commit(self, operations: list[Operation]) -> list[Any]:
+        """Apply operations as one transaction; their results, once they are durable."""
+        deadline = time.monotonic() + self._timeout_s
+        name: Name | None = None
+        sent = False
+        try:
+            while True:
+                owner = self._connection.owner(deadline)
+                try:
+                    if not self._session.is_open:
+                        self._session.open(owner.new_session())
+                    name = name or self._session.begin()
+                    return owner.commit(Request(*name, operations))
+                except Disconnected as error:
+                    sent = sent or name is not None
+                    self._after_disconnect(owner, error, deadline)
+                except SessionExpired as error:
+                    self._after_expiry(name, sent, error)
+                    name = None
+        finally:
+            if name is not None:
+                self._session.end(name)
+
+    def _after_disconnect(self, owner: LocalOwner | RemoteOwner, error: Disconnected, deadline: float) -> None:
+        """The same request is sent again, under its name, to whoever owns the store next."""
+        self._connection.lost(owner)
+        if time.monotonic() >= deadline:
+            raise Unavailable(f"{error}; whether the transaction was applied is unknown") from error
+
+    def _after_expiry(self, name: Name | None, sent: bool, error: SessionExpired) -> None:
+        assert name is not None
+        self._session.expire(name.session)
+        if sent:
+            raise Unavailable("the session expired before its owner answered; the outcome is unknown") from error
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def wait(self, journal: str, offset: int, timeout_ms: int | None) -> bool:
+        """Wait until a journal's next offset is above `offset`. False after the time."""
+        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        pause = POLL_FIRST_S
+        while True:
+            if self._next_offset(journal) > offset:
+                return True
+            left_ms = WAIT_SLICE_MS if deadline is None else min(WAIT_SLICE_MS, (deadline - time.monotonic()) * 1000)
+            if left_ms <= 0:
+                return False
+            if not self._wait_at_owner(journal, offset, int(left_ms) + 1):
+                time.sleep(min(pause, left_ms / 1000))
+                pause = min(pause * 1.5, POLL_MAX_S)
+
+    def _wait_at_owner(self, journal: str, offset: int, timeout_ms: int) -> bool:
+        """True when an owner was asked; without one the caller looks for itself, a little later."""
+        if self._connection.role == "reader":
+            return False
+        try:
+            owner = self._connection.owner(time.monotonic())
+        except Unavailable:
+            return False
+        try:
+            owner.wait(journal, offset, timeout_ms)
+        except Disconnected:
+            self._connection.lost(owner)
+            return False
+        return True
+
+    def _next_offset(self, journal: str) -> int:
+        try:
+            return self.reader.extent(journal)[1]
+        except NotFound:
+            return 0
+
+
+class AsyncStore:
+    """`Store` for asyncio: the same calls, awaited. Use it in ``async with``, or call `close`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._dispatcher = Dispatcher(self._loop)
+        self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
+        self._remote: tuple[str, AsyncRemoteOwner] | None = None
+        self.reader = store.reader
+        self.objects = store.objects
+        self.url = store.url
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Release the store."""
+        if self._remote is not None:
+            await self._remote[1].close()
+            self._remote = None
+        await asyncio.to_thread(self._store.close)
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this process owns the store."""
+        return self._store.is_owner
+
+    def journal(self, name: str) -> AsyncJournal:
+        """A journal by name. Nothing is created before the first append."""
+        return AsyncJournal(self, name)
+
+    async def journals(self, prefix: str = "") -> list[str]:
+        """The names of the journals, sorted."""
+        return await asyncio.to_thread(self.reader.names, prefix)
+
+    def transaction(self) -> AsyncTransaction:
+        """Several operations that take effect together or not at all."""
+        return AsyncTransaction(self)
+
+    async def commit(self, operations: list[Operation]) -> list[Any]:
+        """Apply operations as one transaction; their results, once they are durable."""
+        async with self._room:
+            return await self._commit(operations)
+
+    async def _commit(self, operations: list[Operation]) -> list[Any]:
+        store, session = self._store, self._store._session
+        deadline = time.monotonic() + store._timeout_s
+        name: Name | None = None
+        sent = False
+        try:
+            while True:
+                owner = await self._owner(deadline)
+                try:
+                    if not session.is_open:
+                        session.open(await self._new_session(owner))
+                    name = name or session.begin()
+                    return await self._send(owner, Request(*name, operations))
+                except Disconnected as error:
+                    sent = sent or name is not None
+                    await asyncio.to_thread(store._after_disconnect, owner, error, deadline)
+                except SessionExpired as error:
+                    store._after_expiry(name, sent, error)
+                    name = None
+        finally:
+            if name is not None:
+                session.end(name)
+
+    async def _owner(self, deadline: float) -> LocalOwner | RemoteOwner:
+        current = self._store._connection.current
+        if current is not None:
+            return current
+        return await asyncio.to_thread(self._store._connection.owner, deadline)
+
+    async def _new_session(self, owner: LocalOwner | RemoteOwner) -> bytes:
+        if isinstance(owner, LocalOwner):
+            return owner.new_session()
+        return await (await self._remote_of()).new_session()
+
+    async def _send(self, owner: LocalOwner | RemoteOwner, request: Request) -> list[Any]:
+        if not isinstance(owner, LocalOwner):
+            return await (await self._remote_of()).commit(request)
+        if any(isinstance(operation, ops.AdoptFragments) for operation in request.operations):
+            return await asyncio.to_thread(owner.commit, request)
+        future: asyncio.Future[Ticket] = self._loop.create_future()
+        owner.submit(request, self._dispatcher.deliver_to(future))
+        return (await future).outcome()
+
+    async def _remote_of(self) -> AsyncRemoteOwner:
+        """The asynchronous twin of the connection that was found."""
+        socket = self._store._connection.socket
+        assert socket is not None
+        if self._remote is None or self._remote[0] != socket:
+            if self._remote is not None:
+                await self._remote[1].close()
+            self._remote = (socket, AsyncRemoteOwner(socket))
+        return self._remote[1]
+
+    async def wait(self, journal: str, offset: int, timeout_ms: int | None) -> bool:
+        """Wait until a journal's next offset is above `offset`. False after the time."""
+        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        pause = POLL_FIRST_S
+        while True:
+            if self._store._next_offset(journal) > offset:
+                return True
+            left_ms = WAIT_SLICE_MS if deadline is None else min(WAIT_SLICE_MS, (deadline - time.monotonic()) * 1000)
+            if left_ms <= 0:
+                return False
+            if not await self._wait_at_owner(journal, offset, int(left_ms) + 1):
+                await asyncio.sleep(min(pause, left_ms / 1000))
+                pause = min(pause * 1.5, POLL_MAX_S)
+
+    async def _wait_at_owner(self, journal: str, offset: int, timeout_ms: int) -> bool:
+        connection = self._store._connection
+        if connection.role == "reader":
+            return False
+        try:
+            owner = await self._owner(time.monotonic())
+        except Unavailable:
+            return False
+        try:
+            if isinstance(owner, LocalOwner):
+                await self._wait_locally(owner, journal, offset, timeout_ms)
+            else:
+                await (await self._remote_of()).wait(journal, offset, timeout_ms)
+        except Disconnected:
+            await asyncio.to_thread(connection.lost, owner)
+            return False
+        return True
+
+    async def _wait_locally(self, owner: LocalOwner, journal: str, offset: int, timeout_ms: int) -> None:
+        woken = asyncio.Event()
+
+        def wake() -> None:
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(woken.set)
+
+        stop = owner.journals.watch.add(journal, offset, wake)
+        try:
+            if self._store._next_offset(journal) <= offset:
+                await asyncio.wait_for(woken.wait(), timeout_ms / 1000)
+        except TimeoutError:
+            return
+        finally:
+            stop()
+
+
+class _Operations:
+    """Collects the operations of a transaction. Each call answers its index in `results`."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.results: list[Any] = []
+
+    def add(self, operation: Operation) -> int:
+        """Add any operation."""
+        self.operations.append(operation)
+        return len(self.operations) - 1
+
+    def append(
+        self, journal: str, body: bytes, *, key: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> int:
+        """Append one message."""
+        return self.add(calls.append(journal, body, key, headers))
+
+    def append_many(self, journal: str, entries: Iterable[Entry]) -> int:
+        """Append several messages."""
+        return self.add(calls.append_many(journal, entries))
+
+    def append_table(self, journal: str, table: Any) -> int:
+        """Append the rows of an Arrow table."""
+        return self.add(calls.append_table(journal, table))
+
+    def adopt(self, journal: str, fragments: Sequence[FragmentRef]) -> int:
+        """Adopt written fragments."""
+        return self.add(calls.adopt(journal, fragments))
+
+    def check_registers(self, journal: str, expected: Mapping[str, str | None]) -> int:
+        """Refuse the whole transaction with `Conflict` unless the registers are as expected (None: absent)."""
+        return self.add(calls.check_registers(journal, expected))
+
+    def set_registers(self, journal: str, values: Mapping[str, str | None]) -> int:
+        """Set registers (None removes one)."""
+        return self.add(calls.set_registers(journal, values))
+
+    def check_next_offset(self, journal: str, offset: int) -> int:
+        """Refuse the whole transaction with `Conflict` unless the journal's next offset is this."""
+        return self.add(ops.CheckHead(journal, offset))
+
+
+class Transaction(_Operations):
+    """Operations that take effect together at the end of the ``with`` block, or not at all."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.commit()
+
+    def commit(self) -> list[Any]:
+        """Apply the operations now. A transaction without any does nothing."""
+        operations, self.operations = self.operations, []
+        self.results = self._store.commit(operations) if operations else []
+        return self.results
+
+
+class AsyncTransaction(_Operations):
+    """`Transaction` for asyncio, with ``async with``."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        super().__init__()
+        self._store = store
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.commit()
+
+    async def commit(self) -> list[Any]:
+        """Apply the operations now. A transaction without any does nothing."""
+        operations, self.operations = self.operations, []
+        self.results = await self._store.commit(operations) if operations else []
+        return self.results
+
+
+__all__ = ["Appended", "AsyncStore", "AsyncTransaction", "Store", "Transaction", "open", "open_async"]

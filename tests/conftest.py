@@ -1,0 +1,39 @@
+"""Fixtures that more than one module uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contract.kvengine import Engine
+from detent.kv import Writer
+
+
+@pytest.fixture
+def store_dir(tmp_path: Path) -> Path:
+    """A directory for one store. It does not exist yet: opening the store makes it."""
+    return tmp_path / "store"
+
+
+S3_MARKS = [pytest.mark.s3, pytest.mark.xdist_group("s3")]
+
+
+@pytest.fixture(params=["memory", "file", pytest.param("s3", marks=S3_MARKS)])
+def kv_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """Each kv engine in turn."""
+    if request.param == "s3":
+        for module in ("slatedb", "obstore", "s3server"):
+            pytest.importorskip(module)
+    engine = Engine(request.param, tmp_path)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@pytest.fixture
+def kv_writer(kv_engine: Engine) -> Writer:
+    """The writer of a new store."""
+    return kv_engine.writer()

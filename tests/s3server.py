@@ -1,0 +1,158 @@
+"""A loopback S3 server for tests: moto in its own process, so that a stopped or killed client cannot stop it too.
+
+    with s3_server() as server:
+        server.environment            # what a child process needs to reach it
+        url = server.store_url()      # a fresh prefix of one bucket each time
+
+The server is started once per test process by `s3_store_url()`, which also puts the environment into `os.environ`,
+and ends with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+BUCKET = "detent-tests"
+HOST = "127.0.0.1"
+START_SECONDS = 60.0
+"""Importing moto and its service models takes seconds on a cold disk."""
+
+STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A running server: where it is, and the process to signal."""
+
+    endpoint: str
+    environment: dict[str, str]
+    pid: int
+
+    def store_url(self) -> str:
+        """A store URL nobody used before."""
+        return f"s3://{BUCKET}/{uuid.uuid4().hex}"
+
+
+def environment_for(endpoint: str) -> dict[str, str]:
+    """The variables every S3 client here reads. The keys are the ones moto accepts: any."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """Start a server on a free port, with the bucket made; stop it by its process id at the end."""
+    process = subprocess.Popen(
+        [sys.executable, os.path.abspath(__file__)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        endpoint = f"http://{HOST}:{_port_of(process)}"
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT"), timeout=START_SECONDS
+        ):
+            pass
+        yield S3Server(endpoint, environment_for(endpoint), process.pid)
+    finally:
+        _stop(process)
+
+
+def _port_of(process: subprocess.Popen[bytes]) -> int:
+    """The port the server prints once it listens."""
+    assert process.stdout is not None
+    alarm = threading.Timer(START_SECONDS, process.kill)
+    alarm.start()
+    try:
+        line = process.stdout.readline()
+    finally:
+        alarm.cancel()
+        alarm.join()
+    if not line.strip().isdigit():
+        raise RuntimeError(f"the S3 server did not start: {line!r}")
+    return int(line)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        pipe.close()
+
+
+_shared: S3Server | None = None
+
+
+def shared_server() -> S3Server:
+    """The one server of this test process, started at the first call and stopped when the process exits."""
+    global _shared
+    if _shared is None:
+        running = contextlib.ExitStack()
+        _shared = running.enter_context(s3_server())
+        atexit.register(running.close)
+        os.environ.update(_shared.environment)
+    return _shared
+
+
+def s3_store_url() -> str:
+    """A fresh store URL on the shared server; the environment is set so that it opens right away."""
+    return shared_server().store_url()
+
+
+def _one_conditional_put_at_a_time(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
+    """Moto looks for the object and stores it in two steps; S3 promises one. The lock makes the promise true."""
+    lock = threading.Lock()
+
+    def guarded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if "HTTP_IF_NONE_MATCH" in environ or "HTTP_IF_MATCH" in environ:
+            with lock:
+                return list(app(environ, start_response))
+        return app(environ, start_response)
+
+    return guarded
+
+
+def _serve() -> None:
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    WSGIRequestHandler.protocol_version = "HTTP/1.1"  # keep-alive: a connection a request would dominate
+    app = _one_conditional_put_at_a_time(DomainDispatcherApplication(create_backend_app))
+    server = make_server(HOST, 0, app, threaded=True)
+    print(server.port, flush=True)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    server.serve_forever()
+
+
+def _exit_with_parent() -> None:
+    """Standard input ends when the test process dies, however it dies."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -37,7 +37,7 @@ bench: $(STAMP) ## measure one suite (SUITE=journal) and write bench/results/SUI
 	$(BIN)/python -m bench $(SUITE)
 
 soak: $(STAMP) ## the long runs: 100 rounds of kill -9 under load, deep property tests
-	DETENT_SOAK=1 $(BIN)/python -m pytest -n auto --dist loadgroup tests/acceptance tests/contract
+	DETENT_SOAK=1 $(BIN)/python -m pytest -n auto --dist loadgroup --timeout 3600
 
 lock: $(STAMP) ## resolve the dependencies again, newest first
 	$(BIN)/python -m pip install --quiet uv

@@ -11,10 +11,21 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from detent.codec import keys, log
+import msgspec
+
+from detent.codec import block, journal, keys, log
 from detent.codec.keys import KeyReader
 from detent.codec.log import EntryKey, SegmentMeta, SeqBlock
 from detent.codec.values import ByteReader, ByteWriter
+from detent.engine import Done, Request
+from detent.engine.sessions import decode_answers, encode_answers
+from detent.errors import Invalid
+from detent.journal import AckIntent
+from detent.journal import operations as ops
+from detent.journal.publisher import decode_intents, encode_intents
+from detent.kv.file import _EPOCH, _decode_epoch
+from detent.remote import wire
+from world import World
 
 
 class DecoderCase(NamedTuple):
@@ -87,7 +98,67 @@ _EVERY_KEY_SAMPLE = (
 )
 
 
+def _block_sample(rows: int) -> bytes:
+    content = block.content_of([b"body"] * rows, [b"key"] * rows, [{"h": "v"}] * rows)
+    batch = block.stamped(rows, b"\x01" * 6 * rows, bytes(8 * rows), bytes(2 * rows), bytes(8 * rows), content)
+    return block.encode_block(batch, 0, 0)
+
+
+def _append_batch(data: bytes) -> object:
+    """What a hostile client can send as a batch: the owner must refuse it or store it, and stay whole."""
+    world = World()
+    try:
+        return world.commit(ops.AppendBatch("j", data))
+    finally:
+        assert world.append("k", b"still well").offset == 0
+
+
+def _content_sample() -> bytes:
+    arrays = block.content_of([b"a", b"b"], [b"k", None], [{"h": "v"}, None])
+    batch = block.pa.RecordBatch.from_arrays(arrays, schema=block.CONTENT_SCHEMA)
+    return bytes(batch.serialize().to_pybytes())
+
+
+def _problem(data: bytes) -> object:
+    error = wire.decode_problem(data)
+    return str(error)
+
+
+_REQUEST = Request(
+    b"s" * 16,
+    7,
+    3,
+    [
+        ops.Append("j", [b"x"], [None], [{"a": "b"}]),
+        ops.AppendStamped("j", [b"x"], None, None, b"6bytes", [160], [1]),
+        ops.CheckRegisters("j", {"a": None, "b": "c"}),
+        ops.AdoptFragments("j", [ops.FragmentRef(b"f" * 16, 1, 2, 3)]),
+        ops.CreateJournal("j", 1, 2, 3, 4, True),
+    ],
+)
+
+
 DECODERS: list[DecoderCase] = [
+    DecoderCase("block", block.decode_block, [_block_sample(1), _block_sample(3)]),
+    DecoderCase("block head", block.decode_head, [_block_sample(2)]),
+    DecoderCase("journal listing", journal.Listing.decode, [journal.Listing(1, 2, 3, 4, 5, 6).encode()]),
+    DecoderCase("journal head", journal.Head.decode, [journal.Head(*range(13)).encode()]),
+    DecoderCase("producer", journal.Producer.decode, [journal.Producer(1, 2, -1, 4, 5, True).encode()]),
+    DecoderCase("span", journal.decode_segments, [journal.encode_segments([journal.Segment(1, 2, 3, 4)] * 3)]),
+    DecoderCase(
+        "committed index",
+        journal.decode_index,
+        [journal.encode_index(9, [journal.Run(1, 2), journal.Run(0, 5, b"f" * 16), journal.Run(7, 1)])],
+    ),
+    DecoderCase("fragment", journal.Fragment.decode, [journal.Fragment(1, 2, 3, 4, 5, 6).encode()]),
+    DecoderCase("number", lambda data: journal.decode_number(data, "number"), [journal.encode_number(5)]),
+    DecoderCase("answers", decode_answers, [encode_answers([(b"s" * 16, 1, 2, b"answer")] * 2, 99)]),
+    DecoderCase("intents", decode_intents, [encode_intents([AckIntent("j", b"6bytes", 160)] * 2)]),
+    DecoderCase("epoch", _decode_epoch, [_EPOCH.pack(1, 5)]),
+    DecoderCase("wire request", wire.decode_request, [wire.encode_request(_REQUEST)]),
+    DecoderCase("wire results", wire.decode_results, [wire.encode_results([Done(), ops.Appended(1, 2, 3, 4)])]),
+    DecoderCase("wire problem", _problem, [wire.encode_problem(Invalid("no"))[1], msgspec.json.encode({})]),
+    DecoderCase("appended batch", _append_batch, [_content_sample()]),
     DecoderCase(
         "terminated bytes",
         keys.decode_terminated,

@@ -84,8 +84,8 @@ def random_journal(
     """A raw journal of about `messages` messages by `producers` interleaved producers.
 
     With the probability `faults` the next step is one of: a retried tail, a repeated ACK, a partial ACK, a late older
-    message, a clean or a deep rollback, a message without a clock or with unknown flags, or a crash (the span stays open, and a new
-    producer takes over).
+    message, a clean or a deep rollback, a message without a clock or with unknown flags, or a crash (the span stays
+    open, and a new producer takes over).
     """
     live = [_Producer(100 + number, rng.randrange(5) * 40) for number in range(producers)]
     next_number = 100 + producers

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,17 +21,18 @@ KEY_ALPHABET = [0x01, 0x02, 0x61, 0xFE, 0xFF]
 
 
 class Committer(threading.Thread):
-    """Counts up in the store, one commit a number, until a commit fails."""
+    """Counts up in the store, one commit a number, until a commit fails, or none has failed for too long."""
 
     def __init__(self, writer: Writer) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self.writer = writer
         self.acknowledged = 0
         self.error: BaseException | None = None
 
     def run(self) -> None:
+        deadline = time.monotonic() + VISIBLE_SECONDS
         try:
-            while True:
+            while time.monotonic() < deadline:
                 put(self.writer, (b"n", b"%d" % (self.acknowledged + 1)))
                 self.acknowledged += 1
         except BaseException as error:

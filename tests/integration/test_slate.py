@@ -19,7 +19,7 @@ pytest.importorskip("obstore")
 
 import s3server
 from detent.errors import Exists, Fenced, Invalid, NotFound, Unavailable
-from detent.kv import _slate_fast, objectstore, slate
+from detent.kv import _slate_fast, _slate_reader, _slate_session, objectstore, slate
 from detent.kv.base import Batch, Objects, Reader, Writer
 
 pytestmark = [pytest.mark.s3, pytest.mark.xdist_group("s3")]
@@ -30,7 +30,7 @@ QUICK_SECONDS = 20.0
 CHILD = """
 import sys
 from detent.errors import DetentError
-from detent.kv import slate
+from detent.kv import objectstore, slate
 from detent.kv.base import Batch
 
 def put(writer, **pairs):
@@ -365,7 +365,7 @@ class TestOutages:
         self, stoppable_server: s3server.S3Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(slate, "OPEN_SECONDS", 1.0)
-        monkeypatch.setattr(slate, "CLOSE_SECONDS", 1.0)
+        monkeypatch.setattr(_slate_session, "CLOSE_SECONDS", 1.0)
         monkeypatch.setattr(objectstore.BucketObjects, "check", lambda self: None)
         os.kill(stoppable_server.pid, signal.SIGSTOP)
         before = set(threading.enumerate())
@@ -390,7 +390,7 @@ class TestReaders:
     ) -> None:
         """Half of the data is in tables, half in the log. The base is a new one for every view, or the same for all."""
         monkeypatch.setattr(slate, "COMMITS_PER_TABLE", 3)
-        monkeypatch.setattr(slate, "BASE_SECONDS", base_seconds)
+        monkeypatch.setattr(_slate_reader, "BASE_SECONDS", base_seconds)
         with (
             contextlib.closing(slate.open_writer(url)) as writer,
             contextlib.closing(slate.open_reader(url, poll_seconds=0)) as reader,
@@ -415,7 +415,7 @@ class TestReaders:
             assert 0 < reader.size_bytes() < 1 << 20
 
     def test_nothing_is_left_behind(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(slate, "BASE_SECONDS", -1.0)
+        monkeypatch.setattr(_slate_reader, "BASE_SECONDS", -1.0)
         with contextlib.closing(slate.open_writer(url)) as writer:
             reader = slate.open_reader(url)
             with reader.view(), reader.view():
@@ -440,7 +440,7 @@ class TestObjects:
     def test_two_processes_race_for_names(self, url: str, children: Any) -> None:
         code = (
             "from detent.errors import Exists\n"
-            "objects = slate.BucketObjects(slate.open_bucket(slate.object_location(url)))\n"
+            "objects = objectstore.BucketObjects(objectstore.open_bucket(objectstore.object_location(url)))\n"
             "objects.check(); say('ready'); wait()\n"
             "for number in range(40):\n"
             "    try:\n"
@@ -476,7 +476,7 @@ class TestObjects:
         child = children(
             "from detent.kv import objectstore\n"
             "objectstore.SINGLE_PUT_BYTES = 1 << 20\n"
-            "objects = slate.BucketObjects(slate.open_bucket(slate.object_location(url)))\n"
+            "objects = objectstore.BucketObjects(objectstore.open_bucket(objectstore.object_location(url)))\n"
             "objects.put('o', [b'x' * 700_000] * 3)\n",
             url,
             DETENT_CRASH_AT=point,

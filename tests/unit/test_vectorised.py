@@ -152,6 +152,11 @@ def test_anything_at_all_gives_what_the_loop_gives(
     check(raw, 50, states, floor)
 
 
+@given(st.lists(st.tuples(st.integers(1, 3), EDGES, st.sampled_from([0, 4])), max_size=15), STATES)
+def test_blocks_without_transactions(raw: list[RawMessage], states: dict[int, ProducerState]) -> None:
+    check(raw, 50, states)
+
+
 @pytest.mark.parametrize("producers", [1, 2, 50])
 @pytest.mark.parametrize("faults", [0.0, 0.01, 0.5])
 def test_long_blocks(producers: int, faults: float) -> None:

@@ -2,9 +2,10 @@
 
 from detent.engine.engine import Engine, operation_union, wall_ms
 from detent.engine.operation import Context, Done, Machine, Operation, Result
-from detent.engine.request import Request, Ticket
+from detent.engine.request import MALFORMED, Request, Ticket
 
 __all__ = [
+    "MALFORMED",
     "Context",
     "Done",
     "Engine",

@@ -11,6 +11,9 @@ import msgspec
 from detent.engine.operation import OPERATIONS_MAX, Operation, Result
 from detent.errors import DetentError, Invalid, LimitExceeded, Unavailable
 
+MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""All that msgspec raises for bytes that are not what they should be."""
+
 SESSION_BYTES = 16
 SEQUENCE_MAX = (1 << 63) - 1
 

@@ -93,7 +93,7 @@ class Sessions:
             return known[1]
         if request.sequence < session.floor:
             raise Fenced(f"sequence {request.sequence} of this session was answered before, and its answer forgotten")
-        if len(session.answers) >= ANSWERS_PER_SESSION_MAX:
+        if len(session.answers) >= ANSWERS_PER_SESSION_MAX <= sum(n >= request.answered for n in session.answers):
             raise LimitExceeded(f"{ANSWERS_PER_SESSION_MAX} answers of this session are not acknowledged")
         return None
 

@@ -107,7 +107,7 @@ def _read_batch(op: ops.AppendBatch) -> Any:
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(op.data), schema)
         batch.validate(full=True)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
         raise Invalid(f"this is no record batch of messages: {error}") from error
     if not 1 <= batch.num_rows <= ops.APPEND_ROWS_MAX:
         raise Invalid(f"an append has 1 to {ops.APPEND_ROWS_MAX} messages, not {batch.num_rows}")

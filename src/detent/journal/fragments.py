@@ -133,7 +133,7 @@ def open_fragment(objects: Objects, fragment: bytes, size: int, checksum: int, *
             _verified[fragment] = None
     try:
         reader = pa.ipc.open_file(pa.py_buffer(data))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
         raise Corrupt(f"fragment {fragment.hex()} is no Arrow file: {error}") from error
     if not reader.schema.equals(block.SCHEMA):
         raise Corrupt(f"fragment {fragment.hex()} does not have the message schema")

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from detent.engine import Operation
+from detent.engine import MALFORMED, Operation
 from detent.errors import Corrupt, Invalid
 from detent.journal import operations as ops
 from detent.journal.calls import Entry, append_many
@@ -44,7 +44,7 @@ def decode_intents(data: bytes) -> list[AckIntent]:
     """Intents from a checkpoint; `Corrupt` when these are none."""
     try:
         intents = msgspec.msgpack.decode(data, type=list[AckIntent])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise Corrupt(f"these bytes are no acknowledgement intents: {error}") from error
     if len(intents) > JOURNALS_PER_TRANSACTION_MAX or not all(
         len(intent.producer) == 6 and 0 < intent.clock < 1 << 64 for intent in intents

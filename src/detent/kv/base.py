@@ -23,7 +23,11 @@ RESERVED_PREFIX = b"\x00"
 """Keys that start with this byte belong to the engine itself (its epoch); nobody else may use them."""
 
 OBJECT_NAME_MAX = 512
-_OBJECT_NAME_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+OBJECT_NAME_PART_MAX = 200
+"""A file system's 255 bytes, less what a temporary name adds."""
+
+_OBJECT_NAME_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_OBJECT_PREFIX = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]*/)*([A-Za-z0-9_-][A-Za-z0-9._-]*)?")
 
 
 class Batch:
@@ -174,6 +178,18 @@ def check_object_name(name: str) -> None:
     parts = name.split("/")
     if len(name) > OBJECT_NAME_MAX or not all(_OBJECT_NAME_PART.fullmatch(part) for part in parts):
         raise Invalid(f"{name!r} is not an object name: use ASCII letters, digits, '.', '_', '-' and '/'")
+
+
+def check_object_prefix(prefix: str) -> None:
+    """Refuse what no object name begins with, before a file system takes it for a way out."""
+    if len(prefix) > OBJECT_NAME_MAX or not _OBJECT_PREFIX.fullmatch(prefix):
+        raise Invalid(f"no object name begins with {prefix!r}")
+
+
+def check_object_range(start: int, length: int | None) -> None:
+    """Refuse a part of an object that cannot be."""
+    if start < 0 or (length is not None and length < 0):
+        raise Invalid(f"no object has a part of {length} bytes at {start}")
 
 
 def prefix_end(prefix: bytes) -> bytes | None:

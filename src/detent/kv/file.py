@@ -186,14 +186,23 @@ class FileView:
 
     def __init__(self, transaction: Any) -> None:
         self._transaction = transaction
+        self.open = True
+
+    def _require_open(self) -> None:
+        if not self.open:
+            raise Invalid("this view has ended: read inside its with-block")
 
     def get(self, key: bytes) -> bytes | None:
+        self._require_open()
+        if key < FIRST_KEY:
+            return None
         value: bytes | None = self._transaction.get(key)
         return value
 
     def scan(
         self, start: bytes, end: bytes | None = None, *, reverse: bool = False, limit: int | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
+        self._require_open()
         start = max(start, FIRST_KEY)
         left = -1 if limit is None else limit
         with self._transaction.cursor() as cursor:
@@ -206,6 +215,7 @@ class FileView:
                     return
                 left -= 1
                 yield key, value
+                self._require_open()
 
     @staticmethod
     def _backward(cursor: Any, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
@@ -235,7 +245,11 @@ class FileReader:
     @contextmanager
     def view(self) -> Iterator[FileView]:
         with self._live().read() as transaction:
-            yield FileView(transaction)
+            view = FileView(transaction)
+            try:
+                yield view
+            finally:
+                view.open = False
 
     def size_bytes(self) -> int:
         environment = self._live().lmdb

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from detent import crash
-from detent.errors import Exists, NotFound, Unavailable
-from detent.kv.base import ObjectInfo, check_object_name
+from detent.errors import Exists, Invalid, NotFound, Unavailable
+from detent.kv.base import ObjectInfo, check_object_name, check_object_prefix, check_object_range
 
 TEMPORARY_SUFFIX = ".part~"
 """No object name may hold a tilde, so a half-written file is never taken for an object."""
@@ -53,7 +54,10 @@ class LocalObjects:
 
     def put(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
         path = self._path(name)
-        make_directories(path.parent)
+        try:
+            make_directories(path.parent)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise Invalid(f"an object stands where {name!r} needs a folder; choose another name") from error
         temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
         crash.point("kv.object.before_write")
         try:
@@ -62,6 +66,8 @@ class LocalObjects:
             # A link refuses a taken name where a rename would replace the object behind it.
             os.link(temporary, path)
         except FileExistsError as error:
+            if path.is_dir():
+                raise Invalid(f"{name!r} is a folder of other objects; choose another name") from error
             raise Exists(f"there is an object {name!r} already") from error
         except OSError as error:
             raise Unavailable(f"the object {name!r} could not be written: {error.strerror}") from error
@@ -83,6 +89,7 @@ class LocalObjects:
         return size
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> memoryview:
+        check_object_range(start, length)
         try:
             with self._path(name).open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -90,17 +97,19 @@ class LocalObjects:
                     return memoryview(b"")
                 # Mapped, not read: Arrow then works on the page cache without a copy.
                 mapped = memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise NotFound(f"there is no object {name!r}") from error
         return mapped[start : size if length is None else start + length]
 
     def size(self, name: str) -> int | None:
         try:
-            return self._path(name).stat().st_size
-        except FileNotFoundError:
+            status = self._path(name).stat()
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        check_object_prefix(prefix)
         base = self._root / prefix.rpartition("/")[0]
         for directory, _, files in os.walk(base):
             for file in files:
@@ -132,5 +141,6 @@ class LocalObjects:
 
     def delete(self, name: str) -> None:
         path = self._path(name)
-        path.unlink(missing_ok=True)
+        if self.size(name) is not None:
+            path.unlink(missing_ok=True)
         crash.point("kv.object.after_delete")

@@ -12,8 +12,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from detent.errors import Exists, Fenced, NotFound, Unavailable
-from detent.kv.base import Batch, ObjectInfo, Objects, check_object_name
+from detent.errors import Exists, Fenced, Invalid, NotFound, Unavailable
+from detent.kv.base import Batch, ObjectInfo, Objects, check_object_name, check_object_prefix, check_object_range
 
 
 class MemoryObjects:
@@ -27,13 +27,14 @@ class MemoryObjects:
     def put(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
         check_object_name(name)
         data = b"".join(chunks)
-        if name in self._objects:
+        made = (data, time.time_ns() // 1_000_000)
+        if self._objects.setdefault(name, made) is not made:
             raise Exists(f"there is an object {name!r} already")
-        self._objects[name] = (data, time.time_ns() // 1_000_000)
         return len(data)
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> memoryview:
         check_object_name(name)
+        check_object_range(start, length)
         if name not in self._objects:
             raise NotFound(f"there is no object {name!r}")
         data = self._objects[name][0]
@@ -44,6 +45,7 @@ class MemoryObjects:
         return len(self._objects[name][0]) if name in self._objects else None
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        check_object_prefix(prefix)
         for name, (data, modified) in list(self._objects.items()):
             if name.startswith(prefix):
                 yield ObjectInfo(name, len(data), modified)
@@ -90,8 +92,11 @@ class MemoryView:
     def __init__(self, space: MemorySpace, version: int) -> None:
         self._space = space
         self._version = version
+        self.open = True
 
     def get(self, key: bytes) -> bytes | None:
+        if not self.open:
+            raise Invalid("this view has ended: read inside its with-block")
         for version, value in reversed(self._space.versions.get(key, ())):
             if version <= self._version:
                 return value
@@ -100,6 +105,8 @@ class MemoryView:
     def scan(
         self, start: bytes, end: bytes | None = None, *, reverse: bool = False, limit: int | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
+        if not self.open:
+            raise Invalid("this view has ended: read inside its with-block")
         with self._space.lock:
             keys = self._space.keys
             low = bisect_left(keys, start)
@@ -136,15 +143,18 @@ class MemoryReader:
         with space.lock:
             version = space.version
             space.views[version] = space.views.get(version, 0) + 1
+        view = MemoryView(space, version)
         try:
-            yield MemoryView(space, version)
+            yield view
         finally:
+            view.open = False
             with space.lock:
                 space.views[version] -= 1
                 if not space.views[version]:
                     del space.views[version]
 
     def size_bytes(self) -> int:
+        self._require_open()
         with self._space.lock:
             return sum(len(key) + len(h[-1][1] or b"") for key, h in self._space.versions.items())
 

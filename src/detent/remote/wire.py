@@ -14,7 +14,7 @@ from typing import Any, Union
 
 import msgspec
 
-from detent.engine import Done, Request, operation_union
+from detent.engine import MALFORMED, Done, Request, operation_union
 from detent.errors import BY_NAME, Corrupt, DetentError, Invalid
 from detent.journal import JournalMachine
 
@@ -77,7 +77,7 @@ def decode_request(data: bytes) -> Request:
     """A request from bytes; what is malformed or of a wrong type is `Invalid`."""
     try:
         wire: Any = _request_decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise Invalid(f"this is no transaction: {error}") from error
     request = Request(wire.session, wire.sequence, wire.answered, wire.operations)
     request.check()
@@ -91,7 +91,7 @@ def encode_results(results: list[Any]) -> bytes:
 def decode_results(data: bytes) -> list[Any]:
     try:
         results: list[Any] = _results_decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise Corrupt(f"the owner's answer cannot be read: {error}") from error
     return results
 
@@ -106,6 +106,6 @@ def decode_problem(data: bytes) -> DetentError:
     """The exception that an error body stands for."""
     try:
         problem = msgspec.json.decode(data, type=Problem)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except MALFORMED as error:
         return Corrupt(f"the owner's error cannot be read: {error}")
     return BY_NAME.get(problem.error, DetentError)(problem.message)

@@ -1,0 +1,15 @@
+"""The suites by name. A suite is a list of registered measurements; its module is imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+
+from bench.harness import Suite
+
+MODULES = {"journal": "bench.journal.measurements"}
+
+
+def load(name: str) -> Suite:
+    """A suite with all its measurements."""
+    suite: Suite = importlib.import_module(MODULES[name]).SUITE
+    return suite

@@ -1,0 +1,86 @@
+"""The `detent` command: nouns, then verbs. Each noun has a file of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from typing import NoReturn
+
+import click
+
+from detent.cli.journal import journal
+from detent.cli.store import store
+from detent.errors import DetentError
+
+FAILED = 1
+INTERRUPTED = 128 + signal.SIGINT
+BROKEN_PIPE = 128 + signal.SIGPIPE
+"""Exit codes as a shell gives them to a program that a signal ended."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="detent", prog_name="detent", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Messages that take effect exactly once: durable journals on a disk or an object store.
+
+    A store has a URL: file:PATH for a directory, s3://BUCKET/PREFIX for an object store. Give it as the first
+    argument of a command, or once and for all in the environment variable DETENT_URL.
+
+    \b
+    Try it:
+      detent journal append file:./data orders --body hello
+      detent journal read file:./data orders
+      detent store verify file:./data
+
+    Exit codes: 0 done, 1 failed (one line on stderr says why), 2 wrong usage, 130 interrupted. With DETENT_DEBUG=1 a
+    failure shows where in the code it came from.
+    """
+
+
+cli.add_command(journal)
+cli.add_command(store)
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    sys.exit(run())
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line; the exit code. No error reaches the user as a traceback, unless DETENT_DEBUG asks."""
+    try:
+        code = cli.main(arguments, prog_name="detent", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return BROKEN_PIPE
+    except DetentError as error:
+        return _failed(error, " ".join(str(error).split()))
+    except Exception as error:  # noqa: BLE001  the last resort: a bug must not look like a crash dump either
+        return _failed(error, f"{type(error).__name__}: {error} (set DETENT_DEBUG=1 to see where)")
+    return code if isinstance(code, int) else 0
+
+
+def _failed(error: Exception, message: str) -> int:
+    if os.environ.get("DETENT_DEBUG"):
+        raise error
+    with contextlib.suppress(BrokenPipeError):
+        click.echo(f"error: {message}", err=True)
+    return FAILED
+
+
+def _silence_stdout() -> None:
+    """Whoever read our output has gone; what Python still holds of it must not fail at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+__all__ = ["cli", "main", "run"]

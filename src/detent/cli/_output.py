@@ -1,0 +1,95 @@
+"""How commands print: tables for people, JSON for programs, progress where somebody watches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+UNIT = 1024
+
+
+def print_json(document: Any) -> None:
+    """One JSON document."""
+    click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table: with lines and colours on a terminal, plain columns in a pipe, so that nothing is ever cut there."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(*columns)
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table, markup=False) if not rows else Console().print(table)
+        return
+    widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
+    for row in ([column.upper() for column in columns], *rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
+
+
+def print_fields(fields: dict[str, str]) -> None:
+    """Names and values, one a line."""
+    width = max(map(len, fields)) + 1
+    for name, value in fields.items():
+        click.echo(f"{name + ':':<{width}} {value}")
+
+
+def size_text(size: int) -> str:
+    """A number of bytes for people.
+
+    >>> size_text(1536)
+    '1.5 KiB'
+    """
+    if size < UNIT:
+        return f"{size} B"
+    value = float(size)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        value /= UNIT
+        if value < UNIT:
+            break
+    return f"{value:.1f} {unit}"
+
+
+def time_text(time_ms: int) -> str:
+    """A time in UTC; a dash when there is none."""
+    if not time_ms:
+        return "-"
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def duration_text(duration_ms: int) -> str:
+    """A duration as commands take it; zero means that there is no limit."""
+    if not duration_ms:
+        return "no limit"
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
+        if duration_ms % size == 0:
+            return f"{duration_ms // size}{unit}"
+    return f"{duration_ms}ms"
+
+
+def note(text: str) -> None:
+    """Something for the person, not for the pipe."""
+    click.echo(text, err=True)
+
+
+@contextmanager
+def progress_bar(text: str, *, hidden: bool = False) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on stderr while somebody watches; the function that moves it takes what is done and the total."""
+    if hidden or not sys.stderr.isatty():
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(text, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,0 +1,151 @@
+"""`detent store`: a store as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from detent.cli._common import force_option, json_option, open_for_reading, open_for_writing, raw_reader, takes_store
+from detent.cli._output import note, print_fields, print_json, progress_bar, size_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from detent.engine.verify import Counts, Finding
+    from detent.kv import Reader
+
+FINDINGS_SHOWN = 1000
+"""A store that is broken throughout would print for hours; the first findings tell enough."""
+
+
+@click.group(short_help="Look at a store as a whole, and check it.")
+def store() -> None:
+    """Look at a store as a whole, and check it.
+
+    \b
+    Example:
+      detent store verify file:./data
+    """
+
+
+@store.command()
+@takes_store()
+@json_option
+def info(url: str, as_json: bool) -> None:
+    """How many journals and messages a store holds, how big it is, and who owns it.
+
+    Needs no owner and does not become one.
+
+    \b
+    Example:
+      detent store info file:./data
+    """
+    with open_for_reading(url) as opened:
+        journals = [opened.reader.info(name) for name in opened.journals()]
+        owner = _owner(url)
+        fields: dict[str, Any] = {
+            "url": url,
+            "journals": len(journals),
+            "messages": sum(found.messages for found in journals),
+            "record_bytes": opened.size_bytes(),
+            "fragments": sum(found.fragments for found in journals),
+            "fragment_bytes": sum(found.fragment_bytes for found in journals),
+            "open_transactions": sum(found.open_spans for found in journals),
+            "aborted_transactions": sum(found.aborted_spans for found in journals),
+            "owner": owner,
+        }
+    if as_json:
+        print_json(fields)
+        return
+    who = "nobody" if owner is None else f"process {owner['pid']}, epoch {owner['epoch']}"
+    sizes = {name: size_text(fields[name]) for name in ("record_bytes", "fragment_bytes")}
+    shown = {**fields, **sizes, "owner": who}
+    print_fields({name.removesuffix("_bytes").replace("_", " "): str(value) for name, value in shown.items()
+                  if name != "fragments"} | {"fragments": f"{fields['fragments']} ({sizes['fragment_bytes']})"})  # fmt: skip
+
+
+def _owner(url: str) -> dict[str, Any] | None:
+    """The process that owns a local store; on an object store only its epoch decides, and no process is known."""
+    from detent.kv import parse_url
+    from detent.kv.ownership import read_owner
+
+    location = parse_url(url)
+    owner = read_owner(location.directory) if location.scheme == "file" else None
+    return None if owner is None else {"pid": owner.pid, "epoch": owner.epoch}
+
+
+@store.command()
+@takes_store()
+@click.option("--limit", type=click.IntRange(1), default=FINDINGS_SHOWN, show_default=True, help="Stop after so many.")
+@json_option
+def verify(url: str, limit: int, as_json: bool) -> None:
+    """Check every record of a store, and that all of them agree.
+
+    Checksums of blocks and fragments, counts, the order of commits worked out again from the messages, producers, open
+    transactions. Nothing is changed, and a writer may be at work meanwhile. Exits with 1 if anything is wrong.
+
+    \b
+    Example:
+      detent store verify file:./data && echo all is well
+    """
+    with raw_reader(url) as reader, progress_bar("checking", hidden=as_json) as progress:
+        findings, counts = _verify(reader, limit, progress)
+    if as_json:
+        found = [{"where": finding.where, "problem": finding.problem} for finding in findings]
+        print_json({"ok": not findings, "counts": None if counts is None else asdict(counts), "findings": found})
+    else:
+        for finding in findings:
+            click.echo(str(finding))
+        if counts is not None:
+            checked = (
+                f"{counts.journals} journals, {counts.messages} messages in {counts.blocks} blocks and "
+                f"{counts.fragments} fragments, {counts.records} records, {size_text(counts.bytes)}"
+            )
+            click.echo(f"checked {checked}: {f'{len(findings)} problems' if findings else 'no problem found'}")
+        else:
+            note(f"stopped after {limit} problems")
+    if findings:
+        click.get_current_context().exit(1)
+
+
+def _verify(
+    reader: Reader, limit: int, progress: Callable[[int, int | None], None]
+) -> tuple[list[Finding], Counts | None]:
+    """The findings, and what was checked; None if the limit ended it early."""
+    from detent.journal.verify import verify as verify_records
+
+    findings: list[Finding] = []
+    run = verify_records(reader, progress=progress)
+    while len(findings) < limit:
+        try:
+            findings.append(next(run))
+        except StopIteration as end:
+            counts: Counts = end.value
+            return findings, counts
+    run.close()
+    return findings, None
+
+
+@store.command()
+@takes_store()
+@click.option("--grace", default="24h", show_default=True, help="Keep what was begun within this time.")
+@force_option
+@json_option
+def sweep(url: str, grace: str, force: bool, as_json: bool) -> None:
+    """Delete fragments that were written but never became part of a journal.
+
+    The owner of a store does this by itself once an hour. Writers that take longer than the grace time from beginning a
+    fragment to adopting it are refused afterwards, and have to write it again.
+
+    \b
+    Example:
+      detent store sweep file:./data --grace 2d
+    """
+    with open_for_writing(url, force=force) as opened:
+        deleted = opened.sweep(grace=grace)
+    if as_json:
+        print_json({"deleted": deleted})
+    else:
+        click.echo(f"deleted {deleted} fragments")

@@ -1,0 +1,122 @@
+"""Checking a store's records: what a finding is, what is counted, and the engine's own records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+
+from detent.codec.values import ByteReader
+from detent.engine.sessions import ANSWERS, EXPIRED, decode_answers
+from detent.errors import Corrupt
+from detent.kv import View
+
+Progress = Callable[[int, int], None]
+"""Called with how many bytes are checked, and about how many there are."""
+
+ANSWERS_COMPARED_MAX: Final = 1_000_000
+"""Answers remembered to find one that is stored twice: about 150 MB. A healthy store keeps far fewer."""
+
+
+class Finding(NamedTuple):
+    """Something that is wrong with a store: in which journal and record, and what."""
+
+    where: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.problem}"
+
+
+def record_at(key: bytes, journal: str | None = None) -> str:
+    """How a finding names a record: by its journal, if it has one, and its key."""
+    record = f"record {key.hex()}"
+    return record if journal is None else f"journal {journal!r}, {record}"
+
+
+@dataclass
+class Counts:
+    """What was checked."""
+
+    journals: int = 0
+    records: int = 0
+    blocks: int = 0
+    rows: int = 0
+    """Stored rows: committed messages, and also pending ones, duplicates and acknowledgements."""
+    messages: int = 0
+    """Committed messages, those of fragments too."""
+    fragments: int = 0
+    bytes: int = 0
+    """Keys, values and fragments."""
+
+
+class Tally:
+    """Counts what is looked at, and tells whoever wants to know how far it has come."""
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self.counts = Counts()
+        self.total = 0
+        self._done = 0
+        self._progress = progress
+
+    def saw(self, key: bytes, value: bytes) -> None:
+        """One more record."""
+        self.counts.records += 1
+        self.counts.bytes += len(key) + len(value)
+
+    def did(self, size: int) -> None:
+        """So many more bytes of messages are checked."""
+        self._done += size
+        if self._progress is not None:
+            # A journal that grows meanwhile is read to its new end, which the total does not know.
+            self._progress(min(self._done, self.total), self.total)
+
+    def finish(self) -> None:
+        """All is done."""
+        if self._progress is not None:
+            self._progress(self.total, self.total)
+
+
+def check_engine(view: View, tally: Tally) -> Iterator[Finding]:
+    """Stored answers decode, none is there twice, and the expiry record is whole."""
+    seen: set[tuple[bytes, int]] = set()
+    for key, value in view.scan(*ANSWERS.range()):
+        tally.saw(key, value)
+        try:
+            reader = ANSWERS.reader(key, "answers key")
+            reader.u64()
+            reader.finish()
+            entries = decode_answers(value)
+        except Corrupt as error:
+            yield Finding(record_at(key), str(error))
+            continue
+        for session, floor, sequence, answer, _ in entries:
+            name = f"sequence {sequence} of session {session.hex()}"
+            if floor > sequence:
+                yield Finding(record_at(key), f"{name} is below its own floor {floor}")
+            if (session, sequence) in seen:
+                yield Finding(record_at(key), f"{name} is answered twice: it may have been applied twice")
+            elif len(seen) < ANSWERS_COMPARED_MAX:
+                seen.add((session, sequence))
+            if not _is_answer(answer):
+                yield Finding(record_at(key), f"the answer of {name} does not decode")
+    for key, value in view.scan(*EXPIRED.range()):
+        tally.saw(key, value)
+        try:
+            EXPIRED.reader(key, "expired sessions").finish()
+            reader_of_value = ByteReader(value, "expired sessions")
+            reader_of_value.u64()
+            reader_of_value.finish()
+        except Corrupt as error:
+            yield Finding(record_at(key), str(error))
+
+
+def _is_answer(answer: bytes) -> bool:
+    """Whether these bytes are a list of results; which ones, only the layers above could say."""
+    try:
+        results = msgspec.msgpack.decode(answer, type=list[list[object]])
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return bool(results)

@@ -1,0 +1,232 @@
+"""What SlateDB's writer and readers share: the way into the asynchronous binding, errors in our words, views."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+from detent.errors import Corrupt, DetentError, Fenced, Invalid, Unavailable
+from detent.kv import _slate_fast
+from detent.kv.base import RESERVED_PREFIX, Objects
+from detent.kv.objectstore import BucketObjects, missing_extra, object_location, open_bucket
+from detent.kv.urls import Location
+
+OPEN_SECONDS = 120.0
+"""Opening replays the commits since the last table was written: SlateDB writes one after 4,096 at the latest."""
+
+READ_SECONDS = 60.0
+"""One step of a read is at most a few GETs."""
+
+CLOSE_SECONDS = 10.0
+"""Everything acknowledged is durable already, so a slow goodbye is cut short."""
+
+ROWS_FIRST, ROWS_MAX = 16, 4096
+"""Rows fetched at a time: few at first, because many scans want one; then more, because each fetch costs a switch."""
+
+FETCH_BYTES = 1 << 20
+"""Fetches stop growing at this size, so that big values do not fill the memory."""
+
+READ_AHEAD_BYTES = 1 << 20
+
+KEYS, FIRST_KEY = "kv", b"\x01"
+
+EPOCH_KEY = RESERVED_PREFIX + b"epoch"
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+Pair = tuple[bytes, bytes]
+
+
+def _binding() -> Any:
+    try:
+        import slatedb.uniffi as binding
+    except ImportError as error:
+        raise missing_extra("slatedb") from error
+    _slate_fast.install()
+    return binding
+
+
+class Place:
+    """Where a store is: SlateDB's handle on the bucket, the path of the keys in it, and the objects."""
+
+    def __init__(self, url: str, *, object_store: Any = None, bucket: Any = None) -> None:
+        self.url = url
+        location: Location = object_location(url)
+        self.binding = _binding()
+        self.path = f"{location.path}/{KEYS}".strip("/")
+        self.objects = BucketObjects(open_bucket(location) if bucket is None else bucket)
+        # SlateDB would retry a missing bucket or a refused connection without end; this asks first.
+        self.objects.check()
+        self.object_store = object_store or self._resolved(location)
+
+    def _resolved(self, location: Location) -> Any:
+        try:
+            return self.binding.ObjectStore.resolve(f"{location.scheme}://{location.bucket}")
+        except self.binding.Error as error:
+            raise Unavailable(f"the environment does not describe {self.url}: {error}") from error
+
+
+class Loop:
+    """A thread with an event loop, because the binding is asynchronous and our callers are not."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._gate = threading.Lock()
+        self._stopped = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="detent-slate", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, _Result], seconds: float) -> _Result:
+        """Run it to its end, or stop it after `seconds` with a `TimeoutError`."""
+        with self._gate:
+            if self._stopped or self._pid != os.getpid():
+                work.close()
+                raise Unavailable("this store was closed, or opened before a fork: open it again")
+            running = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, seconds), self._loop)
+        try:
+            return running.result()
+        except CancelledError as error:
+            raise Unavailable("this store was closed meanwhile") from error
+        except BaseException:
+            running.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End the thread. Whoever still waits for something is told; without that it would wait for ever."""
+        with self._gate:
+            if self._stopped or self._pid != os.getpid():
+                return
+            self._stopped = True
+            asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Session:
+    """What reader and writer share: the loop, translation of errors, closing."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._binding = place.binding
+        self.objects: Objects = place.objects
+        self._files = place.objects
+        self._admin = place.binding.AdminBuilder(place.path, place.object_store).build()
+        self._loop = Loop()
+
+    def _run(self, work: Coroutine[Any, Any, _Result], seconds: float = READ_SECONDS) -> _Result:
+        try:
+            return self._loop.run(work, seconds)
+        except TimeoutError as error:
+            raise Unavailable(f"{self._place.url} did not answer within {seconds:g} s") from error
+        except self._binding.Error as error:
+            raise self._translated(error) from error
+
+    def _translated(self, error: Exception) -> DetentError:
+        kinds, url = self._binding.Error, self._place.url
+        if isinstance(error, kinds.Closed):
+            if error.reason == self._binding.CloseReason.FENCED:
+                return Fenced(f"another writer has taken over {url}")
+            return Unavailable(f"SlateDB has closed {url}, open it again: {error.message}")
+        if isinstance(error, kinds.Data):
+            return Corrupt(f"{url}: {error.message}")
+        return Unavailable(f"{url}: {getattr(error, 'message', error)}")
+
+    def size_bytes(self) -> int:
+        """Tables as SlateDB estimates them, plus the log that no table holds yet. Replaced values count until they
+        are compacted away; objects that wait for deletion do not count."""
+        manifest = self._run(self._admin.read_manifest(None))
+        trees = [manifest, *manifest.segments]
+        tables = sum(part.estimated_size_bytes for tree in trees for part in (*tree.l0, *tree.compacted))
+        replayed = log_path(manifest.replay_after_wal_id)
+        return int(tables) + sum(size for _, size, _ in self._files.stored(f"{KEYS}/wal/", after=replayed))
+
+    def _shut(self, work: Coroutine[Any, Any, Any]) -> None:
+        """End something of SlateDB's; a failure loses nothing that was acknowledged, so it is only reported."""
+        try:
+            self._run(work, CLOSE_SECONDS)
+        except Fenced:
+            pass  # it had ended before we asked
+        except DetentError:
+            _log.warning("%s did not close cleanly", self._place.url, exc_info=True)
+
+
+class SlateView:
+    """Reads of one state: a SlateDB snapshot or checkpoint."""
+
+    def __init__(self, session: Session, source: Any) -> None:
+        self._session = session
+        self._source = source
+        self.open = True
+
+    def _require_open(self) -> None:
+        if not self.open:
+            raise Invalid("this view has ended: read inside its with-block")
+
+    def get(self, key: bytes) -> bytes | None:
+        self._require_open()
+        if not key or key < FIRST_KEY:
+            return None
+        return self._raw_get(key)
+
+    def _raw_get(self, key: bytes) -> bytes | None:
+        value: bytes | None = self._session._run(self._source.get(key))
+        return value
+
+    def scan(
+        self, start: bytes, end: bytes | None = None, *, reverse: bool = False, limit: int | None = None
+    ) -> Iterator[Pair]:
+        start = max(start, FIRST_KEY)
+        if end is not None and start >= end:
+            return
+        left = limit if limit is not None else -1
+        if left == 0:
+            return
+        for pair in self._pairs(start, end, reverse, limit):
+            yield pair
+            left -= 1
+            if left == 0:
+                return
+
+    def _pairs(self, start: bytes, end: bytes | None, reverse: bool, limit: int | None) -> Iterator[Pair]:
+        self._require_open()
+        binding, run = self._session._binding, self._session._run
+        between = binding.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
+        order = binding.IterationOrder.DESCENDING if reverse else binding.IterationOrder.ASCENDING
+        options = binding.ScanOptions(
+            durability_filter=binding.DurabilityLevel.REMOTE,
+            dirty=False,
+            read_ahead_bytes=READ_AHEAD_BYTES,
+            cache_blocks=True,
+            max_fetch_tasks=1,
+            order=order,
+        )
+        iterator = run(self._source.scan_with_options(between, options))
+        rows = min(ROWS_FIRST, limit or ROWS_FIRST)
+        while True:
+            self._require_open()
+            fetched = run(iterator.next_batch(rows))
+            for row in fetched:
+                yield row.key, row.value
+            if len(fetched) < rows:
+                return
+            size = sum(len(row.value) for row in fetched)
+            rows = max(1, rows // 2) if size > 2 * FETCH_BYTES else rows
+            rows = min(rows * 2, ROWS_MAX) if size < FETCH_BYTES // 2 else rows
+
+
+def log_path(number: int) -> str:
+    return f"{KEYS}/wal/{number:020}.sst"

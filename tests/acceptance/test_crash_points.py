@@ -1,0 +1,399 @@
+"""Every named crash point is visited by a real process that is killed there; what it leaves must be whole.
+
+Nothing acknowledged is missing, nothing is there by half, and the protocol that was interrupted is finished or dropped
+by whoever opens the store next.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import detent
+from detent import crash, kv
+from detent.codec import journal as records
+from detent.codec.keys import u32
+from detent.errors import Exists, Fenced, NotFound
+from detent.journal import FragmentRef
+from detent.journal.fragments import object_name
+from detent.journal.publisher import decode_intents, encode_intents
+from detent.kv.localobjects import TEMPORARY_SUFFIX
+from processes import Io, Processes, eventually
+
+pytestmark = pytest.mark.xdist_group("crash-points")
+
+OPENING = (
+    "owner.after_lock", "kv.open.before_epoch", "kv.open.after_epoch", "owner.after_load", "owner.after_socket",
+)  # fmt: skip
+COMMITTING = (
+    "engine.group.before_commit", "kv.commit.before_sync", "kv.commit.after_sync", "engine.group.after_commit",
+    "engine.group.before_answer",
+)  # fmt: skip
+WRITING = ("kv.object.before_write", "kv.object.before_rename", "kv.object.after_rename", "kv.object.after_sync")
+SWEEPING = ("journal.sweep.after_horizon", "kv.object.after_delete", "journal.sweep.after_delete")
+RETAINING = ("journal.retain.after_trim",)
+
+DURABLE = {"kv.commit.after_sync", "engine.group.after_commit", "engine.group.before_answer"}
+"""After these the transaction has been committed, though nobody was told."""
+
+
+def test_every_point_is_visited_by_a_test_of_this_module() -> None:
+    visited = {*OPENING, *COMMITTING, *WRITING, *SWEEPING, *RETAINING}
+    assert visited == crash.POINTS, "a crash point without a test, or a test without its point"
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    with Processes() as started:
+        yield started
+
+
+@pytest.fixture
+def url(store_dir: Path) -> str:
+    """A store with something in it: ten messages, a fragment of three, a register."""
+    url = f"file:{store_dir}"
+    with detent.open(url) as store:
+        journal = store.journal("j")
+        journal.append_many([f"m{number}".encode() for number in range(10)])
+        journal.adopt([journal.write_fragment(table("f0", "f1", "f2"))])
+        journal.set_registers({"r": "0"})
+    return url
+
+
+FIRST = [*(f"m{number}" for number in range(10)), "f0", "f1", "f2"]
+
+
+def table(*bodies: str) -> Any:
+    return pa.table({"body": pa.array([body.encode() for body in bodies], pa.binary())})
+
+
+def texts(store: detent.Store, journal: str = "j", isolation: Any = "committed") -> list[str]:
+    try:
+        return [message.body.decode() for message in store.journal(journal).read(isolation=isolation)]
+    except NotFound:
+        return []
+
+
+def check_usable(store: detent.Store, expected: list[str]) -> None:
+    """Everything is there, offsets are dense, and the store takes more."""
+    assert store.is_owner
+    assert texts(store) == expected
+    assert store.journal("j").append(b"more").offset == len(expected)
+    assert texts(store) == [*expected, "more"]
+
+
+def open_quietly(url: str) -> detent.Store:
+    """An owner that keeps house only when asked, so that the armed point is reached by what the test does."""
+    from detent.remote import owner
+
+    owner.TICK_S = 3600.0
+    return detent.open(url)
+
+
+def tick(store: detent.Store, times: int = 1) -> None:
+    """Keep house now, also what is due only every few seconds."""
+    owner: Any = store._connection.current
+    for _ in range(times):
+        owner.journals.housekeeper.reset()
+        owner.engine.tick()
+
+
+# -- opening ----------------------------------------------------------------------------------------------------
+
+
+def opens(io: Io, url: str) -> None:
+    with detent.open(url):
+        io.say("opened")
+
+
+@pytest.mark.parametrize("point", OPENING)
+def test_killed_while_it_opened(url: str, processes: Processes, point: str) -> None:
+    child = processes.start(opens, url=url, environment={"DETENT_CRASH_AT": point})
+    assert child.was_killed(), f"{point} was never reached"
+    with detent.open(url) as store:
+        assert store.epoch >= 2
+        check_usable(store, FIRST)
+
+
+@pytest.mark.parametrize("point", OPENING)
+def test_killed_while_it_created_the_store(tmp_path: Path, processes: Processes, point: str) -> None:
+    url = f"file:{tmp_path / 'deep' / 'new'}"
+    child = processes.start(opens, url=url, environment={"DETENT_CRASH_AT": point})
+    assert child.was_killed(), f"{point} was never reached"
+    with detent.open(url) as store:
+        check_usable(store, [])
+
+
+@pytest.mark.parametrize("point", OPENING)
+def test_killed_while_it_took_over(url: str, processes: Processes, point: str) -> None:
+    owner = processes.store(url)
+    epoch = owner.call("status")["epoch"]
+    first, second = processes.stores(url, 2)
+    first.call("append", journal="j", body="first before")
+    second.call("append", journal="j", body="second before")
+    first.call("arm", point=point)
+    owner.kill()
+    first.send("append", journal="j", body="first pending")
+    assert first.was_killed(), f"{point} was never reached"
+    assert second.call("append", journal="j", body="second after")["offset"] == len(FIRST) + 2
+    status = second.call("status")
+    assert status["owner"] is True
+    assert status["epoch"] > epoch
+    assert second.call("read", journal="j") == [*FIRST, "first before", "second before", "second after"]
+
+
+# -- committing -------------------------------------------------------------------------------------------------
+
+
+def commits(io: Io, url: str, point: str) -> None:
+    with open_quietly(url) as store:
+        io.say("appended", offset=store.journal("j").append(b"acknowledged").offset)
+        crash.arm(point)
+        with store.transaction() as transaction:
+            transaction.append("j", b"in j")
+            transaction.append("new", b"in new")
+            transaction.check_registers("j", {"r": "0"})
+            transaction.set_registers("j", {"r": "1"})
+        io.say("acknowledged")
+
+
+@pytest.mark.parametrize("point", COMMITTING)
+def test_killed_while_it_committed_a_transaction(url: str, processes: Processes, point: str) -> None:
+    child = processes.start(commits, url=url, point=point)
+    assert child.expect("appended")["offset"] == len(FIRST)
+    assert child.was_killed(), f"{point} was never reached"
+    assert child.next_event() is None, "it was acknowledged, and then killed before its commit"
+    with detent.open(url) as store:
+        applied = point in DURABLE
+        assert texts(store, "new") == (["in new"] if applied else [])
+        assert store.journal("j").registers() == {"r": "1" if applied else "0"}
+        check_usable(store, [*FIRST, "acknowledged", *(["in j"] if applied else [])])
+
+
+def acknowledges(io: Io, url: str, point: str, intents: str) -> None:
+    """The protocol between stores: pending messages, intents kept durably, acknowledgements."""
+    with open_quietly(url) as store:
+        publisher = store.publisher()
+        publisher.publish_uncommitted("j", [b"p0", b"p1"])
+        publisher.publish_uncommitted("k", [b"q0"])
+        promised = publisher.build_ack_intents()
+        with Path(intents).open("wb") as file:
+            file.write(encode_intents(promised))
+            file.flush()
+            os.fsync(file.fileno())
+        crash.arm(point)
+        publisher.acknowledge(promised)
+        io.say("acknowledged")
+
+
+@pytest.mark.parametrize("point", COMMITTING)
+def test_killed_while_it_acknowledged(url: str, tmp_path: Path, processes: Processes, point: str) -> None:
+    path = tmp_path / "intents"
+    child = processes.start(acknowledges, url=url, point=point, intents=str(path))
+    assert child.was_killed(), f"{point} was never reached"
+    with detent.open(url) as store:
+        before = ["p0", "p1"] if point in DURABLE else []
+        assert texts(store) == [*FIRST, *before]
+        for _ in range(2):  # sending the acknowledgements again does no harm
+            store.publisher().acknowledge(decode_intents(path.read_bytes()))
+            assert texts(store, "k") == ["q0"]
+            assert store.journal("j").info().open_spans == 0
+        check_usable(store, [*FIRST, "p0", "p1"])
+
+
+def adopts(io: Io, url: str, point: str) -> None:
+    with open_quietly(url) as store:
+        journal = store.journal("j")
+        ref = journal.write_fragment(table("g0", "g1"))
+        io.say("written", ref=[ref.id.hex(), ref.rows, ref.size, ref.checksum])
+        crash.arm(point)
+        journal.adopt([ref])
+        io.say("acknowledged")
+
+
+@pytest.mark.parametrize("point", COMMITTING)
+def test_killed_while_it_adopted_a_fragment(url: str, processes: Processes, point: str) -> None:
+    child = processes.start(adopts, url=url, point=point)
+    ref = _ref(child.expect("written")["ref"])
+    assert child.was_killed(), f"{point} was never reached"
+    with detent.open(url) as store:
+        if point in DURABLE:
+            with pytest.raises(Exists):
+                store.journal("j").adopt([ref])
+        else:
+            assert texts(store) == FIRST
+            store.journal("j").adopt([ref])
+        time.sleep(0.01)
+        assert store.sweep(grace="0s") == 0
+        check_usable(store, [*FIRST, "g0", "g1"])
+
+
+def _ref(fields: list[Any]) -> FragmentRef:
+    return FragmentRef(bytes.fromhex(fields[0]), *fields[1:])
+
+
+# -- fragments --------------------------------------------------------------------------------------------------
+
+
+def writes_a_fragment(io: Io, url: str, point: str) -> None:
+    with open_quietly(url) as store:
+        crash.arm(point)
+        store.journal("j").write_fragment(table("lost"))
+        io.say("written")
+
+
+@pytest.mark.parametrize("point", WRITING)
+def test_killed_while_it_wrote_a_fragment(url: str, store_dir: Path, processes: Processes, point: str) -> None:
+    def files() -> set[Path]:
+        return {path for path in (store_dir / "objects").rglob("*") if path.is_file()}
+
+    before = files()
+    child = processes.start(writes_a_fragment, url=url, point=point)
+    assert child.was_killed(), f"{point} was never reached"
+    left = files() - before
+    halves = {path for path in left if path.name.endswith(TEMPORARY_SUFFIX)}
+    assert len(halves) == (point == "kv.object.before_rename")
+    assert len(left - halves) == (point in {"kv.object.after_rename", "kv.object.after_sync"})
+    with detent.open(url) as store:
+        assert texts(store) == FIRST
+        time.sleep(0.01)
+        assert store.sweep(grace="0s") == len(left - halves), "an object without adoption is swept"
+        assert files() - before == halves, "a half-written file may have a living writer"
+        for path in halves:
+            os.utime(path, (0, 0))
+        store.sweep(grace="0s")
+        assert files() == before
+        check_usable(store, FIRST)
+
+
+def sweeps(io: Io, url: str, point: str) -> None:
+    with open_quietly(url) as store:
+        journal = store.journal("j")
+        gone = journal.adopt([journal.write_fragment(table("of trimmed"))])
+        journal.append(b"last")
+        kept = store.journal("k")
+        kept.adopt([kept.write_fragment(table(f"kept {number}")) for number in range(3)])
+        orphans = [journal.write_fragment(table("orphan")) for _ in range(3)]
+        io.say("written", refs=[[ref.id.hex(), ref.rows, ref.size, ref.checksum] for ref in orphans])
+        journal.trim(gone.offset + 1)
+        tick(store, 3)
+        time.sleep(0.02)
+        crash.arm(point)
+        store.sweep(grace="0s")
+        io.say("swept")
+
+
+@pytest.mark.parametrize(
+    ("point", "count"), [(point, 1) for point in SWEEPING] + [("kv.object.after_delete", 2), (SWEEPING[-1], 3)]
+)
+def test_killed_while_it_swept(url: str, store_dir: Path, processes: Processes, point: str, count: int) -> None:
+    child = processes.start(sweeps, url=url, point=f"{point}:{count}")
+    refs = [_ref(fields) for fields in child.expect("written")["refs"]]
+    assert child.was_killed(), f"{point} was never reached"
+    with detent.open(url) as store:
+        left = [ref for ref in refs if (store_dir / "objects" / object_name(ref.id)).exists()]
+        if point == "journal.sweep.after_horizon":
+            assert left == refs
+        for ref in refs:  # the horizon was durable before anything was deleted
+            with pytest.raises((Fenced, NotFound) if ref not in left else Fenced):
+                store.journal("late").adopt([ref])
+        tick(store, 3)
+        store.sweep(grace="0s")
+        assert store.sweep(grace="0s") == 0, "a second run finds nothing"
+        assert texts(store) == ["last"]
+        assert texts(store, "k") == ["kept 0", "kept 1", "kept 2"]
+        objects = [found.name for found in store.objects.list()]
+        assert len(objects) == 3, "only what was adopted and is not trimmed is left"
+
+
+# -- forgetting -------------------------------------------------------------------------------------------------
+
+BLOCKS = 40
+
+
+def retains(io: Io, url: str, point: str, how: str) -> None:
+    with open_quietly(url) as store:
+        journal = store.journal("many")
+        if how == "retention":
+            journal.create(retention_bytes=200_000)
+        for number in range(BLOCKS):
+            journal.append(b"%06d" % number + os.urandom(20_000))
+        journal.adopt([journal.write_fragment(table("fragment"))])
+        journal.append(b"%06d" % (BLOCKS + 1))
+        io.say("appended")
+        crash.arm(point)
+        if how == "retention":
+            tick(store, 5)
+        elif how == "trim":
+            journal.trim(BLOCKS - 10)
+        else:
+            journal.delete()
+            tick(store, 5)
+        io.say("done")
+
+
+@pytest.mark.parametrize(
+    ("point", "how"),
+    [(point, "retention") for point in RETAINING]
+    + [(point, how) for how in ("retention", "trim", "delete") for point in COMMITTING[:4]]
+    + [("kv.commit.before_sync:2", "delete")],
+)
+def test_killed_while_it_forgot(
+    url: str, processes: Processes, monkeypatch: pytest.MonkeyPatch, point: str, how: str
+) -> None:
+    child = processes.start(retains, url=url, point=point, how=how)
+    child.expect("appended")
+    assert child.was_killed(), f"{point} was never reached"
+    deleted = how == "delete" and (point in DURABLE or point.endswith(":2"))
+    with detent.open(url) as store:
+        number = None if deleted else store.journal("many").info().id
+        if deleted:
+            assert store.journals() == ["j"]
+        else:
+            check_many(store)
+        if how == "trim":
+            store.journal("many").trim(BLOCKS - 10)
+        elif how == "delete" and not deleted:
+            store.journal("many").delete()
+        tick(store, 5)
+        if how == "delete":
+            assert leftovers(store, 2 if number is None else number) == []
+            time.sleep(0.01)
+            assert store.sweep(grace="0s") == 1
+        else:
+            info = check_many(store)
+            assert info.first_offset >= BLOCKS - 15
+            assert info.blocks <= 20, "what nothing refers to is removed"
+        check_usable(store, FIRST)
+
+
+def check_many(store: detent.Store) -> Any:
+    """Whatever was forgotten, the rest is whole: every offset from the first on, each with its own message."""
+    info = store.journal("many").info()
+    assert info.next_offset == BLOCKS + 2
+    found = {message.offset: message.body[:6] for message in store.journal("many").read()}
+    numbers = range(info.first_offset, info.next_offset)
+    assert found == {n: b"fragme" if n == BLOCKS else b"%06d" % n for n in numbers}
+    return info
+
+
+def leftovers(store: detent.Store, journal: int) -> list[bytes]:
+    """The records that a deleted journal has left."""
+    reader = kv.open_reader(store.url)
+    try:
+        with reader.view() as view:
+            return [key for key, _ in view.scan(records.PART.key(u32(journal)), records.PART.key(u32(journal + 1)))]
+    finally:
+        reader.close()
+
+
+def test_a_point_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="no crash point"):
+        crash.arm("no.such.point")
+    eventually(lambda: crash._armed is None)

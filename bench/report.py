@@ -29,9 +29,10 @@ def _version(package: str) -> str:
 
 
 def table(results: Iterable[Mapping[str, Any]], width: int | None = None) -> str:
-    """The rows as aligned text: each side as its median, with its range below."""
+    """The rows as aligned text: each side as its median, with its range below; notes follow by number."""
     width = width or max(100, shutil.get_terminal_size((120, 40)).columns)
-    rows = [_cells(result) for result in results]
+    notes: dict[str, int] = {}
+    rows = [_cells(result, notes) for result in results]
     fixed = [max([len(name), *(len(line) for row in rows for line in row[name])]) for name in COLUMNS[1:4]]
     bar_width = 34
     what_width = max(24, width - sum(fixed) - bar_width - 6 - 2 * len(COLUMNS))
@@ -45,6 +46,10 @@ def table(results: Iterable[Mapping[str, Any]], width: int | None = None) -> str
             lines.append(
                 "  ".join(part.ljust(widths[name]) for part, name in zip(parts, COLUMNS, strict=True)).rstrip()
             )
+    if notes:
+        lines.append("")
+    for note, mark in notes.items():
+        lines += textwrap.wrap(f"[{mark}] {note}", width, subsequent_indent=" " * 4)
     return "\n".join(lines)
 
 
@@ -52,10 +57,11 @@ def _wrap(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width) or [""]
 
 
-def _cells(result: Mapping[str, Any]) -> dict[str, list[str]]:
-    unit = result.get("unit", "")
+def _cells(result: Mapping[str, Any], notes: dict[str, int]) -> dict[str, list[str]]:
+    unit, note = result.get("unit", ""), result.get("note")
+    mark = f" [{notes.setdefault(note, len(notes) + 1)}]" if note else ""
     return {
-        "what": [result["what"], *([f"({result['note']})"] if result.get("note") else [])],
+        "what": [result["what"] + mark],
         "ours": _side(result["ours"], result.get("ours_range"), unit),
         "other": _side(result["other"], result.get("other_range"), unit),
         "ratio": [number(result["ratio"])],

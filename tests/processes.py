@@ -51,11 +51,17 @@ class CallFailed(Exception):
 class Child:
     """A process under a test's control."""
 
-    def __init__(self, function: Callable[..., None], arguments: dict[str, Any], environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., None],
+        arguments: dict[str, Any],
+        environment: dict[str, str],
+        wrapper: list[str],
+    ) -> None:
         self.name = function.__name__
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in `end`
         self._process = subprocess.Popen(
-            [sys.executable, __file__, inspect.getfile(function), function.__name__, json.dumps(arguments)],
+            [*wrapper, sys.executable, __file__, inspect.getfile(function), function.__name__, json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -64,6 +70,7 @@ class Child:
         )
         self.pid = self._process.pid
         self.events: list[dict[str, Any]] = []
+        self.last_errors = ""
         self._changed = threading.Condition()
         self._next = 0
         self._ended = False
@@ -176,7 +183,9 @@ class Child:
             with contextlib.suppress(OSError):
                 assert pipe is not None
                 pipe.close()
-        self._errors.close()
+        if not self._errors.closed:
+            self.last_errors = self.errors()
+            self._errors.close()
 
 
 def _state(pid: int) -> str:
@@ -202,10 +211,15 @@ class Processes:
             child.end()
 
     def start(
-        self, function: Callable[..., None], *, environment: dict[str, str] | None = None, **arguments: Any
+        self,
+        function: Callable[..., None],
+        *,
+        environment: dict[str, str] | None = None,
+        wrapper: list[str] | None = None,
+        **arguments: Any,
     ) -> Child:
-        """A process that runs a function of the test's module."""
-        child = Child(function, arguments, environment or {})
+        """A process that runs a function of the test's module, if wanted inside another program such as strace."""
+        child = Child(function, arguments, environment or {}, wrapper or [])
         self._children.append(child)
         return child
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
@@ -22,7 +23,6 @@ from detent.remote import (
     Disconnected,
     Dispatcher,
     LocalOwner,
-    Name,
     RemoteOwner,
     Role,
 )
@@ -143,25 +143,25 @@ class Store:
     def commit(self, operations: list[Operation]) -> list[Any]:
         """Apply operations as one transaction; their results, once they are durable."""
         deadline = time.monotonic() + self._timeout_s
-        name: Name | None = None
-        sent = False
+        session, request, sent = self._session, None, False
         try:
             while True:
-                owner = self._connection.owner(deadline)
+                owner = self._connection.current or self._connection.owner(deadline)
                 try:
-                    if not self._session.is_open:
-                        self._session.open(owner.new_session())
-                    name = name or self._session.begin()
-                    return owner.commit(Request(*name, operations))
+                    if not session.is_open:
+                        session.open(owner.new_session())
+                    request = request or session.begin(operations)
+                    if request is not None:
+                        return owner.commit(request)
                 except Disconnected as error:
-                    sent = sent or name is not None
+                    sent = sent or request is not None
                     self._after_disconnect(owner, error, deadline)
                 except SessionExpired as error:
-                    self._after_expiry(name, sent, error)
-                    name = None
+                    self._after_expiry(request, sent, error)
+                    request = None
         finally:
-            if name is not None:
-                self._session.end(name)
+            if request is not None:
+                session.end(request)
 
     def _after_disconnect(self, owner: LocalOwner | RemoteOwner, error: Disconnected, deadline: float) -> None:
         """The same request is sent again, under its name, to whoever owns the store next."""
@@ -169,9 +169,9 @@ class Store:
         if time.monotonic() >= deadline:
             raise Unavailable(f"{error}; whether the transaction was applied is unknown") from error
 
-    def _after_expiry(self, name: Name | None, sent: bool, error: SessionExpired) -> None:
-        assert name is not None
-        self._session.expire(name.session)
+    def _after_expiry(self, request: Request | None, sent: bool, error: SessionExpired) -> None:
+        assert request is not None
+        self._session.expire(request.session)
         if sent:
             raise Unavailable("the session expired before its owner answered; the outcome is unknown") from error
 
@@ -220,7 +220,8 @@ class AsyncStore:
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._dispatcher = Dispatcher(self._loop)
-        self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
+        self._in_flight = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._remote: tuple[str, AsyncRemoteOwner] | None = None
         self.reader = store.reader
         self.objects = store.objects
@@ -260,31 +261,55 @@ class AsyncStore:
 
     async def commit(self, operations: list[Operation]) -> list[Any]:
         """Apply operations as one transaction; their results, once they are durable."""
-        async with self._room:
+        while self._in_flight >= IN_FLIGHT_MAX:
+            await self._wait_for_room()
+        self._in_flight += 1
+        try:
             return await self._commit(operations)
+        finally:
+            self._in_flight -= 1
+            if self._waiting:
+                self._waiting.popleft().set_result(None)
+
+    async def _wait_for_room(self) -> None:
+        place: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(place)
+        try:
+            await place
+        finally:
+            if place in self._waiting:
+                self._waiting.remove(place)
 
     async def _commit(self, operations: list[Operation]) -> list[Any]:
         store, session = self._store, self._store._session
         deadline = time.monotonic() + store._timeout_s
-        name: Name | None = None
+        request: Request | None = None
         sent = False
         try:
             while True:
-                owner = await self._owner(deadline)
+                owner = store._connection.current or await self._owner(deadline)
                 try:
                     if not session.is_open:
                         session.open(await self._new_session(owner))
-                    name = name or session.begin()
-                    return await self._send(owner, Request(*name, operations))
+                    request = request or session.begin(operations)
+                    if request is None:
+                        continue
+                    if not isinstance(owner, LocalOwner):
+                        return await (await self._remote_of()).commit(request)
+                    if owner.engine.is_prepared(operations):
+                        return await asyncio.to_thread(owner.commit, request)
+                    future: asyncio.Future[Ticket] = self._loop.create_future()
+                    owner.engine.submit(request, self._dispatcher.deliver, future)
+                    return (await future).outcome()
                 except Disconnected as error:
-                    sent = sent or name is not None
+                    sent = sent or request is not None
                     await asyncio.to_thread(store._after_disconnect, owner, error, deadline)
                 except SessionExpired as error:
-                    store._after_expiry(name, sent, error)
-                    name = None
+                    store._after_expiry(request, sent, error)
+                    request = None
         finally:
-            if name is not None:
-                session.end(name)
+            if request is not None:
+                session.end(request)
 
     async def _owner(self, deadline: float) -> LocalOwner | RemoteOwner:
         current = self._store._connection.current
@@ -296,15 +321,6 @@ class AsyncStore:
         if isinstance(owner, LocalOwner):
             return owner.new_session()
         return await (await self._remote_of()).new_session()
-
-    async def _send(self, owner: LocalOwner | RemoteOwner, request: Request) -> list[Any]:
-        if not isinstance(owner, LocalOwner):
-            return await (await self._remote_of()).commit(request)
-        if any(isinstance(operation, ops.AdoptFragments) for operation in request.operations):
-            return await asyncio.to_thread(owner.commit, request)
-        future: asyncio.Future[Ticket] = self._loop.create_future()
-        owner.submit(request, self._dispatcher.deliver_to(future))
-        return (await future).outcome()
 
     async def _remote_of(self) -> AsyncRemoteOwner:
         """The asynchronous twin of the connection that was found."""

@@ -104,6 +104,7 @@ def test_one_process_may_open_a_store_twice(url: str) -> None:
         assert [message.body for message in first.journal("j").read()] == [b"a", b"b"]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # httpcore forgets a refused socket
 def test_the_second_store_of_a_process_goes_on_when_the_first_is_closed(url: str) -> None:
     first = detent.open(url)
     with first, detent.open(url) as second:
@@ -166,6 +167,19 @@ def test_a_reader_never_owns(url: str, processes: Processes) -> None:
         assert store.epoch == epoch + 1, "a reader raised the epoch"
         with pytest.raises(Invalid):
             detent.open(url, role="writer")  # type: ignore[arg-type]
+
+
+def test_a_connection_that_another_thread_has_just_given_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with detent.open(url), detent.open(url) as client:
+        client.journal("j").append(b"a")
+        connection = client._connection
+        stale, find = connection.current, connection.owner
+        assert stale is not None
+        found = iter([stale])
+        # This call has just got the connection when another one finds it broken and closes it.
+        connection.lost(stale)
+        monkeypatch.setattr(connection, "owner", lambda deadline: next(found, None) or find(deadline))
+        assert client.journal("j").append(b"b").offset == 1
 
 
 # -- the owner dies ---------------------------------------------------------------------------------------------

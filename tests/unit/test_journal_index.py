@@ -163,5 +163,5 @@ def test_many_runs_spread_over_index_records() -> None:
     expected = [f"{p}:{c}:1".encode() for p in (2, 1) for c in range(1, 401)]
     assert world.bodies("j") == expected
     with world.writer.view() as view:
-        index = [key for key, _ in view.scan(b"\x06\x01\x10") if key[7:8] == b"\x05"]
+        index = [key for key, _ in view.scan(b"\x06\x01\x10") if key[7:8] == b"\x06"]
     assert len(index) > 3

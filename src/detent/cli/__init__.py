@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -20,7 +20,18 @@ BROKEN_PIPE = 128 + signal.SIGPIPE
 """Exit codes as a shell gives them to a program that a signal ended."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """The commands, with an exit code of our own where click would end the process with 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _silence_stdout()
+            ctx.exit(BROKEN_PIPE)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="detent", prog_name="detent", message="%(prog)s %(version)s")
 def cli() -> None:
     """Messages that take effect exactly once: durable journals on a disk or an object store.

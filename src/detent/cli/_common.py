@@ -54,16 +54,19 @@ def _place(given: list[str | None], names: tuple[str, ...]) -> list[str]:
     """Put the arguments where they belong, the URL from the environment in front if it was left out."""
     present = [value for value in given if value is not None]
     url = os.environ.get(URL_VARIABLE)
-    if len(present) == len(names) and url:
-        if names and present[0].startswith(SCHEMES):
-            raise click.UsageError(f"{present[0]!r} is a store's URL; the argument {names[0].upper()} is missing")
+    if url and len(present) <= len(names) and not (present and present[0].startswith(SCHEMES)):
         present.insert(0, url)
+    if not present:
+        raise click.UsageError(
+            f"give the URL of a store, such as file:./data, as the first argument, or set {URL_VARIABLE}"
+        )
     if len(present) <= len(names):
-        if not present or not present[0].startswith(SCHEMES):
-            raise click.UsageError(
-                f"give the URL of a store, such as file:./data, as the first argument, or set {URL_VARIABLE}"
-            )
-        raise click.UsageError(f"the argument {names[len(present) - 1].upper()} is missing")
+        hint = (
+            ""
+            if present[0].startswith(SCHEMES)
+            else f" (the first one is the store's URL, unless {URL_VARIABLE} says it)"
+        )
+        raise click.UsageError(f"the argument {names[len(present) - 1].upper()} is missing{hint}")
     return present
 
 

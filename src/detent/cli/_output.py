@@ -24,11 +24,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(*columns)
         for row in rows:
-            table.add_row(*row)
-        Console().print(table, markup=False) if not rows else Console().print(table)
+            table.add_row(*map(Text, row))  # as text: brackets in a name are not markup
+        Console().print(table)
         return
     widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
     for row in ([column.upper() for column in columns], *rows):
@@ -51,11 +52,11 @@ def size_text(size: int) -> str:
     """
     if size < UNIT:
         return f"{size} B"
-    value = float(size)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        value /= UNIT
+    value, unit = size / UNIT, "KiB"
+    for larger in ("MiB", "GiB", "TiB"):
         if value < UNIT:
             break
+        value, unit = value / UNIT, larger
     return f"{value:.1f} {unit}"
 
 

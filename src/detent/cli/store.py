@@ -60,10 +60,18 @@ def info(url: str, as_json: bool) -> None:
         print_json(fields)
         return
     who = "nobody" if owner is None else f"process {owner['pid']}, epoch {owner['epoch']}"
-    sizes = {name: size_text(fields[name]) for name in ("record_bytes", "fragment_bytes")}
-    shown = {**fields, **sizes, "owner": who}
-    print_fields({name.removesuffix("_bytes").replace("_", " "): str(value) for name, value in shown.items()
-                  if name != "fragments"} | {"fragments": f"{fields['fragments']} ({sizes['fragment_bytes']})"})  # fmt: skip
+    print_fields(
+        {
+            "url": url,
+            "owner": who,
+            "journals": str(len(journals)),
+            "messages": str(fields["messages"]),
+            "records": size_text(fields["record_bytes"]),
+            "fragments": f"{fields['fragments']} ({size_text(fields['fragment_bytes'])})",
+            "open transactions": str(fields["open_transactions"]),
+            "aborted transactions": str(fields["aborted_transactions"]),
+        }
+    )
 
 
 def _owner(url: str) -> dict[str, Any] | None:

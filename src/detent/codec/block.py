@@ -173,17 +173,13 @@ def encode_block(batch: Any, first_time: int, last_time: int) -> bytes:
     payload = batch.serialize()
     if len(payload) > BLOCK_BYTES_MAX:
         raise LimitExceeded(f"a block of {len(payload)} bytes is over the limit of {BLOCK_BYTES_MAX}")
-    head = _HEAD.pack(
-        BLOCK_VERSION,
-        CODEC_ARROW,
-        0,
-        batch.num_rows,
-        xxhash.xxh3_64_intdigest(payload),
-        first_time,
-        last_time,
-        payload.size,
-    )
-    return b"".join((head, payload))
+    checksum = xxhash.xxh3_64_intdigest(payload)
+    return b"".join((head_bytes(batch.num_rows, checksum, first_time, last_time, payload.size), payload))
+
+
+def head_bytes(rows: int, checksum: int, first_time: int, last_time: int, size: int) -> bytes:
+    """What stands before the record batch."""
+    return _HEAD.pack(BLOCK_VERSION, CODEC_ARROW, 0, rows, checksum, first_time, last_time, size)
 
 
 class BlockHead:

@@ -57,7 +57,7 @@ class Engine:
     ) -> None:
         self._writer = writer
         self._machines = tuple(machines)
-        self._by_operation = {kind: machine.apply for machine in machines for kind in machine.operations}
+        self._handlers = {kind: machine.handlers[kind] for machine in machines for kind in machine.operations}
         self._preparations = {kind: machine.prepare for machine in machines for kind in machine.prepared}
         self._wall_ms = now_ms
         self._random = random
@@ -134,6 +134,11 @@ class Engine:
         if leads:
             self._wakeup.release()
 
+    def is_prepared(self, operations: Sequence[Operation]) -> bool:
+        """Whether these operations need slow checks first; then `submit` does not belong on an event loop."""
+        preparations = self._preparations
+        return any(type(operation) in preparations for operation in operations)
+
     def _prepare(self, request: Request) -> None:
         for operation in request.operations:
             prepare = self._preparations.get(type(operation))
@@ -145,11 +150,14 @@ class Engine:
             self._committer = threading.Thread(target=self._run_committer, name="detent-committer", daemon=True)
             self._committer.start()
 
-    def submit(self, request: Request, callback: Callable[[Ticket], None]) -> None:
-        """Apply a transaction in the background; the committing thread calls `callback` when it is done."""
+    def submit(self, request: Request, callback: Callable[[Ticket], None], waiter: Any = None) -> None:
+        """Apply a transaction in the background; the committing thread calls `callback` when it is done.
+
+        `waiter` is the caller's own: the ticket carries it to the callback. Operations that need slow checks first
+        belong to `commit`, in a thread: see `is_prepared`.
+        """
         request.check()
-        self._prepare(request)
-        ticket = Ticket(request, callback)
+        ticket = Ticket(request, callback, waiter)
         with self._lock:
             self._require_open()
             if self._full(ticket):
@@ -304,7 +312,7 @@ class Engine:
         request = ticket.request
         if request.sequence < 0:
             return self._keep_house(ticket, now_ms)
-        context = Context(now_ms)
+        context = Context(now_ms, last=len(request.operations) == 1)
         try:
             known = self._sessions.find(request)
             if known is not None:
@@ -312,10 +320,10 @@ class Engine:
                 return True  # it may belong to this very group: answered only after the commit
             results = []
             for operation in request.operations:
-                apply = self._by_operation.get(type(operation))
-                if apply is None:
+                handler = self._handlers.get(type(operation))
+                if handler is None:
                     raise Invalid(f"this store knows no operation {type(operation).__name__}")
-                results.append(apply(operation, context))
+                results.append(handler(operation, context))
             ticket.results = results
             self._sessions.record(request, self._encode(results), now_ms)
         except DetentError as error:
@@ -333,7 +341,7 @@ class Engine:
             for operation in machine.due(now_ms):
                 context = Context(now_ms)
                 try:
-                    machine.apply(operation, context)
+                    machine.handlers[type(operation)](operation, context)
                     changed = True
                 except DetentError as error:
                     context.rollback()

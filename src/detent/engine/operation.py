@@ -33,12 +33,17 @@ class Done(Result, frozen=True, tag=True, array_like=True):
 
 
 class Context:
-    """What `apply` may know besides the operation: the time of the group, and how to take back what it did."""
+    """What `apply` may know besides the operation: the time of the group, and how to take back what it did.
 
-    __slots__ = ("now_ms", "undo")
+    `last` says that no operation of the transaction follows. One that makes all its checks before its first change
+    need not say how to take it back then.
+    """
 
-    def __init__(self, now_ms: int) -> None:
+    __slots__ = ("last", "now_ms", "undo")
+
+    def __init__(self, now_ms: int, *, last: bool = False) -> None:
         self.now_ms = now_ms
+        self.last = last
         self.undo: list[Callable[[], None]] = []
 
     def rollback(self) -> None:
@@ -50,27 +55,28 @@ class Context:
 class Machine(Protocol):
     """The state machine of one layer.
 
-    `apply` changes memory only and adds to ``context.undo`` whatever takes its change back; it never reads a clock and
-    never writes. `flush` puts the changes of a whole group into one batch. After a failed commit `load` starts over.
+    `operations` are what a client may send; each has its handler, which applies it or raises a `DetentError`. There may
+    be handlers for more: those are the machine's own housekeeping.
+
+    A handler changes memory only and adds to ``context.undo`` whatever takes its change back; it never reads a clock
+    and never writes. `flush` puts the changes of a whole group into one batch. After a failed commit `load` starts
+    over.
     """
 
     operations: tuple[type[Operation], ...]
+    handlers: dict[type[Operation], Callable[[Any, Context], Result]]
     prepared: tuple[type[Operation], ...]
     results: tuple[type[Result], ...]
 
     def prepare(self, operation: Any) -> None:
         """Check what needs slow I/O, in the caller's thread and before the transaction is queued.
 
-        Called for the `prepared` kinds only. What it finds must stay true until `apply`, or be checked again there.
+        Called for the `prepared` kinds only. What it finds must stay true until the handler runs, or be checked there.
         """
         ...
 
     def load(self, view: View) -> None:
         """Forget what is in memory; remember what the view shows."""
-        ...
-
-    def apply(self, operation: Any, context: Context) -> Result:
-        """Apply one operation, or raise a `DetentError` and have changed nothing."""
         ...
 
     def flush(self, batch: Batch, now_ms: int) -> None:

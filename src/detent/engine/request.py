@@ -44,14 +44,15 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 class Ticket:
     """One request in the engine, and where its answer arrives."""
 
-    __slots__ = ("_wake", "answer", "callback", "error", "promoted", "request", "results", "weight")
+    __slots__ = ("_wake", "callback", "error", "promoted", "request", "results", "waiter", "weight")
 
-    def __init__(self, request: Request, callback: Callable[[Ticket], None] | None = None) -> None:
+    def __init__(self, request: Request, callback: Callable[[Ticket], None] | None = None, waiter: Any = None) -> None:
         self.request = request
         self.callback = callback
-        self.weight = sum(operation.weight() for operation in request.operations)
+        self.waiter = waiter
+        operations = request.operations
+        self.weight = operations[0].weight() if len(operations) == 1 else sum(o.weight() for o in operations)
         self.results: list[Result] | None = None
-        self.answer: bytes | None = None
         self.error: Exception | None = None
         self.promoted = False
         self._wake: threading.Lock | None = None

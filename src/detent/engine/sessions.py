@@ -117,9 +117,10 @@ class Sessions:
         session.active_ms = now_ms
         if floor > session.floor:
             session.floor = floor
-            # Sequences arrive nearly in order, so what is below the floor stands at the front.
-            for known in [number for number in session.answers if number < floor]:
-                self._release(session.answers.pop(known)[0])
+            # Sequences arrive nearly in order. One that hides behind a later one goes when it has come to the front.
+            answers = session.answers
+            while (known := next(iter(answers), floor)) < floor:
+                self._release(answers.pop(known)[0])
 
     def _release(self, record: int) -> None:
         left = self._references[record] - 1

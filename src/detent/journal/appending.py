@@ -40,20 +40,22 @@ def append(machine: JournalMachine, op: ops.Append, context: Context) -> ops.App
     """Messages without UUIDs: the owner stamps them here, inside the order of appends, so no clock can land late."""
     rows = ops.check_append(op)
     state = machine.state_for_append(op.journal, context)
-    state.touch(context.undo)
+    # Nothing below can fail, so a last operation has nothing to take back.
+    if context.last:
+        state.touched = True
+    else:
+        state.touch(context.undo)
     clock = machine.reserve_clocks(rows, context.now_ms)
     clocks = range(clock, clock + rows * TICK, TICK)
     chunk = state.rows_chunk()
     chunk.add(op.bodies, op.keys, op.headers, machine.producer_bytes * rows, clocks, [OUTSIDE_TXN] * rows)
-    return _commit_own(machine, state, rows, context)
+    return _commit_own(machine, state, rows)
 
 
-def _commit_own(machine: JournalMachine, state: JournalState, rows: int, context: Context) -> ops.Appended:
+def _commit_own(machine: JournalMachine, state: JournalState, rows: int) -> ops.Appended:
     """Rows stamped by the owner itself cannot be duplicates: all of them are committed at once."""
     position, offset = state.next_position, state.next_offset
-    last = machine.clock
-    state.set_producer(machine.producer, Producer(last, last, NO_SPAN, 0, context.now_ms, False), context.undo)
-    state.newest_clock = max(state.newest_clock, last)
+    state.own_producer, state.own_clock = machine.producer, machine.clock
     state.commit_run(position, rows)
     state.next_position += rows
     return ops.Appended(position, rows, offset, rows)
@@ -93,7 +95,7 @@ def append_batch(machine: JournalMachine, op: ops.AppendBatch, context: Context)
         rows, machine.producer_bytes * rows, clocks, bytes(2 * rows), times(rows, context.now_ms), list(batch.columns)
     )
     state.add_batch(stamped)
-    return _commit_own(machine, state, rows, context)
+    return _commit_own(machine, state, rows)
 
 
 def _time_array(rows: int, now_ms: int) -> Any:
@@ -164,6 +166,7 @@ def _sequence(
     """Decide what each message does, and let it do that."""
     producers, clocks, flags = columns
     offset, rows = state.next_offset, len(clocks)
+    state.settle_own(context.now_ms)
     with machine.read() as view:
         done = sequence_block(producers, clocks, flags, position, _States(state, view), floor=state.clock_floor)
         _refuse(state, done, producers)

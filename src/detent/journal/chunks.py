@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from detent.codec import block
+from detent.codec.single import encode_single
 
 CHUNK_ROWS_MAX: Final = 1 << 16
 
@@ -62,6 +63,11 @@ class RowsChunk:
     def full(self) -> bool:
         return self.size >= block.BLOCK_BYTES_TARGET or len(self.bodies) >= CHUNK_ROWS_MAX
 
+    @property
+    def is_plain_single(self) -> bool:
+        """One message outside of transactions, without key and headers."""
+        return len(self.bodies) == 1 and not (self.has_keys or self.has_headers or self.flags[0])
+
     def truncate(self, rows: int) -> None:
         """Take back what a refused transaction added."""
         del self.bodies[rows:], self.keys[rows:], self.headers[rows:]
@@ -105,7 +111,11 @@ def times(rows: int, now_ms: int) -> Any:
 
 def encode_chunk(chunk: Chunk, now_ms: int) -> Iterator[tuple[int, bytes]]:
     """The chunk's blocks: (base position, value)."""
-    base, batch = chunk.base, chunk.batch(now_ms)
+    base = chunk.base
+    if isinstance(chunk, RowsChunk) and chunk.is_plain_single:
+        yield base, encode_single(chunk.producers, chunk.clocks[0], now_ms, chunk.bodies[0])
+        return
+    batch = chunk.batch(now_ms)
     if isinstance(chunk, RowsChunk) and chunk.size <= block.BLOCK_BYTES_TARGET:
         yield base, block.encode_block(batch, now_ms, now_ms)  # Arrow's own size count is slow, and not needed
         return

@@ -48,7 +48,7 @@ class Housekeeper:
         self._next_retain: dict[int, int] = {}
         self._next_prune: dict[int, int] = {}
         self._prune_from: dict[int, bytes] = {}
-        self.operations: dict[type[Operation], Callable[[Any, Context], Result]] = {
+        self.handlers: dict[type[Operation], Callable[[Any, Context], Result]] = {
             ops.Retain: self._retain,
             ops.AbortSpan: self._abort,
             ops.PruneProducers: self._prune,

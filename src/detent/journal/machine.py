@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 from detent.codec import journal as records
@@ -60,22 +61,23 @@ class JournalMachine:
         self.producer = int(new_producer_id(random(6)))
         self.producer_bytes = self.producer.to_bytes(6, "big")
         self.clock = 0
+        self._clock_ms = 0
         self.watch = Watch()
         self.housekeeper = housekeeping.Housekeeper(self)
-        self._apply: dict[type[Operation], Callable[[Any, Context], Result]] = {
+        self.handlers: dict[type[Operation], Callable[[Any, Context], Result]] = {
             ops.CreateJournal: self._create,
             ops.ConfigureJournal: self._configure,
             ops.DeleteJournal: self._delete,
-            ops.Append: lambda op, ctx: appending.append(self, op, ctx),
-            ops.AppendStamped: lambda op, ctx: appending.append_stamped(self, op, ctx),
-            ops.AppendBatch: lambda op, ctx: appending.append_batch(self, op, ctx),
+            ops.Append: partial(appending.append, self),
+            ops.AppendStamped: partial(appending.append_stamped, self),
+            ops.AppendBatch: partial(appending.append_batch, self),
             ops.AdoptFragments: self._adopt,
             ops.CheckHead: self._check_head,
             ops.CheckRegisters: self._check_registers,
             ops.UpdateRegisters: self._update_registers,
             ops.TrimJournal: self._trim,
             ops.RaiseHorizon: self._raise_horizon,
-            **self.housekeeper.operations,
+            **self.housekeeper.handlers,
         }
 
     # -- the machine's interface --------------------------------------------------------------------------------
@@ -105,10 +107,6 @@ class JournalMachine:
     def prepare(self, operation: Any) -> None:
         """Before adoption: the fragments exist and are whole."""
         fragments.check_written(self._reader.objects, operation.fragments)
-
-    def apply(self, operation: Any, context: Context) -> Result:
-        """Apply one operation."""
-        return self._apply[type(operation)](operation, context)
 
     def flush(self, batch: Batch, now_ms: int) -> None:
         """Write the group's changes."""
@@ -159,7 +157,10 @@ class JournalMachine:
 
     def reserve_clocks(self, count: int, now_ms: int) -> int:
         """The first of `count` clocks, `TICK` apart, above all that this owner has given out."""
-        first = max(self.clock, clock_of_ns(now_ms * 1_000_000)) + TICK
+        if now_ms != self._clock_ms:
+            self._clock_ms = now_ms
+            self.clock = max(self.clock, clock_of_ns(now_ms * 1_000_000))
+        first = self.clock + TICK
         self.clock = first + (count - 1) * TICK
         return first
 

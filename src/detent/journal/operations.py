@@ -92,10 +92,9 @@ class Append(_JournalOperation, frozen=True, tag=True, array_like=True):
     headers: list[dict[str, str] | None] | None = None
 
     def weight(self) -> int:
-        weight = OPERATION_WEIGHT + MESSAGE_WEIGHT * len(self.bodies)
-        for body in self.bodies:
-            weight += len(body)
-        return weight
+        bodies = self.bodies
+        size = len(bodies[0]) if len(bodies) == 1 else sum(map(len, bodies))
+        return OPERATION_WEIGHT + MESSAGE_WEIGHT * len(bodies) + size
 
 
 class AppendStamped(Append, frozen=True, tag=True, array_like=True):
@@ -210,7 +209,7 @@ def check_append(operation: Append) -> int:
         raise Invalid("there is nothing to append")
     if rows > APPEND_ROWS_MAX:
         raise LimitExceeded(f"one append holds at most {APPEND_ROWS_MAX} messages, not {rows}")
-    total = sum(map(len, operation.bodies))
+    total = len(operation.bodies[0]) if rows == 1 else sum(map(len, operation.bodies))
     if total > MESSAGE_BYTES_MAX:
         _check_sizes(max(map(len, operation.bodies)), total)
     if operation.keys is not None:

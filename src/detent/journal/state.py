@@ -11,6 +11,7 @@ from detent.codec.journal import Head, Listing, Producer, Run, Segment
 from detent.codec.keys import u32
 from detent.journal.chunks import ArrowChunk, Chunk, RowsChunk, encode_chunk
 from detent.kv import Batch, View
+from detent.message import NO_SPAN
 
 PRODUCERS_LOADED_MAX: Final = 100_000
 """States of producers kept in memory for one journal; the rest is read when needed."""
@@ -71,6 +72,7 @@ class JournalState:
         self.dirty_producers: set[int] = set()
         self.touched = False
         self.index_dirty = False
+        self.own_producer = self.own_clock = 0  # what the owner itself has stamped in this group, up to which clock
 
     def _load_small(self, view: View) -> None:
         start, end = records.part_range(self.id, records.REGISTER)
@@ -95,6 +97,14 @@ class JournalState:
             if stored is not None:
                 known = self.producers[producer] = Producer.decode(stored)
         return known
+
+    def settle_own(self, now_ms: int) -> None:
+        """Note once what the group's plain appends mean for the owner's own producer."""
+        if self.own_clock:
+            clock, self.own_clock = self.own_clock, 0
+            self.producers[self.own_producer] = Producer(clock, clock, NO_SPAN, 0, now_ms, False)
+            self.dirty_producers.add(self.own_producer)
+            self.newest_clock = max(self.newest_clock, clock)
 
     def span(self, producer: int, view: View) -> Span:
         """The pending messages of a producer, in the order in which they were appended."""
@@ -200,6 +210,7 @@ class JournalState:
 
     def flush(self, batch: Batch, now_ms: int) -> None:
         """Put everything the group changed into its batch."""
+        self.settle_own(now_ms)
         for chunk in self.chunks:
             for base, value in encode_chunk(chunk, now_ms):
                 batch.put(self._block_prefix + base.to_bytes(8, "big"), value)

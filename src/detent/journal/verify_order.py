@@ -6,6 +6,10 @@ are made again from nothing but the stored blocks, and compared with the index p
 Where a journal was never trimmed, the two must be equal. Where blocks are gone, the past of some producers is unknown:
 a stored row may be the duplicate of one that is gone. So a producer's rows may be missing from the index until the
 first one that is in it; from then on both sides know the same of this producer, and must agree.
+
+Where producers were forgotten (the clock floor is not 0), one that came back was seen for the first time again. That
+makes no difference as long as its clocks rise, as they should. A producer whose rows were accepted out of order is
+doubtful, and no finding rests on it.
 """
 
 from __future__ import annotations
@@ -20,11 +24,15 @@ from detent.codec.journal import Head, Producer, Segment
 from detent.journal.housekeeping import runs_from
 from detent.kv import View
 from detent.message import CONTINUE_TXN, NO_SPAN, Outcome, ProducerState, SequencedBlock, sequence_block
+from detent.message.grouping import group_rows, running_max
 
 Numbers = NDArray[np.int64]
 
 _NEVER_SEEN: Final = ProducerState(0, 0, NO_SPAN)
 _NONE: Final = np.empty(0, np.int64)
+_ACCEPTED: Final = np.array(
+    [Outcome.OUTSIDE_COMMIT, Outcome.OUTSIDE_OVER_SPAN, Outcome.CONTINUE_BEGIN, Outcome.CONTINUE_EXTEND], np.uint8
+)
 
 
 class Columns:
@@ -107,7 +115,12 @@ class CommitOrder:
         """Whether all rows that were ever appended are still there."""
         self.reliable = True
         """False once a row was met whose meaning depends on rows that are gone: nothing more can be said then."""
+        # A span that passed its deadline was rolled back without a row that says so. Its producer is refused, until
+        # it is forgotten: then it may come back, above the floor, and what it left pending below is dead.
+        self._dead_through = head.clock_floor if head.aborted_spans else 0
         self._known: set[int] = set()
+        self._highest: dict[int, int] = {}
+        self._doubtful: set[int] = set()
         self._states: dict[int, ProducerState] = {}
         self._pending: dict[int, list[tuple[Numbers, Any]]] = {}
 
@@ -117,10 +130,14 @@ class CommitOrder:
             for producer in np.unique(columns.producers).tolist():
                 self._states.setdefault(producer, _NEVER_SEEN)
         done = sequence_block(columns.producers, columns.clocks, columns.flags, columns.base, self._states)
-        if not self.complete and bool((done.outcomes == Outcome.OUTSIDE_OVER_SPAN).any()):
-            # The owner refuses such rows, so this one repeats a row that is gone: the span is in truth still open.
+        forgetful = not self.complete or self._head.clock_floor > 0
+        if forgetful and bool((done.outcomes == Outcome.OUTSIDE_OVER_SPAN).any()):
+            # The owner refuses such rows. So in truth this one is a duplicate and the span still open, or the span was
+            # rolled back before: what decides is gone.
             self.reliable = False
             return None
+        if self._head.clock_floor:
+            self._note_disorder(columns, done)
         problem = self._match(self._expected(columns, done))
         for producer in done.closed:
             self._pending.pop(producer, None)
@@ -128,6 +145,21 @@ class CommitOrder:
             self._pending.setdefault(producer, []).append((rows + columns.base, columns.clocks[rows]))
         self._states.update(done.states)
         return problem
+
+    def _note_disorder(self, columns: Columns, done: SequencedBlock) -> None:
+        """Find the producers with accepted rows below clocks that they had before."""
+        groups = group_rows(columns.producers)
+        clocks = columns.clocks[groups.rows]
+        group = np.repeat(np.arange(len(groups.producers), dtype=np.int64), np.diff(groups.starts))
+        names = groups.producers.tolist()
+        before = np.array([self._highest.get(name, 0) for name in names], np.uint64)
+        high = np.maximum(running_max(clocks, group), before[group])
+        prior = np.empty_like(high)
+        prior[1:] = high[:-1]
+        prior[groups.starts[:-1]] = before
+        late = np.isin(done.outcomes[groups.rows], _ACCEPTED) & (clocks != 0) & (clocks < prior)
+        self._doubtful.update(groups.producers[group[late]].tolist())
+        self._highest.update(zip(names, high[groups.starts[1:] - 1].tolist(), strict=True))
 
     def finish(self) -> str | None:
         """After the last block: the index must be at its end too."""
@@ -180,7 +212,8 @@ class CommitOrder:
         if np.array_equal(self._index.peek(count), expected.positions):
             self._index.consume(count)
             if not self.complete:
-                self._known.update(np.unique(expected.producers).tolist())
+                # A row with clock 0 always commits: it tells nothing of its producer.
+                self._known.update(np.unique(expected.producers[expected.clocks != 0]).tolist())
             return None
         return self._walk(expected)
 
@@ -198,7 +231,8 @@ class CommitOrder:
         for position, producer, clock, in_span in rows:
             if at < len(found) and found[at] == position:
                 at += 1
-                self._known.add(producer)
+                if clock:
+                    self._known.add(producer)
             elif not self._may_be_missing(producer, clock, in_span):
                 there = "the index ends"
                 if at < len(found):
@@ -208,11 +242,12 @@ class CommitOrder:
         return None
 
     def _may_be_missing(self, producer: int, clock: int, in_span: bool) -> bool:
-        if not self.complete and producer not in self._known:
+        if self._is_uncertain(producer):
             return True
-        # A span that passed its deadline was rolled back without a row that says so. Its producer is refused, until
-        # it is forgotten and the floor stands above the span.
-        return bool(in_span and self._head.aborted_spans and clock <= self._head.clock_floor)
+        return in_span and clock <= self._dead_through
+
+    def _is_uncertain(self, producer: int) -> bool:
+        return producer in self._doubtful or not (self.complete or producer in self._known)
 
     # -- comparing with what is stored of producers -------------------------------------------------------------
 
@@ -221,13 +256,13 @@ class CommitOrder:
         state = self._states.pop(producer, None)
         if state is None:
             return "no stored row is from this producer" if self.complete else None
-        if not (self.complete or producer in self._known):
+        if self._is_uncertain(producer):
             return None
         if stored.aborted:
             if not state.is_open or stored.max_clock != state.max_clock:
                 return f"it says that a transaction was rolled back at clock {stored.max_clock}; the rows show none"
             return None
-        if stored.begin != state.begin:
+        if stored.begin != state.begin and not (self._dead_through and NO_SPAN < state.begin < stored.begin):
             return f"it says that its open transaction begins at {stored.begin}, the rows say {state.begin}"
         same = (stored.last_ack, stored.max_clock) == (state.last_ack, state.max_clock)
         # A producer that was forgotten and came back was seen for the first time twice, the second time later.
@@ -249,10 +284,12 @@ class CommitOrder:
         stored_clocks = np.concatenate(
             [np.uint64(s.clock) + np.uint64(s.step) * step for s, step in zip(segments, steps, strict=True)]
         )
-        if not (self.complete or producer in self._known):
+        if self._is_uncertain(producer):
             # Some of the rows may be duplicates of what is gone: the span holds the others.
             chosen = np.isin(positions, stored)
             positions, clocks = positions[chosen], clocks[chosen]
+        alive = (clocks > np.uint64(self._dead_through)) | np.isin(positions, stored)
+        positions, clocks = positions[alive], clocks[alive]
         if np.array_equal(positions, stored) and np.array_equal(clocks, stored_clocks):
             return None
         return f"it names {len(stored)} pending rows that differ from the {len(positions)} that the blocks hold"

@@ -41,10 +41,11 @@ class Batch:
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set `key` to `value`."""
-        _check_key(key)
-        if len(value) > VALUE_BYTES_MAX:
-            raise LimitExceeded(f"a record of {len(value)} bytes is over the limit of {VALUE_BYTES_MAX}")
-        size = self.bytes + len(key) + len(value)
+        size = len(value)
+        if not 0 < len(key) <= KEY_BYTES_MAX or not key[0] or size > VALUE_BYTES_MAX:
+            _check_key(key)
+            raise LimitExceeded(f"a record of {size} bytes is over the limit of {VALUE_BYTES_MAX}")
+        size += self.bytes + len(key)
         if size > BATCH_BYTES_MAX:
             raise LimitExceeded(f"a batch of {size} bytes is over the limit of {BATCH_BYTES_MAX}")
         self.operations[key] = value

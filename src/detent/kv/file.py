@@ -34,6 +34,14 @@ READERS_MAX = 4096
 GROW_WAIT_S = 30.0
 """How long a resize waits for the views of this process to end before it gives up."""
 
+RESERVE_BYTES = 4 << 20
+RESERVE_LOW_BYTES = 1 << 20
+RESERVE_EVERY = 32
+"""Small commits are a third slower while each of them makes the file grow, because the sync then also writes the file's
+metadata. So the file is extended ahead, now and then and only while commits are small."""
+
+SMALL_COMMIT_BYTES = 16 << 10
+
 PUTMULTI_FROM = 8
 """Batches with at least this many puts go through one C call."""
 
@@ -275,6 +283,8 @@ class FileWriter(FileReader):
             raise
         self._stored = _EPOCH.pack(FORMAT_VERSION, self.epoch)
         self._fenced = False
+        self._commits = 0
+        self._small_commits = 0
 
     def _raise_epoch(self) -> int:
         environment = self._live()
@@ -322,6 +332,12 @@ class FileWriter(FileReader):
             if transaction.get(EPOCH_KEY) != self._stored:
                 self._fenced = True
                 raise self._fence()
+            self._small_commits += batch.bytes <= SMALL_COMMIT_BYTES
+            self._commits += 1
+            if self._commits == RESERVE_EVERY:
+                if self._small_commits == RESERVE_EVERY:
+                    _reserve(environment)
+                self._commits = self._small_commits = 0
             operations = batch.operations
             if len(operations) >= PUTMULTI_FROM:
                 puts = [(key, value) for key, value in operations.items() if value is not None]
@@ -349,6 +365,20 @@ class FileWriter(FileReader):
     def maintain(self) -> None:
         """Free the reader slots of killed processes; they would keep replaced pages from being used again."""
         self._live().lmdb.reader_check()
+
+
+def _reserve(environment: _Environment) -> None:
+    """Extend the file with zeros behind the last page in use. The caller is inside a write transaction, which keeps
+    every other writer, an old owner's too, from growing the file at the same time."""
+    used = (environment.lmdb.info()["last_pgno"] + 1) * environment.lmdb.stat()["psize"]
+    with (environment.path / "data.mdb").open("r+b", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size - used >= RESERVE_LOW_BYTES:
+            return
+        try:
+            os.pwrite(file.fileno(), bytes(RESERVE_BYTES), size)
+        except OSError:
+            os.ftruncate(file.fileno(), size)  # no room for comfort; the commit itself will say if it has none
 
 
 def _decode_epoch(stored: bytes | None) -> int:

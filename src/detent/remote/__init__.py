@@ -4,7 +4,7 @@ from detent.remote.client import AsyncRemoteOwner, Disconnected, RemoteOwner
 from detent.remote.connection import Connection, Role
 from detent.remote.dispatch import Dispatcher
 from detent.remote.owner import LocalOwner
-from detent.remote.session import ClientSession, Name
+from detent.remote.session import ClientSession
 
 __all__ = [
     "AsyncRemoteOwner",
@@ -13,7 +13,6 @@ __all__ = [
     "Disconnected",
     "Dispatcher",
     "LocalOwner",
-    "Name",
     "RemoteOwner",
     "Role",
 ]

@@ -13,7 +13,7 @@ import msgspec
 from detent.engine import Engine, Ticket
 from detent.errors import DetentError, Invalid, LimitExceeded, NotFound
 from detent.journal import JournalMachine, JournalReader
-from detent.journal.operations import AdoptFragments, check_name
+from detent.journal.operations import check_name
 from detent.remote import wire
 from detent.remote.dispatch import Dispatcher
 
@@ -62,13 +62,13 @@ class OwnerApp:
 
     async def _commit(self, data: bytes) -> list[Any]:
         request = wire.decode_request(data)
-        if any(isinstance(operation, AdoptFragments) for operation in request.operations):
+        if self._engine.is_prepared(request.operations):
             # Checking fragments reads files: not on the loop that everybody else is answered from.
             return await asyncio.to_thread(self._engine.commit, request)
         if self._dispatcher is None:
             self._dispatcher = Dispatcher(asyncio.get_running_loop())
         future: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
-        self._engine.submit(request, self._dispatcher.deliver_to(future))
+        self._engine.submit(request, self._dispatcher.deliver, future)
         return (await future).outcome()
 
     async def _wait(self, name: str, query: bytes) -> int:

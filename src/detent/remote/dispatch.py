@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 
 from detent.engine import Ticket
 
@@ -14,24 +13,20 @@ class Dispatcher:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._ready: deque[tuple[asyncio.Future[Ticket], Ticket]] = deque()
+        self._ready: deque[Ticket] = deque()
         self._scheduled = False
 
-    def deliver_to(self, future: asyncio.Future[Ticket]) -> Callable[[Ticket], None]:
-        """The callback for a ticket whose answer this future waits for."""
-
-        def deliver(ticket: Ticket) -> None:
-            self._ready.append((future, ticket))
-            if not self._scheduled and not self._loop.is_closed():
-                self._scheduled = True
-                self._loop.call_soon_threadsafe(self._drain)
-
-        return deliver
+    def deliver(self, ticket: Ticket) -> None:
+        """The callback for a ticket whose `waiter` is a future of this loop."""
+        self._ready.append(ticket)
+        if not self._scheduled and not self._loop.is_closed():
+            self._scheduled = True
+            self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
         # Lowered before the queue is emptied: an answer that arrives in between is scheduled again, never lost.
         self._scheduled = False
         while self._ready:
-            future, ticket = self._ready.popleft()
-            if not future.done():
-                future.set_result(ticket)
+            ticket = self._ready.popleft()
+            if not ticket.waiter.done():
+                ticket.waiter.set_result(ticket)

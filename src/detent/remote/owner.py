@@ -7,14 +7,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
 
 from detent import crash
-from detent.engine import Engine, Request, Result, Ticket
+from detent.engine import Engine, Request, Result
 from detent.errors import DetentError, Fenced, NotFound, Unavailable
 from detent.journal import JournalMachine, JournalReader
 from detent.journal.sweeper import sweep
@@ -64,10 +63,6 @@ class LocalOwner:
     def commit(self, request: Request) -> list[Result]:
         """Apply a transaction."""
         return self.engine.commit(request)
-
-    def submit(self, request: Request, callback: Callable[[Ticket], None]) -> None:
-        """Apply a transaction in the background."""
-        self.engine.submit(request, callback)
 
     def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """Wait until the journal's next offset is above `offset`. False after the time."""

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from typing import Any
 
-
-class Name(NamedTuple):
-    """A transaction's name, and how far this client's answers have arrived."""
-
-    session: bytes
-    sequence: int
-    answered: int
+from detent.engine import Request
 
 
 class ClientSession:
@@ -36,21 +30,22 @@ class ClientSession:
                 self._next = 0
                 self._outstanding = {}
 
-    def begin(self) -> Name:
-        """A name for the next transaction."""
+    def begin(self, operations: list[Any]) -> Request | None:
+        """Name the next transaction; None when the session has just expired."""
         with self._lock:
-            assert self._session is not None
+            if self._session is None:
+                return None
             sequence = self._next
-            self._next += 1
+            self._next = sequence + 1
             self._outstanding[sequence] = None
             # Numbers are handed out in order, so the first that waits is the lowest.
-            return Name(self._session, sequence, next(iter(self._outstanding)))
+            return Request(self._session, sequence, next(iter(self._outstanding)), operations)
 
-    def end(self, name: Name) -> None:
+    def end(self, request: Request) -> None:
         """The transaction was answered, or given up."""
         with self._lock:
-            if name.session == self._session:
-                self._outstanding.pop(name.sequence, None)
+            if request.session == self._session:
+                self._outstanding.pop(request.sequence, None)
 
     def expire(self, session: bytes) -> None:
         """The owner has forgotten this session."""

@@ -1,0 +1,223 @@
+"""The benchmark harness computes and judges right. No test here looks at how long anything takes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from bench import harness, report, suites
+from bench.harness import Plan, Row, Size, Skipped, Suite
+from bench.place import Place
+from bench.syncs import Syncs, count_strace
+
+REQUIRED = {"what", "ours", "other", "ratio", "bar", "ok"}
+
+
+def answers(*values: float, log: list[str] | None = None, name: str = "") -> Callable[[], float]:
+    """A side that answers these numbers, one a round."""
+    numbers = iter(values)
+
+    def side() -> float:
+        if log is not None:
+            log.append(name)
+        return next(numbers)
+
+    return side
+
+
+def rows_of(plan: Plan, rounds: int) -> list[dict[str, object]]:
+    return harness.judge(plan, harness.collect(plan, rounds))
+
+
+def plan_of(bar: harness.Bar, ours: tuple[float, ...], other: tuple[float, ...]) -> Plan:
+    sides = {"ours": answers(*ours), "other": answers(*other)}
+    return Plan(sides, [Row("a thing", "us", "ours", bar, "other", "a note")], warm_up=False)
+
+
+def test_median_range_and_ratio() -> None:
+    (row,) = rows_of(plan_of(harness.ratio_at_most(2, "at most 2 x"), (30, 10, 1000, 20, 40), (10, 20, 30, 15, 5)), 5)
+    assert row == {
+        "what": "a thing",
+        "ours": 30,
+        "other": 15,
+        "ratio": 2,
+        "bar": "at most 2 x",
+        "ok": True,
+        "unit": "us",
+        "ours_range": [10, 1000],
+        "other_range": [5, 30],
+        "rounds": 5,
+        "note": "a note",
+    }
+
+
+@pytest.mark.parametrize(
+    ("bar", "ours", "other", "ok"),
+    [
+        (harness.ratio_at_most(2, ""), 21, 10, False),
+        (harness.ratio_at_most(2, ""), 20, 10, True),
+        (harness.ratio_at_least(0.5, ""), 4, 10, False),
+        (harness.ratio_at_least(0.5, ""), 5, 10, True),
+        (harness.ratio_at_least(0.5, ""), 5, 0, False),
+        (harness.ours_at_most(60, ""), 61, 1, False),
+        (harness.ours_at_least(60, ""), 61, 1, True),
+        (harness.ours_within(990, 1010, ""), 1011, 1, False),
+        (harness.ours_within(990, 1010, ""), 990, 1, True),
+        (harness.ours_at_least(60, "") & harness.ratio_at_least(2, ""), 61, 60, False),
+        (harness.ours_at_least(60, "") & harness.ratio_at_least(2, ""), 61, 30, True),
+        (harness.INFORMATIVE, 1, 1000, True),
+    ],
+)
+def test_bars(bar: harness.Bar, ours: float, other: float, ok: bool) -> None:
+    (row,) = rows_of(plan_of(bar, (ours,), (other,)), 1)
+    assert row["ok"] is ok
+
+
+def test_bars_that_are_joined_say_both() -> None:
+    both = harness.ours_at_least(1, "at least 1") & harness.ratio_at_least(2, "2 x raw")
+    assert both.text == "at least 1 and 2 x raw"
+
+
+def test_a_row_without_another_side_has_no_ratio() -> None:
+    plan = Plan({"ours": answers(3)}, [Row("alone", "s", "ours", harness.ours_at_most(5, "under 5 s"))], warm_up=False)
+    (row,) = rows_of(plan, 1)
+    assert (row["other"], row["ratio"], row["other_range"], row["ok"]) == (None, None, None, True)
+
+
+def test_rounds_are_interleaved_and_the_warm_up_is_forgotten() -> None:
+    log: list[str] = []
+    sides = {"a": answers(99, 1, 3, log=log, name="a"), "b": answers(99, 2, 2, log=log, name="b")}
+    samples = harness.collect(Plan(sides, []), 2)
+    assert log == ["a", "b"] * 3
+    assert samples["a"].samples == (1, 3)
+    assert samples["a"].median == 2
+
+
+def test_slices_are_taken_in_turn() -> None:
+    log: list[str] = []
+    opened: list[str] = []
+
+    def side(name: str, *values: float) -> harness.Opened:
+        @contextmanager
+        def enter() -> Iterator[Callable[[], float]]:
+            opened.append(name)
+            yield answers(*values, log=log, name=name)
+            opened.remove(name)
+
+        return enter
+
+    numbers = harness.in_turn({"a": side("a", 99, 1, 50, 2), "b": side("b", 99, 7, 8, 9)}, 3)()
+    assert numbers == {"a": 2, "b": 8}
+    assert log == ["a", "b"] * 4
+    assert opened == []
+
+
+def test_named_numbers() -> None:
+    plan = Plan({"turns": harness.in_turn({"big": lambda: nullcontext(lambda: {"x": 4.0, "y": 6.0})}, 1)}, [])
+    assert set(harness.collect(plan, 1)) == {"turns.big.x", "turns.big.y"}
+
+
+def fake_suite() -> Suite:
+    suite = Suite("fake")
+
+    @suite.measurement("first")
+    @contextmanager
+    def first(place: Place, size: Size) -> Iterator[Plan]:
+        with place.fresh() as directory:
+            assert directory.is_dir()
+            yield plan_of(harness.ratio_at_most(2, "at most 2 x"), (1,) * size.rounds, (1,) * size.rounds)
+
+    @suite.measurement("second")
+    @contextmanager
+    def second(place: Place, size: Size) -> Iterator[Plan]:
+        raise Skipped("there is no disk")
+        yield
+
+    return suite
+
+
+def test_a_suite_gives_the_rows_of_the_result_file(tmp_path: Path) -> None:
+    steps: list[str] = []
+    results = harness.run(fake_suite(), Place(tmp_path), Size(2), progress=steps.append)
+    path = tmp_path / "results" / "fake.json"
+    report.write(results, path)
+    stored = json.loads(path.read_text())
+    assert stored == results
+    for row in stored:
+        assert set(row) >= REQUIRED
+        assert isinstance(row["ok"], bool)
+        assert isinstance(row["bar"], str)
+    assert [row["ok"] for row in stored] == [True, False]
+    assert stored[1]["note"] == "there is no disk"
+    assert steps[0] == "[1/2] first: preparing"
+    assert not [entry for entry in tmp_path.iterdir() if entry.name != "results"]
+
+
+def test_only_some_measurements(tmp_path: Path) -> None:
+    results = harness.run(fake_suite(), Place(tmp_path), Size(1), only=["first"])
+    assert [row["what"] for row in results] == ["a thing"]
+
+
+def test_shared_directories_are_built_once(tmp_path: Path) -> None:
+    place, built = Place(tmp_path), []
+    paths = {place.shared("big", built.append) for _ in range(2)}
+    assert built == list(paths)
+
+
+def test_the_table_shows_every_row(tmp_path: Path) -> None:
+    text = report.table(harness.run(fake_suite(), Place(tmp_path), Size(1)), width=120)
+    assert "a thing [1]" in text
+    assert "[1] a note" in text
+    assert "NO" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0, "0"), (0.0361, "0.0361"), (1.5, "1.5"), (300.4, "300"), (12_340, "12.3 k"), (5.4e6, "5.4 M")],
+)
+def test_numbers_are_short(value: float | None, text: str) -> None:
+    assert report.number(value) == text
+
+
+def test_every_suite_loads_with_distinct_names() -> None:
+    for name in suites.MODULES:
+        suite = suites.load(name)
+        names = [measurement.name for measurement in suite.measurements]
+        assert suite.name == name
+        assert names
+        assert len(names) == len(set(names))
+
+
+def test_syncs_in_a_trace() -> None:
+    trace = """\
+10 openat(AT_FDCWD, "/x/data.mdb", O_RDWR|O_CREAT|O_CLOEXEC, 0644) = 5
+10 openat(AT_FDCWD, "/x/data.mdb", O_WRONLY|O_DSYNC|O_CLOEXEC) = 6
+10 fdatasync(5) = 0
+10 truncate("/nowhere/detent-bench-begin", 0) = -1 ENOENT (No such file or directory)
+10 pwrite64(5, "..."..., 4096, 8192) = 4096
+10 fdatasync(5 <unfinished ...>
+11 openat(AT_FDCWD, "/x/other", O_WRONLY|O_DSYNC <unfinished ...>
+10 <... fdatasync resumed>) = 0
+11 <... openat resumed>) = 7
+10 pwrite64(6, "..."..., 120, 32) = 120
+11 write(7, "..."..., 120) = 120
+11 close(7) = 0
+11 openat(AT_FDCWD, "/x/plain", O_WRONLY) = 7
+11 write(7, "..."..., 120) = 120
+11 msync(0x7f0000000000, 4096, MS_ASYNC) = 0
+11 msync(0x7f0000000000, 4096, MS_SYNC) = 0
+10 truncate("/nowhere/detent-bench-end", 0) = -1 ENOENT (No such file or directory)
+10 fdatasync(5) = 0
+"""
+    assert count_strace(trace.splitlines(keepends=True)) == Syncs(calls=2, dsync_writes=2)
+
+
+def test_syncs_are_scaled() -> None:
+    assert Syncs(10, 10).per(500, 1_000) == {"calls": 20, "dsync_writes": 20, "all": 40}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
@@ -220,8 +219,7 @@ class AsyncStore:
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._dispatcher = Dispatcher(self._loop)
-        self._in_flight = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._remote: tuple[str, AsyncRemoteOwner] | None = None
         self.reader = store.reader
         self.objects = store.objects
@@ -261,24 +259,8 @@ class AsyncStore:
 
     async def commit(self, operations: list[Operation]) -> list[Any]:
         """Apply operations as one transaction; their results, once they are durable."""
-        while self._in_flight >= IN_FLIGHT_MAX:
-            await self._wait_for_room()
-        self._in_flight += 1
-        try:
+        async with self._room:
             return await self._commit(operations)
-        finally:
-            self._in_flight -= 1
-            if self._waiting:
-                self._waiting.popleft().set_result(None)
-
-    async def _wait_for_room(self) -> None:
-        place: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(place)
-        try:
-            await place
-        finally:
-            if place in self._waiting:
-                self._waiting.remove(place)
 
     async def _commit(self, operations: list[Operation]) -> list[Any]:
         store, session = self._store, self._store._session

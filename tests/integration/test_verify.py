@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -15,9 +17,10 @@ import detent
 from detent.codec import journal as records
 from detent.codec.journal import Fragment, Head, Listing, Producer, Run, Segment
 from detent.codec.keys import u32, u64
+from detent.engine import Engine, Request
 from detent.engine.sessions import ANSWERS, EXPIRED, encode_answers
 from detent.engine.verify import Counts, Finding
-from detent.journal import fragments
+from detent.journal import JournalMachine, JournalReader, fragments
 from detent.journal import operations as ops
 from detent.journal.verify import verify
 from detent.kv import Batch, Reader, Writer, open_reader, open_writer, prefix_end
@@ -225,6 +228,50 @@ def test_a_writer_at_work_causes_no_findings(tmp_path: Path) -> None:
             thread.join()
             reader.close()
         assert not failures
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_random_history_verifies(seed: int) -> None:
+    """Whatever producers do, in order or not, through deadlines, pruning, trimming and restarts."""
+    rng = random.Random(seed)
+    writer = open_writer("memory:")
+    now = 10_000_000
+
+    def start() -> Engine:
+        return Engine(writer, [JournalMachine(writer, random=rng.randbytes)], now_ms=lambda: now, random=rng.randbytes)
+
+    engine = start()
+    session, sequence = engine.new_session(), 0
+    producers = {rng.randbytes(6): rng.randint(1, 50) for _ in range(3)}
+    rising = rng.random() < 0.5
+
+    def row() -> tuple[bytes, int, int]:
+        producer = rng.choice(list(producers))
+        producers[producer] += rng.randint(0, 3)
+        clock = producers[producer] if rising else rng.randint(0, 60)
+        return producer, clock, rng.choice([OUTSIDE, CONTINUE, CONTINUE, CONTINUE, ACK])
+
+    def operation() -> Any:
+        chance = rng.random()
+        if chance < 0.8:
+            return stamped("j", *(row() for _ in range(rng.choice([1, 2, 5, 130]))))
+        if chance < 0.9:
+            return ops.Append("j", [b"own"] * rng.randint(1, 3))
+        return ops.TrimJournal("j", rng.randint(0, JournalReader(writer).extent("j")[1]))
+
+    deadline, horizon = rng.choice([0, 50]), rng.choice([0, 1])
+    settings = ops.CreateJournal("j", span_deadline_ms=deadline, producer_horizon_ms=horizon)
+    engine.commit(Request(session, sequence, 0, [settings]))
+    for _ in range(30):
+        now += rng.randint(0, 30)
+        sequence += 1
+        with contextlib.suppress(detent.Fenced, detent.Conflict):
+            engine.commit(Request(session, sequence, sequence, [operation()]))
+        if rng.random() < 0.1:
+            engine.tick()
+        if rng.random() < 0.05:
+            engine = start()
+        assert run(writer)[0] == []
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------

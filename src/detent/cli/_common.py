@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -133,6 +133,15 @@ def raw_reader(url: str) -> Iterator[Reader]:
         yield reader
     finally:
         reader.close()
+
+
+def infos(store: Store, prefix: str = "") -> list[JournalInfo]:
+    """All journals; one that is deleted while we look is left out."""
+    found = []
+    for name in store.journals(prefix):
+        with suppress(NotFound):
+            found.append(store.reader.info(name))
+    return found
 
 
 def resolve(journal: Journal, info: JournalInfo, where: str, *, uncommitted: bool = False) -> int:

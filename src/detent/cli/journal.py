@@ -13,6 +13,7 @@ import click
 from detent.cli._common import (
     dry_run_option,
     force_option,
+    infos,
     json_option,
     open_for_reading,
     open_for_writing,
@@ -87,7 +88,7 @@ def list_journals(url: str, prefix: str, as_json: bool) -> None:
       detent journal ls file:./data --prefix orders/
     """
     with open_for_reading(url) as store:
-        found = [store.reader.info(name) for name in store.journals(prefix)]
+        found = infos(store, prefix)
     if as_json:
         print_json([_info_fields(info) for info in found])
         return

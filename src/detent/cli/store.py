@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from detent.cli._common import force_option, json_option, open_for_reading, open_for_writing, raw_reader, takes_store
+from detent.cli._common import (
+    force_option,
+    infos,
+    json_option,
+    open_for_reading,
+    open_for_writing,
+    raw_reader,
+    takes_store,
+)
 from detent.cli._output import note, print_fields, print_json, progress_bar, size_text
 
 if TYPE_CHECKING:
@@ -43,7 +51,7 @@ def info(url: str, as_json: bool) -> None:
       detent store info file:./data
     """
     with open_for_reading(url) as opened:
-        journals = [opened.reader.info(name) for name in opened.journals()]
+        journals = infos(opened)
         owner = _owner(url)
         fields: dict[str, Any] = {
             "url": url,

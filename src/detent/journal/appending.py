@@ -32,24 +32,42 @@ from detent.message import (
 if TYPE_CHECKING:
     from detent.journal.machine import JournalMachine
 
+BULK_ROWS = 64
+"""From this many messages on, an append is put into columns by itself instead of being gathered row by row."""
+
 PRODUCERS_PER_APPEND_MAX = 100_000
 """Producers in one append; each has a record that is written with it."""
 
 
 def append(machine: JournalMachine, op: ops.Append, context: Context) -> ops.Appended:
     """Messages without UUIDs: the owner stamps them here, inside the order of appends, so no clock can land late."""
-    rows = ops.check_append(op)
+    rows, size = ops.check_append(op)
     state = machine.state_for_append(op.journal, context)
     # Nothing below can fail, so a last operation has nothing to take back.
     if context.last:
         state.touched = True
     else:
         state.touch(context.undo)
-    clock = machine.reserve_clocks(rows, context.now_ms)
-    clocks = range(clock, clock + rows * TICK, TICK)
-    chunk = state.rows_chunk()
-    chunk.add(op.bodies, op.keys, op.headers, machine.producer_bytes * rows, clocks, [OUTSIDE_TXN] * rows)
+    if rows >= BULK_ROWS:
+        content = block.content_of(op.bodies, op.keys, op.headers)
+        _add_own(machine, state, rows, content, size + rows * ops.MESSAGE_WEIGHT, context)
+    else:
+        clock = machine.reserve_clocks(rows, context.now_ms)
+        clocks = range(clock, clock + rows * TICK, TICK)
+        producers = machine.producer_bytes * rows
+        state.rows_chunk().add(op.bodies, op.keys, op.headers, producers, clocks, [OUTSIDE_TXN] * rows, size)
     return _commit_own(machine, state, rows)
+
+
+def _add_own(
+    machine: JournalMachine, state: JournalState, rows: int, content: list[Any], size: int, context: Context
+) -> None:
+    """Stamp whole columns at once."""
+    clock = machine.reserve_clocks(rows, context.now_ms)
+    clocks = np.arange(clock, clock + rows * TICK, TICK, dtype=np.uint64)
+    producers = machine.producer_bytes * rows
+    now_ms = times(rows, context.now_ms)
+    state.add_batch(block.stamped(rows, producers, clocks, bytes(2 * rows), now_ms, content), size)
 
 
 def _commit_own(machine: JournalMachine, state: JournalState, rows: int) -> ops.Appended:
@@ -63,7 +81,7 @@ def _commit_own(machine: JournalMachine, state: JournalState, rows: int) -> ops.
 
 def append_stamped(machine: JournalMachine, op: ops.AppendStamped, context: Context) -> ops.Appended:
     """Messages that carry their own UUIDs."""
-    rows = ops.check_append(op)
+    rows, size = ops.check_append(op)
     if len(op.producers) != rows * block.PRODUCER_BYTES or len(op.clocks) != rows or len(op.flags) != rows:
         raise Invalid("each message needs 6 bytes of producer, a clock and flags")
     state = machine.state_for_append(op.journal, context)
@@ -75,7 +93,7 @@ def append_stamped(machine: JournalMachine, op: ops.AppendStamped, context: Cont
         np.array(op.flags, np.uint16),
     )
     position = state.next_position
-    state.rows_chunk().add(op.bodies, op.keys, op.headers, op.producers, op.clocks, op.flags)
+    state.rows_chunk().add(op.bodies, op.keys, op.headers, op.producers, op.clocks, op.flags, size)
     return _sequence(machine, state, position, columns, context)
 
 
@@ -87,14 +105,10 @@ def append_batch(machine: JournalMachine, op: ops.AppendBatch, context: Context)
     state.touch(context.undo)
     position = state.next_position
     if op.stamped:
-        state.add_batch(batch.set_column(3, block.SCHEMA.field(3), _time_array(rows, context.now_ms)))
+        timed = batch.set_column(3, block.SCHEMA.field(3), _time_array(rows, context.now_ms))
+        state.add_batch(timed, len(op.data))
         return _sequence(machine, state, position, _stamp_columns(batch), context)
-    clock = machine.reserve_clocks(rows, context.now_ms)
-    clocks = np.arange(rows, dtype=np.uint64) * np.uint64(TICK) + np.uint64(clock)
-    stamped = block.stamped(
-        rows, machine.producer_bytes * rows, clocks, bytes(2 * rows), times(rows, context.now_ms), list(batch.columns)
-    )
-    state.add_batch(stamped)
+    _add_own(machine, state, rows, list(batch.columns), len(op.data), context)
     return _commit_own(machine, state, rows)
 
 

@@ -28,6 +28,8 @@ def append(journal: str, body: bytes, key: bytes | None, headers: Mapping[str, s
 def append_many(journal: str, entries: Iterable[Entry]) -> Operation:
     """Several messages."""
     entries = list(entries)
+    if set(map(type, entries)) == {bytes}:
+        return ops.Append(journal, entries)  # type: ignore[arg-type]
     bodies: list[bytes] = []
     keys: list[bytes | None] = []
     headers: list[dict[str, str] | None] = []

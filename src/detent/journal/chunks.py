@@ -37,8 +37,9 @@ class RowsChunk:
         producers: bytes,
         clocks: list[int] | range,
         flags: list[int],
+        size: int,
     ) -> None:
-        """Add messages at the end."""
+        """Add messages at the end; their bodies have `size` bytes."""
         rows = len(bodies)
         self.bodies += bodies
         if keys is not None:
@@ -52,7 +53,7 @@ class RowsChunk:
         self.producers += producers
         self.clocks.extend(clocks)
         self.flags.extend(flags)
-        self.size += (len(bodies[0]) if rows == 1 else sum(map(len, bodies))) + 64 * rows
+        self.size += size + 64 * rows
 
     def _pad(self, column: list[Any], rows: int) -> None:
         """Rows that came before without this column have None in it."""
@@ -89,12 +90,13 @@ class RowsChunk:
 
 
 class ArrowChunk:
-    """A record batch appended as it is."""
+    """A record batch appended as it is, of about `size` bytes."""
 
-    __slots__ = ("_batch", "base")
+    __slots__ = ("_batch", "base", "size")
 
-    def __init__(self, base: int, batch: Any) -> None:
+    def __init__(self, base: int, batch: Any, size: int) -> None:
         self.base = base
+        self.size = size
         self._batch = batch
 
     def batch(self, _: int) -> Any:
@@ -116,8 +118,8 @@ def encode_chunk(chunk: Chunk, now_ms: int) -> Iterator[tuple[int, bytes]]:
         yield base, encode_single(chunk.producers, chunk.clocks[0], now_ms, chunk.bodies[0])
         return
     batch = chunk.batch(now_ms)
-    if isinstance(chunk, RowsChunk) and chunk.size <= block.BLOCK_BYTES_TARGET:
-        yield base, block.encode_block(batch, now_ms, now_ms)  # Arrow's own size count is slow, and not needed
+    if chunk.size <= block.BLOCK_BYTES_TARGET:  # Arrow's own count is slow, and only needed where it comes to cutting
+        yield base, block.encode_block(batch, now_ms, now_ms)
         return
     for piece in block.split(batch):
         yield base, block.encode_block(piece, now_ms, now_ms)

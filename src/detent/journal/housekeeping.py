@@ -299,5 +299,6 @@ def blocks_from(view: View, journal: int, position: int) -> Iterator[tuple[int, 
     first = next(iter(view.scan(start, records.block_key(journal, position + 1), reverse=True, limit=1)), None)
     if first is None:
         return
-    for key, value in view.scan(first[0], end):
+    yield records.number_at_end(first[0]), first[1]
+    for key, value in view.scan(first[0] + b"\x00", end):
         yield records.number_at_end(key), value

@@ -202,8 +202,8 @@ class Appended(Result, frozen=True, tag=True, array_like=True):
     committed: int
 
 
-def check_append(operation: Append) -> int:
-    """Refuse what cannot be stored; answer how many messages there are."""
+def check_append(operation: Append) -> tuple[int, int]:
+    """Refuse what cannot be stored; answer how many messages there are, and how many bytes their bodies have."""
     rows = len(operation.bodies)
     if not rows:
         raise Invalid("there is nothing to append")
@@ -222,7 +222,7 @@ def check_append(operation: Append) -> int:
         for headers in operation.headers:
             if headers:
                 check_headers(headers)
-    return rows
+    return rows, total
 
 
 def _check_sizes(largest: int, total: int) -> None:

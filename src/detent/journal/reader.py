@@ -65,6 +65,41 @@ class JournalInfo(msgspec.Struct, frozen=True, kw_only=True):
 _Item = tuple[int, Any] | tuple[int, Run, Fragment]
 
 
+class _Blocks:
+    """The blocks of a journal, walked forward as long as positions follow each other, sought anew when they jump."""
+
+    def __init__(self, view: View, journal: int) -> None:
+        self._view = view
+        self._journal = journal
+        self._following: Iterator[tuple[int, bytes]] = iter(())
+        self._base = 0
+        self._batch: Any = None
+        self.bytes = 0
+
+    def rows(self, position: int, count: int) -> Any:
+        """Up to `count` rows from a position on, as many as their block has."""
+        if not self._holds(position):
+            self._read(next(self._following, None))
+        if not self._holds(position):
+            self._following = blocks_from(self._view, self._journal, position)
+            self._read(next(self._following, None))
+        if not self._holds(position):
+            raise Corrupt(f"no block holds position {position}")
+        skip = position - self._base
+        if not skip and count >= self._batch.num_rows:
+            return self._batch
+        return self._batch.slice(skip, count)
+
+    def _holds(self, position: int) -> bool:
+        return self._batch is not None and self._base <= position < self._base + self._batch.num_rows
+
+    def _read(self, found: tuple[int, bytes] | None) -> None:
+        self._batch = None
+        if found is not None:
+            self._base, self._batch = found[0], block.decode_block(found[1])
+            self.bytes += len(found[1])
+
+
 class JournalReader:
     """Reads the journals of one store."""
 
@@ -141,8 +176,7 @@ class JournalReader:
         if end > head.next_offset:
             raise NotFound(f"offset {end - 1} does not exist yet: the next one is {head.next_offset}")
         items: list[_Item] = []
-        size, at = 0, start
-        cached: tuple[int, Any] = (0, None)
+        at, blocks = start, _Blocks(view, journal)
         for offset, run in runs_from(view, journal, start):
             if offset != at:
                 raise Corrupt(f"the committed index has a hole at offset {at}")
@@ -152,27 +186,13 @@ class JournalReader:
                 at += count
             else:
                 position = run.base
-                while count and size < VIEW_BYTES:
-                    base, rows, cached = self._rows_at(view, journal, position, cached)
-                    rows = rows.slice(position - base, count)
+                while count and blocks.bytes < VIEW_BYTES:
+                    rows = blocks.rows(position, count)
                     items.append((at, rows))
                     at, position, count = at + rows.num_rows, position + rows.num_rows, count - rows.num_rows
-                    size += rows.nbytes
-            if at >= end or size >= VIEW_BYTES:
+            if at >= end or blocks.bytes >= VIEW_BYTES:
                 return items, at
         raise Corrupt(f"the committed index ends at offset {at}, before {end}")
-
-    @staticmethod
-    def _rows_at(view: View, journal: int, position: int, cached: tuple[int, Any]) -> tuple[int, Any, tuple[int, Any]]:
-        base, batch = cached
-        if batch is None or not base <= position < base + batch.num_rows:
-            found = next(blocks_from(view, journal, position), None)
-            if found is None:
-                raise Corrupt(f"no block holds position {position}")
-            base, batch = found[0], block.decode_block(found[1])
-            if not base <= position < base + batch.num_rows:
-                raise Corrupt(f"no block holds position {position}")
-        return base, batch, (base, batch)
 
     @staticmethod
     def _fragment(view: View, fragment: bytes) -> Fragment:

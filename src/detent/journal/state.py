@@ -160,9 +160,9 @@ class JournalState:
         self.chunks.append(chunk)
         return chunk
 
-    def add_batch(self, batch: Any) -> None:
-        """Take a whole record batch, already stamped."""
-        self.chunks.append(ArrowChunk(self.next_position, batch))
+    def add_batch(self, batch: Any, size: int) -> None:
+        """Take a whole record batch of about `size` bytes, already stamped."""
+        self.chunks.append(ArrowChunk(self.next_position, batch, size))
 
     # -- taking back --------------------------------------------------------------------------------------------
 

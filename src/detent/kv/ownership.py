@@ -22,6 +22,7 @@ SOCKET_PATH_MAX: Final = 100
 """The kernel cuts socket paths near 108 bytes; longer ones live in the temporary directory."""
 
 END_WAIT_S: Final = 10.0
+_SOCKET_FOLDER: Final = "detent-socket-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,4 +137,10 @@ def socket_path(directory: Path) -> Path:
     path = directory / "owner.sock"
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
         return path
-    return Path(tempfile.mkdtemp(prefix="detent-")) / "owner.sock"
+    return Path(tempfile.mkdtemp(prefix=_SOCKET_FOLDER)) / "owner.sock"
+
+
+def remove_socket_folder(path: Path) -> None:
+    """Remove the folder that was made for a socket whose own place had too long a name."""
+    if path.parent.name.startswith(_SOCKET_FOLDER) and path.parent.parent == Path(tempfile.gettempdir()):
+        path.parent.rmdir()

@@ -18,7 +18,7 @@ from detent.errors import DetentError, Fenced, NotFound, Unavailable
 from detent.journal import JournalMachine, JournalReader
 from detent.journal.sweeper import sweep
 from detent.kv import Writer, open_writer
-from detent.kv.ownership import OwnerLock, socket_path
+from detent.kv.ownership import OwnerLock, remove_socket_folder, socket_path
 from detent.remote.app import OwnerApp
 
 TICK_S: Final = 1.0
@@ -164,3 +164,4 @@ class SocketServer:
         self._thread.join()
         self._socket.close()
         self.path.unlink(missing_ok=True)
+        remove_socket_folder(self.path)

@@ -6,7 +6,8 @@ import itertools
 import random
 from typing import Any
 
-from detent.engine import Engine, Operation, Request
+from detent.engine import Engine, Operation, Request, Ticket
+from detent.engine.engine import Housekeeping
 from detent.errors import Unavailable
 from detent.journal import JournalMachine, JournalReader, Message
 from detent.journal import operations as ops
@@ -104,6 +105,14 @@ class World:
     def raw(self, journal: str) -> list[Message]:
         first = self.reader.info(journal).first_position
         return [m for at, batch in self.reader.uncommitted(journal, first) for m in messages_of(batch, position=at)]
+
+    def group(self, *requests: Request | None) -> list[Ticket]:
+        """Run several transactions as one group; None is the engine's housekeeping."""
+        tickets = [Ticket(request or Request(b"", -1, 0, [Housekeeping()])) for request in requests]
+        for ticket in tickets:
+            ticket.prepare_to_wait()
+        self.engine._run_group(tickets)
+        return tickets
 
     def pass_time(self, milliseconds: int) -> None:
         self.now_ms += milliseconds

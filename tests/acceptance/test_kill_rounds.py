@@ -30,7 +30,7 @@ from processes import Child, Io, Processes, eventually
 pytestmark = [pytest.mark.xdist_group("kill-rounds"), pytest.mark.timeout(1200)]
 
 SOAK = os.environ.get("DETENT_SOAK") == "1"
-ROUNDS = 100 if SOAK else 12
+ROUNDS = 100 if SOAK else 20
 WRITERS = 4
 JOURNALS = ("a", "b")
 

@@ -584,3 +584,10 @@ def test_a_finding_names_journal_and_record(damage: Damage) -> None:
     key = damage.all("plain", records.BLOCK)[1][0]
     findings, _ = run(damage.writer)
     assert findings == [Finding(f"journal 'plain', record {key.hex()}", "a block does not match its checksum")]
+
+
+def test_a_wrong_order_is_named_at_the_index_record(damage: Damage) -> None:
+    drop_last_run_and_count(damage)
+    key = damage.all("many", records.INDEX)[-1][0]
+    findings, _ = run(damage.writer)
+    assert [finding.where for finding in findings] == [f"journal 'many', record {key.hex()}"]

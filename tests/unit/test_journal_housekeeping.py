@@ -12,6 +12,8 @@ from detent.errors import Conflict, Corrupt, Exists, Fenced, Invalid, LimitExcee
 from detent.journal import fragments
 from detent.journal import operations as ops
 from detent.journal.sweeper import sweep
+from detent.journal.verify import verify as verify_journals
+from detent.message import clock_of_ns
 from world import START_MS, World
 
 HOUR = 3600 * 1000
@@ -469,3 +471,83 @@ class TestAppending:
             clocks.setdefault(message.producer, []).append(message.clock)
         assert len(clocks) == 2  # a new producer at every start
         assert all(seen == sorted(set(seen)) for seen in clocks.values())
+
+
+class TestOneGroup:
+    """Housekeeping and transactions that meet in one group see each other's changes, not only what is durable."""
+
+    def clock(self, world: World) -> int:
+        return clock_of_ns(world.now_ms * 1_000_000)
+
+    def verified(self, world: World) -> None:
+        verification = verify_journals(world.writer)
+        assert list(verification) == []
+
+    def test_a_producer_that_is_forgotten_and_comes_back_is_remembered(self, world: World) -> None:
+        world.stamped("j", [(1, self.clock(world), 0)])
+        world.pass_time(2 * DAY)
+        world.stamped("j", [(2, self.clock(world), 0)])
+        world.now_ms += 61_000
+        back = [(1, self.clock(world), 0)]
+        operation = ops.AppendStamped("j", [b"back"], None, None, bytes(5) + b"\x01", [back[0][1]], [0])
+        tickets = world.group(None, world.request(operation))
+        assert [ticket.error for ticket in tickets] == [None, None]
+        world.reopen()
+        assert world.stamped("j", back).committed == 0
+        self.verified(world)
+
+    def test_two_trims_count_each_block_once(self, world: World) -> None:
+        for i in range(10):
+            world.append("j", b"%d" % i)
+        world.commit(ops.TrimJournal("j", 4), ops.TrimJournal("j", 6))
+        info = world.reader.info("j")
+        assert (info.first_offset, info.blocks) == (6, 4)
+        self.verified(world)
+
+    def test_retention_of_more_than_one_step(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("detent.journal.housekeeping.STEP_RECORDS", 10)
+        for i in range(60):
+            world.append("j", b"%d" % i)
+        world.commit(ops.ConfigureJournal("j", retention_bytes=3000))
+        for _ in range(15):
+            world.pass_time(6_000)
+        assert world.reader.info("j").block_bytes <= 3000
+        self.verified(world)
+
+    def test_a_journal_deleted_in_the_group_that_closes_its_span(self, world: World) -> None:
+        world.stamped("j", [(1, 160, 1)])
+        ack = ops.AppendStamped("j", [b""], None, None, bytes(5) + b"\x01", [320], [2])
+        world.commit(ack, ops.DeleteJournal("j"))
+        world.reopen()
+        world.pass_time(2 * DAY)
+        self.verified(world)
+
+    def test_a_fragment_adopted_and_its_journal_deleted(self, world: World) -> None:
+        ref = fragments.write_fragment(world.writer.objects, pa.table({"body": [b"x"]}), now_ms=world.now_ms)
+        world.commit(ops.AdoptFragments("j", [ref]), ops.DeleteJournal("j"))
+        settle(world)
+        with world.writer.view() as view:
+            assert not list(view.scan(*records.FRAGMENT.range()))
+        world.now_ms += 2 * DAY
+        assert sweep(world.engine, world.writer) == 1
+
+    def test_a_refused_append_leaves_the_owners_producer_alone(self, world: World) -> None:
+        world.append("j", b"x")
+        tickets = world.group(
+            world.request(ops.Append("j", [b"y"]), answered=0),
+            world.request(ops.Append("j", [b"no"]), ops.CheckHead("j", 99), answered=0),
+        )
+        assert isinstance(tickets[1].error, Conflict)
+        self.verified(world)
+
+    def test_blocks_that_a_span_kept_go_when_it_is_closed(self, world: World) -> None:
+        world.stamped("j", [(1, 160, 1)])
+        for i in range(5):
+            world.append("j", b"%d" % i)
+        world.commit(ops.TrimJournal("j", 5))
+        settle(world)
+        assert world.reader.info("j").blocks == 6
+        world.stamped("j", [(1, 100, 2)])
+        settle(world)
+        assert world.reader.info("j").blocks <= 1
+        self.verified(world)

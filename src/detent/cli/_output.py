@@ -93,4 +93,10 @@ def progress_bar(text: str, *, hidden: bool = False) -> Iterator[Callable[[int, 
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(text, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+        def move(done: int, total: int | None) -> None:
+            # Where the end is not known, the number itself is all there is to show.
+            shown = f"{text} {done:,}" if total is None else text
+            progress.update(task, completed=done, total=total, description=shown)
+
+        yield move

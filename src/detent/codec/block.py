@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import xxhash
 
@@ -80,16 +81,24 @@ def content_of(
     bodies: Sequence[bytes],
     keys: Sequence[bytes | None] | None = None,
     headers: Sequence[dict[str, str] | None] | None = None,
+    sizes: Any = None,
 ) -> list[Any]:
-    """The content columns (key, headers, body) as Arrow arrays. One message without extras is the fast case."""
+    """The content columns (key, headers, body) as Arrow arrays. One message without extras is the fast case.
+
+    `sizes` are the lengths of the bodies, if they were counted before; together they must fit 31 bits.
+    """
     rows = len(bodies)
     if rows == 1:
         body = bodies[0]
         body_array = _from_buffers(
             _BINARY, 1, [None, pa.py_buffer(_TWO_OFFSETS.pack(0, len(body))), pa.py_buffer(body)]
         )
-    else:
+    elif sizes is None:
         body_array = pa.array(bodies, _BINARY)
+    else:
+        offsets = np.zeros(rows + 1, np.int32)
+        np.cumsum(sizes, out=offsets[1:])
+        body_array = _from_buffers(_BINARY, rows, [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(bodies))])
     if keys is None:
         key_array = _NO_KEY if rows == 1 else pa.nulls(rows, _BINARY)
     else:

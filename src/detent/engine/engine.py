@@ -213,10 +213,10 @@ class Engine:
     def _gather(self, first: Ticket | None) -> list[Ticket]:
         """The next group: the leader's own ticket, then the waiting ones in order."""
         group = [] if first is None else [first]
-        weight = 0 if first is None else first.weight
         waiting = self._waiting
         if not waiting:
             return group
+        weight = 0 if first is None else first.weight
         with self._lock:
             while waiting and len(group) < GROUP_TRANSACTIONS_MAX and weight < GROUP_BYTES_MAX:
                 ticket = waiting.popleft()

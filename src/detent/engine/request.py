@@ -44,18 +44,25 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 class Ticket:
     """One request in the engine, and where its answer arrives."""
 
-    __slots__ = ("_wake", "callback", "error", "promoted", "request", "results", "waiter", "weight")
+    __slots__ = ("_wake", "_weight", "callback", "error", "promoted", "request", "results", "waiter")
 
     def __init__(self, request: Request, callback: Callable[[Ticket], None] | None = None, waiter: Any = None) -> None:
         self.request = request
         self.callback = callback
         self.waiter = waiter
-        operations = request.operations
-        self.weight = operations[0].weight() if len(operations) == 1 else sum(o.weight() for o in operations)
+        self._weight = -1
         self.results: list[Result] | None = None
         self.error: Exception | None = None
         self.promoted = False
         self._wake: threading.Lock | None = None
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes the request carries; counted only when somebody has to wait."""
+        if self._weight < 0:
+            operations = self.request.operations
+            self._weight = operations[0].weight() if len(operations) == 1 else sum(o.weight() for o in operations)
+        return self._weight
 
     def prepare_to_wait(self) -> None:
         """A bare lock is the cheapest thing one thread can wait on and another can release."""

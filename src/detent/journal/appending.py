@@ -41,7 +41,7 @@ PRODUCERS_PER_APPEND_MAX = 100_000
 
 def append(machine: JournalMachine, op: ops.Append, context: Context) -> ops.Appended:
     """Messages without UUIDs: the owner stamps them here, inside the order of appends, so no clock can land late."""
-    rows, size = ops.check_append(op)
+    rows, size, sizes = ops.check_append(op)
     state = machine.state_for_append(op.journal, context)
     # Nothing below can fail, so a last operation has nothing to take back.
     if context.last:
@@ -49,7 +49,7 @@ def append(machine: JournalMachine, op: ops.Append, context: Context) -> ops.App
     else:
         state.touch(context.undo)
     if rows >= BULK_ROWS:
-        content = block.content_of(op.bodies, op.keys, op.headers)
+        content = block.content_of(op.bodies, op.keys, op.headers, sizes)
         _add_own(machine, state, rows, content, size + rows * ops.MESSAGE_WEIGHT, context)
     else:
         clock = machine.reserve_clocks(rows, context.now_ms)
@@ -81,7 +81,7 @@ def _commit_own(machine: JournalMachine, state: JournalState, rows: int) -> ops.
 
 def append_stamped(machine: JournalMachine, op: ops.AppendStamped, context: Context) -> ops.Appended:
     """Messages that carry their own UUIDs."""
-    rows, size = ops.check_append(op)
+    rows, size, _ = ops.check_append(op)
     if len(op.producers) != rows * block.PRODUCER_BYTES or len(op.clocks) != rows or len(op.flags) != rows:
         raise Invalid("each message needs 6 bytes of producer, a clock and flags")
     state = machine.state_for_append(op.journal, context)
@@ -287,6 +287,8 @@ def _note_span(
     if new.begin == (NO_SPAN if known is None else known):
         return
     name = (state.id, producer)
+    if new.begin == NO_SPAN and state.first_offset:
+        state.reclaim_due = True  # the span may have been all that kept some blocks
     state.put(machine.open_spans, name, None if new.begin == NO_SPAN else opened, context.undo)
     state.put(state.open, producer, None if new.begin == NO_SPAN else new.begin, context.undo)
     value = None if new.begin == NO_SPAN else records.encode_number(opened)

@@ -77,8 +77,7 @@ class Housekeeper:
                 self._next_retain[listing.journal] = now_ms + RETAIN_EVERY_MS
                 yield ops.Retain(listing.journal)
         for state in machine.loaded():
-            if state.first_position < state.reclaim_to and now_ms >= self._next_retain.get(state.id, 0):
-                self._next_retain[state.id] = now_ms + RETAIN_EVERY_MS
+            if state.reclaim_due and now_ms >= self._next_retain.get(state.id, 0):
                 yield ops.Retain(state.id)
             if state.listing.producer_horizon_ms and now_ms >= self._next_prune.get(state.id, 0):
                 self._next_prune[state.id] = now_ms + PRUNE_EVERY_MS
@@ -89,9 +88,9 @@ class Housekeeper:
     def _retain(self, op: ops.Retain, context: Context) -> Result:
         state = self._machine.state(self._machine.by_id[op.journal])
         before = self._retention_offset(state, context.now_ms)
-        if before > state.first_offset or state.first_position < state.reclaim_to:
+        if before > state.first_offset or state.reclaim_due:
             self.trim(state, before, context)
-            self._next_retain[op.journal] = 0  # there may be more
+            self._next_retain[op.journal] = context.now_ms + 1  # there may be more, for the next tick
         return Done()
 
     def _retention_offset(self, state: JournalState, now_ms: int) -> int:
@@ -139,12 +138,14 @@ class Housekeeper:
         with self._machine.read() as view:
             self._drop_index(state, view, context)
             state.reclaim_to = max(state.reclaim_to, self._reclaimable(state, view))
-            self._drop_blocks(state, view, context)
+            state.reclaim_due = self._drop_blocks(state, view, context)
 
     def _drop_index(self, state: JournalState, view: View, context: Context) -> None:
         start, _ = records.part_range(state.id, records.INDEX)
         end = records.index_key(state.id, state.first_offset)
         for key, value in view.scan(start, end, limit=STEP_RECORDS):
+            if key in state.writes:
+                continue  # dropped by an earlier step of this group
             offset, record = records.number_at_end(key), records.decode_index(value)
             if offset + record.messages > state.first_offset or offset == state.tail_offset:
                 return  # it straddles the new front, or is still being added to
@@ -156,7 +157,7 @@ class Housekeeper:
     def _drop_fragment(self, state: JournalState, run: Run, view: View, context: Context) -> None:
         """The record goes with the last of the fragment's rows; the object is then an orphan for the sweeper."""
         key = records.FRAGMENT.key(run.fragment)
-        stored = view.get(key)
+        stored = None if self._machine.is_written(key) else view.get(key)
         if stored is not None:
             self._machine.write(key, None, context)
             state.fragments -= 1
@@ -185,16 +186,20 @@ class Housekeeper:
         return low
 
     @staticmethod
-    def _drop_blocks(state: JournalState, view: View, context: Context) -> None:
+    def _drop_blocks(state: JournalState, view: View, context: Context) -> bool:
+        """Remove blocks from the front. True when there may be more of them."""
         start, end = records.part_range(state.id, records.BLOCK)
         for key, value in view.scan(start, end, limit=STEP_RECORDS):
+            if key in state.writes:
+                continue  # dropped by an earlier step of this group
             base, rows = records.number_at_end(key), block.decode_head(value).rows
             if base + rows > state.reclaim_to:
-                return
+                return False
             state.put(state.writes, key, None, context.undo)
             state.first_position = base + rows
             state.blocks -= 1
             state.block_bytes -= len(value)
+        return state.first_position < state.reclaim_to
 
     # -- transactions past their deadline, idle producers ------------------------------------------------------
 

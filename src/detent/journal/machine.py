@@ -164,6 +164,10 @@ class JournalMachine:
         self.clock = first + (count - 1) * TICK
         return first
 
+    def is_written(self, key: bytes) -> bool:
+        """Whether the group in progress puts or deletes this record."""
+        return key in self._writes
+
     def write(self, key: bytes, value: bytes | None, context: Context) -> None:
         """Put or delete a record that belongs to no single journal's state."""
         set_undoably(self._writes, key, value, context.undo)
@@ -234,10 +238,22 @@ class JournalMachine:
         self.deleted.add(listing.journal)
         for span in spans:
             del self.open_spans[span]
-            self.write(housekeeping.open_span_key(*span), None, context)
+        self._drop_strays(listing.journal, context)
         self.write(records.LISTING.key(op.journal.encode()), None, context)
         self.write(records.DELETED.key(u32(listing.journal)), op.journal.encode(), context)
         return Done()
+
+    def _drop_strays(self, journal: int, context: Context) -> None:
+        """Records of a deleted journal that do not stand below its number, durable or only in this group."""
+        with self._reader.view() as view:
+            for key, _ in view.scan(*records.OPEN_SPAN.range(u32(journal))):
+                self.write(key, None, context)
+        for key, value in list(self._writes.items()):
+            if value is None:
+                continue
+            # A fragment adopted in this very group: the index that names it will never be written.
+            if key.startswith(records.FRAGMENT.raw) and Fragment.decode(value).journal == journal:
+                self.write(key, None, context)
 
     # -- registers, checks, trimming ----------------------------------------------------------------------------
 

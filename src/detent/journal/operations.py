@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+import numpy as np
 
 from detent.codec.block import HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_BYTES_MAX
 from detent.engine import Operation, Result
@@ -202,16 +203,18 @@ class Appended(Result, frozen=True, tag=True, array_like=True):
     committed: int
 
 
-def check_append(operation: Append) -> tuple[int, int]:
-    """Refuse what cannot be stored; answer how many messages there are, and how many bytes their bodies have."""
+def check_append(operation: Append) -> tuple[int, int, Any]:
+    """Refuse what cannot be stored. Answers how many messages there are, how many bytes their bodies have, and, for
+    several, the length of each."""
     rows = len(operation.bodies)
     if not rows:
         raise Invalid("there is nothing to append")
     if rows > APPEND_ROWS_MAX:
         raise LimitExceeded(f"one append holds at most {APPEND_ROWS_MAX} messages, not {rows}")
-    total = len(operation.bodies[0]) if rows == 1 else sum(map(len, operation.bodies))
+    sizes = None if rows == 1 else np.fromiter(map(len, operation.bodies), np.int64, rows)
+    total = len(operation.bodies[0]) if sizes is None else int(sizes.sum())
     if total > MESSAGE_BYTES_MAX:
-        _check_sizes(max(map(len, operation.bodies)), total)
+        _check_sizes(total if sizes is None else int(sizes.max()), total)
     if operation.keys is not None:
         if len(operation.keys) != rows:
             raise Invalid(f"{rows} bodies but {len(operation.keys)} keys")
@@ -222,7 +225,7 @@ def check_append(operation: Append) -> tuple[int, int]:
         for headers in operation.headers:
             if headers:
                 check_headers(headers)
-    return rows, total
+    return rows, total, sizes
 
 
 def _check_sizes(largest: int, total: int) -> None:

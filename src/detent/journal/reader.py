@@ -21,9 +21,6 @@ from detent.journal.housekeeping import blocks_from, runs_from
 from detent.journal.operations import check_name
 from detent.kv import Reader, View
 
-VIEW_BYTES: Final = 8 << 20
-"""What one view reads before it is closed: a view that stays open keeps replaced pages alive."""
-
 SMALL_ROWS: Final = 256
 MERGED_ROWS: Final = 8192
 """Runs shorter than the one are joined up to the other, so that interleaved transactions still give decent batches."""
@@ -186,11 +183,11 @@ class JournalReader:
                 at += count
             else:
                 position = run.base
-                while count and blocks.bytes < VIEW_BYTES:
+                while count and blocks.bytes < self._reader.view_bytes:
                     rows = blocks.rows(position, count)
                     items.append((at, rows))
                     at, position, count = at + rows.num_rows, position + rows.num_rows, count - rows.num_rows
-            if at >= end or blocks.bytes >= VIEW_BYTES:
+            if at >= end or blocks.bytes >= self._reader.view_bytes:
                 return items, at
         raise Corrupt(f"the committed index ends at offset {at}, before {end}")
 
@@ -235,11 +232,10 @@ class JournalReader:
             if not found:
                 raise Corrupt(f"no block holds position {at}")
 
-    @staticmethod
-    def _raw_blocks(view: View, journal: int, start: int, end: int) -> list[tuple[int, bytes]]:
+    def _raw_blocks(self, view: View, journal: int, start: int, end: int) -> list[tuple[int, bytes]]:
         found, size = [], 0
         for base, value in blocks_from(view, journal, start):
-            if base >= end or size >= VIEW_BYTES:
+            if base >= end or size >= self._reader.view_bytes:
                 break
             found.append((base, value))
             size += len(value)

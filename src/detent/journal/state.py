@@ -65,6 +65,7 @@ class JournalState:
             self.aborted_spans,
             self.updated_ms,
         ) = head
+        self.reclaim_due = self.first_offset > 0  # whether there may be blocks that nothing refers to
         # What the group in progress adds.
         self.chunks: list[Chunk] = []
         self.full_records: list[tuple[int, list[Run], int]] = []
@@ -172,7 +173,7 @@ class JournalState:
         rows = len(last.bodies) if isinstance(last, RowsChunk) else 0
         saved = (
             self._scalars(), self.tail_offset, tuple(self.tail), self.index_dirty, self.touched,
-            len(self.full_records), len(self.chunks), rows,
+            len(self.full_records), len(self.chunks), rows, self.own_producer, self.own_clock,
         )  # fmt: skip
         undo.append(partial(self._restore, saved))
         self.touched = True
@@ -185,7 +186,10 @@ class JournalState:
         )  # fmt: skip
 
     def _restore(self, saved: tuple[Any, ...]) -> None:
-        scalars, self.tail_offset, tail, self.index_dirty, self.touched, full, chunks, rows = saved
+        (
+            scalars, self.tail_offset, tail, self.index_dirty, self.touched,
+            full, chunks, rows, self.own_producer, self.own_clock,
+        ) = saved  # fmt: skip
         for field, value in zip(Head._fields, scalars, strict=True):
             setattr(self, field, value)
         self.tail = list(tail)
@@ -221,11 +225,12 @@ class JournalState:
         if self.index_dirty and self.tail:
             key = self._index_prefix + self.tail_offset.to_bytes(8, "big")
             batch.put(key, records.encode_index(self.watermark, self.tail))
+        batch.extend(self.writes)
+        # After the removals: a producer that was forgotten and came back in the same group must be remembered.
         for producer in self.dirty_producers:
             known = self.producers.get(producer)
             if known is not None:
                 batch.put(self._producer_prefix + producer.to_bytes(6, "big"), known.encode())
-        batch.extend(self.writes)
         self.updated_ms = now_ms
         batch.put(self._head_key, self._scalars().encode())
         self._start_group()

@@ -15,7 +15,7 @@ from detent.codec.keys import u32
 from detent.engine.verify import Finding, Tally, record_at
 from detent.errors import Corrupt, Invalid
 from detent.journal import operations as ops
-from detent.journal.verify_order import Columns, CommitOrder
+from detent.journal.verify_order import Columns, CommitOrder, Disagreement
 from detent.kv import View
 from detent.message import FLAGS_MAX, NO_SPAN
 
@@ -263,8 +263,11 @@ class JournalCheck:
                 yield self._at(key, f"a block begins at position {base}, where {at} comes next")
                 self._order = None
             rows, problem = self._check_block(base, value)
-            if problem is not None:
+            if isinstance(problem, Disagreement):
+                yield self._in_index(problem)
+            elif problem is not None:
                 yield self._at(key, problem)
+            if problem is not None:
                 self._order = None
             at = base + rows
             self._tally.counts.rows += rows
@@ -278,11 +281,18 @@ class JournalCheck:
             problem = f"the head counts {head.blocks} blocks of {head.block_bytes} bytes"
             yield self._at(key, f"{problem}, stored are {blocks} of {size} bytes")
         if self._order is not None:
-            problem_at_end = self._order.finish()
-            if problem_at_end is not None:
-                yield self._at(records.part(self._id, records.INDEX), problem_at_end)
+            left_over = self._order.finish()
+            if left_over is not None:
+                yield self._in_index(left_over)
 
-    def _check_block(self, base: int, value: bytes) -> tuple[int, str | None]:
+    def _in_index(self, found: Disagreement) -> Finding:
+        """A finding at the index record that holds the offset."""
+        start, _ = records.part_range(self._id, records.INDEX)
+        end = records.index_key(self._id, found.offset) + b"\x00"
+        key = next((key for key, _ in self._view.scan(start, end, reverse=True, limit=1)), start)
+        return self._at(key, found.problem)
+
+    def _check_block(self, base: int, value: bytes) -> tuple[int, str | Disagreement | None]:
         """How many rows it has, and what is wrong with it or with what the index makes of it."""
         rows = 0
         try:

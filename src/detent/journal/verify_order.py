@@ -15,7 +15,7 @@ doubtful, and no finding rests on it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,13 @@ _NONE: Final = np.empty(0, np.int64)
 _ACCEPTED: Final = np.array(
     [Outcome.OUTSIDE_COMMIT, Outcome.OUTSIDE_OVER_SPAN, Outcome.CONTINUE_BEGIN, Outcome.CONTINUE_EXTEND], np.uint8
 )
+
+
+class Disagreement(NamedTuple):
+    """Where the index and the rows part."""
+
+    offset: int
+    problem: str
 
 
 class Columns:
@@ -124,7 +131,7 @@ class CommitOrder:
         self._states: dict[int, ProducerState] = {}
         self._pending: dict[int, list[tuple[Numbers, Any]]] = {}
 
-    def add_block(self, columns: Columns) -> str | None:
+    def add_block(self, columns: Columns) -> Disagreement | None:
         """Sequence the next block. Answers what is wrong with the index, if anything is."""
         if not self.complete:
             for producer in np.unique(columns.producers).tolist():
@@ -161,15 +168,14 @@ class CommitOrder:
         self._doubtful.update(groups.producers[group[late]].tolist())
         self._highest.update(zip(names, high[groups.starts[1:] - 1].tolist(), strict=True))
 
-    def finish(self) -> str | None:
+    def finish(self) -> Disagreement | None:
         """After the last block: the index must be at its end too."""
         left = self._index.peek(1)
         if not len(left):
             return None
-        return (
-            f"offset {self._index.offset()} names position {left[0]}, which is not committed there: "
-            "it is pending, rolled back, a duplicate, an acknowledgement or out of order"
-        )
+        offset = self._index.offset()
+        problem = f"offset {offset} names position {left[0]}, which is not committed there: it is "
+        return Disagreement(offset, problem + "pending, rolled back, a duplicate, an acknowledgement or out of order")
 
     # -- comparing with the index -------------------------------------------------------------------------------
 
@@ -199,7 +205,7 @@ class CommitOrder:
         in_span = (columns.flags[rows] == CONTINUE_TXN) & (columns.clocks[rows] != 0)
         return _Expected(rows + columns.base, columns.producers[rows], columns.clocks[rows], in_span)
 
-    def _match(self, expected: _Expected) -> str | None:
+    def _match(self, expected: _Expected) -> Disagreement | None:
         if not self._started:
             # Rows in front of the first offset that is left may still be stored; none of them is in the index.
             first = self._index.peek(1)
@@ -217,7 +223,7 @@ class CommitOrder:
             return None
         return self._walk(expected)
 
-    def _walk(self, expected: _Expected) -> str | None:
+    def _walk(self, expected: _Expected) -> Disagreement | None:
         """Row by row, where the two sides differ."""
         found = self._index.peek(len(expected.positions)).tolist()
         at = 0
@@ -234,10 +240,12 @@ class CommitOrder:
                 if clock:
                     self._known.add(producer)
             elif not self._may_be_missing(producer, clock, in_span):
-                there = "the index ends"
+                offset, there = self._head.next_offset, "the index ends"
                 if at < len(found):
-                    there = f"offset {self._index.offset(at)} names position {found[at]}"
-                return f"{there}, where position {position} (producer {producer:012x}, clock {clock}) is committed"
+                    offset = self._index.offset(at)
+                    there = f"offset {offset} names position {found[at]}"
+                row = f"position {position} (producer {producer:012x}, clock {clock})"
+                return Disagreement(offset, f"{there}, where {row} is committed")
         self._index.consume(at)
         return None
 

@@ -119,6 +119,8 @@ async def _cancel_all() -> None:
 class Session:
     """What reader and writer share: the loop, translation of errors, closing."""
 
+    view_bytes = 8 << 20
+
     def __init__(self, place: Place) -> None:
         self._place = place
         self._binding = place.binding

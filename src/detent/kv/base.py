@@ -133,9 +133,14 @@ class Objects(Protocol):
 
 @runtime_checkable
 class Reader(Protocol):
-    """Reads a store, in any process, while a writer is at work or not."""
+    """Reads a store, in any process, while a writer is at work or not.
+
+    `view_bytes` is how much a long scan should read in one view before it opens the next: little where a view costs
+    nothing and old pages are kept alive by it, much where each scan is a request to an object store.
+    """
 
     objects: Objects
+    view_bytes: int
 
     def view(self) -> AbstractContextManager[View]:
         """A consistent view. Keep it short: an open view keeps replaced pages alive."""

@@ -238,6 +238,8 @@ class FileView:
 class FileReader:
     """Reads a store's file directly, in any process."""
 
+    view_bytes = 1 << 19
+
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self._pid = os.getpid()
         self._environment: _Environment | None = _acquire(path, create=create)

@@ -127,6 +127,8 @@ class MemoryView:
 class MemoryReader:
     """Reads a memory space."""
 
+    view_bytes = 1 << 19
+
     def __init__(self, space: MemorySpace) -> None:
         self._space = space
         self._closed = False

@@ -1,0 +1,43 @@
+"""The public names: the list, the lazy loader and what type checkers see agree."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import detent
+from detent import errors
+
+
+def test_every_exported_name_loads() -> None:
+    for name in detent.__all__:
+        assert getattr(detent, name) is not None
+    assert set(detent._HOME) | {"__version__"} == set(detent.__all__)
+    assert dir(detent) == sorted(detent.__all__)
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(inspect.getfile(detent)).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imported = {alias.name: node.module for node in block.body for alias in node.names}
+    assert imported == detent._HOME
+
+
+def test_every_exception_is_exported_and_travels() -> None:
+    kinds = {kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.DetentError)}
+    assert {kind.__name__ for kind in kinds} <= set(detent.__all__)
+    assert set(errors.BY_NAME.values()) == kinds
+
+
+def test_importing_the_package_is_light() -> None:
+    code = "import detent, sys; print([m for m in ('pyarrow', 'httpx', 'numpy') if m in sys.modules])"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(detent, "nothing")

@@ -778,6 +778,49 @@ def test_opening_and_closing_leaks_neither_threads_nor_files(url: str, processes
     assert child.wait() == 0
 
 
+def closes_with_transactions_under_way(io: Io) -> None:
+    """One sync caller in its commit, one asynchronous caller behind it, and then the engine is closed."""
+    from detent.engine import Engine, Request
+    from detent.journal import JournalMachine
+    from detent.journal.operations import Append
+
+    writer: Any = kv.open_writer("memory:closing")
+    engine = Engine(writer, [JournalMachine(writer)])
+    commit, inside, most = writer.commit, [0], [0]
+
+    def slowly(batch: kv.Batch) -> None:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.3)
+        commit(batch)
+        inside[0] -= 1
+
+    def request() -> Request:
+        return Request(engine.new_session(), 0, 0, [Append("j", [b"x"])])
+
+    answered: list[Any] = []
+    engine.submit(request(), answered.append)  # from now on there is a committing thread
+    eventually(lambda: answered)
+    writer.commit = slowly
+    caller = threading.Thread(target=lambda: engine.commit(request()))
+    caller.start()
+    time.sleep(0.1)
+    engine.submit(request(), answered.append)
+    closing = threading.Thread(target=engine.close, daemon=True)
+    closing.start()
+    caller.join()
+    closing.join(10)
+    io.say("closed", hangs=closing.is_alive(), most=most[0], answered=len(answered))
+    os._exit(0)
+
+
+def test_closing_waits_for_what_is_under_way_and_leads_once(processes: Processes) -> None:
+    event = processes.start(closes_with_transactions_under_way).expect("closed")
+    assert event["answered"] == 2
+    assert event["most"] == 1, "two threads committed at the same time"
+    assert not event["hangs"], "close did not return"
+
+
 def holds_a_view(io: Io, url: str) -> None:
     reader = kv.open_reader(url)
     with reader.view() as view:

@@ -26,7 +26,7 @@ from detent.errors import DetentError
 from processes import Io, Processes
 
 CALLS = "openat,mkdir,link,unlink,lseek,write,writev,pwrite64,pwritev,fsync,fdatasync,msync,ftruncate"
-CUTS = 400 if os.environ.get("DETENT_SOAK") == "1" else 120
+CUTS = 400 if os.environ.get("DETENT_SOAK") == "1" else 60
 
 
 def _strace_works() -> bool:
@@ -202,7 +202,7 @@ def test_one_caller_syncs_for_every_append(traced: Traced) -> None:
 def test_many_callers_share_syncs(traced: Traced) -> None:
     syncs = traced.data_syncs("many", "fragment 0")
     print(f"\n{THREADS * EACH} appends of {THREADS} callers: {syncs} syncs")
-    assert 1 <= syncs < THREADS * EACH / 4
+    assert 1 <= syncs < THREADS * EACH / 2
 
 
 def test_every_acknowledgement_follows_a_commit_that_was_synced(traced: Traced) -> None:

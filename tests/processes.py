@@ -310,6 +310,9 @@ class Calls:
     def status(self) -> dict[str, Any]:
         return {"owner": self._store.is_owner, "epoch": self._store.epoch}
 
+    def change_directory(self, path: str) -> None:
+        os.chdir(path)
+
     def arm(self, point: str) -> None:
         from detent import crash
 

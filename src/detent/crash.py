@@ -29,7 +29,6 @@ POINTS: frozenset[str] = frozenset(
         "owner.after_socket",
         "journal.sweep.after_horizon",
         "journal.sweep.after_delete",
-        "journal.retain.after_trim",
     }
 )
 

@@ -8,13 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
+from detent import forks
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation, Request, Ticket
 from detent.errors import Invalid, NotFound, SessionExpired, Unavailable
+from detent.forks import refuse_in_child
 from detent.journal import Appended, AsyncJournal, FragmentRef, Journal, JournalReader, Publisher, calls
 from detent.journal import operations as ops
 from detent.journal.calls import Entry
-from detent.kv import Reader, open_reader, parse_url
+from detent.kv import Reader, absolute_url, open_reader, parse_url
 from detent.remote import (
     AsyncRemoteOwner,
     ClientSession,
@@ -58,7 +60,8 @@ class Store:
     """A store. Use it in a ``with`` block, or call `close`."""
 
     def __init__(self, url: str, *, role: Role = "auto", timeout: Duration = TIMEOUT, force: bool = False) -> None:
-        self.url = url
+        self.url = url = absolute_url(url)
+        self._generation = forks.generation
         self._timeout_s = milliseconds(timeout) / 1000
         self._connection = Connection(url, role, force=force)
         self._session = ClientSession()
@@ -88,9 +91,11 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Release the store. Closing twice is fine."""
+        """Release the store. Closing twice is fine, and so is closing a parent's store in a forked child."""
         if not self._closed:
             self._closed = True
+            if self._generation != forks.generation:
+                return
             self._kv.close()
             self._connection.close()
 
@@ -102,6 +107,7 @@ class Store:
     @property
     def epoch(self) -> int:
         """The store's epoch: it rises with each new owner."""
+        refuse_in_child(self._generation)
         owner = self._connection.owner(time.monotonic() + self._timeout_s)
         return owner.epoch if isinstance(owner, LocalOwner) else owner.status()["epoch"]
 
@@ -141,6 +147,7 @@ class Store:
 
     def commit(self, operations: list[Operation]) -> list[Any]:
         """Apply operations as one transaction; their results, once they are durable."""
+        refuse_in_child(self._generation)
         deadline = time.monotonic() + self._timeout_s
         session, request, sent = self._session, None, False
         try:
@@ -151,7 +158,7 @@ class Store:
                         session.open(owner.new_session())
                     request = request or session.begin(operations)
                     if request is not None:
-                        return owner.commit(request)
+                        return owner.commit(request, deadline - time.monotonic())
                 except Disconnected as error:
                     sent = sent or request is not None
                     self._after_disconnect(owner, error, deadline)
@@ -178,6 +185,7 @@ class Store:
 
     def wait(self, journal: str, offset: int, timeout_ms: int | None) -> bool:
         """Wait until a journal's next offset is above `offset`. False after the time."""
+        refuse_in_child(self._generation)
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         pause = POLL_FIRST_S
         while True:
@@ -264,6 +272,7 @@ class AsyncStore:
 
     async def _commit(self, operations: list[Operation]) -> list[Any]:
         store, session = self._store, self._store._session
+        refuse_in_child(store._generation)
         deadline = time.monotonic() + store._timeout_s
         request: Request | None = None
         sent = False
@@ -277,9 +286,9 @@ class AsyncStore:
                     if request is None:
                         continue
                     if not isinstance(owner, LocalOwner):
-                        return await (await self._remote_of()).commit(request)
+                        return await (await self._remote_of()).commit(request, deadline - time.monotonic())
                     if owner.engine.is_prepared(operations):
-                        return await asyncio.to_thread(owner.commit, request)
+                        return await asyncio.to_thread(owner.commit, request, deadline - time.monotonic())
                     future: asyncio.Future[Ticket] = self._loop.create_future()
                     owner.engine.submit(request, self._dispatcher.deliver, future)
                     return (await future).outcome()
@@ -307,7 +316,8 @@ class AsyncStore:
     async def _remote_of(self) -> AsyncRemoteOwner:
         """The asynchronous twin of the connection that was found."""
         socket = self._store._connection.socket
-        assert socket is not None
+        if socket is None:
+            raise Disconnected("this process has just become the owner itself")
         if self._remote is None or self._remote[0] != socket:
             if self._remote is not None:
                 await self._remote[1].close()
@@ -316,6 +326,7 @@ class AsyncStore:
 
     async def wait(self, journal: str, offset: int, timeout_ms: int | None) -> bool:
         """Wait until a journal's next offset is above `offset`. False after the time."""
+        refuse_in_child(self._store._generation)
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         pause = POLL_FIRST_S
         while True:

@@ -37,14 +37,13 @@ COMMITTING = (
 )  # fmt: skip
 WRITING = ("kv.object.before_write", "kv.object.before_rename", "kv.object.after_rename", "kv.object.after_sync")
 SWEEPING = ("journal.sweep.after_horizon", "kv.object.after_delete", "journal.sweep.after_delete")
-RETAINING = ("journal.retain.after_trim",)
 
 DURABLE = {"kv.commit.after_sync", "engine.group.after_commit", "engine.group.before_answer"}
 """After these the transaction has been committed, though nobody was told."""
 
 
 def test_every_point_is_visited_by_a_test_of_this_module() -> None:
-    visited = {*OPENING, *COMMITTING, *WRITING, *SWEEPING, *RETAINING}
+    visited = {*OPENING, *COMMITTING, *WRITING, *SWEEPING}
     assert visited == crash.POINTS, "a crash point without a test, or a test without its point"
 
 
@@ -334,8 +333,7 @@ def retains(io: Io, url: str, point: str, how: str) -> None:
 
 @pytest.mark.parametrize(
     ("point", "how"),
-    [(point, "retention") for point in RETAINING]
-    + [(point, how) for how in ("retention", "trim", "delete") for point in COMMITTING[:4]]
+    [(point, how) for how in ("retention", "trim", "delete") for point in COMMITTING[:4]]
     + [("kv.commit.before_sync:2", "delete")],
 )
 def test_killed_while_it_forgot(url: str, processes: Processes, point: str, how: str) -> None:

@@ -24,7 +24,11 @@ from detent.errors import Invalid, NotFound, Unavailable
 from detent.kv.ownership import read_owner
 from processes import CallFailed, Child, Io, Processes, eventually
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = [
+    pytest.mark.xdist_group("processes"),
+    # httpcore leaves a socket that was refused to the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 TAKEOVER_S = 5.0
 """A bound for slow machines; what is measured is printed, and is a fraction of it."""
@@ -104,7 +108,6 @@ def test_one_process_may_open_a_store_twice(url: str) -> None:
         assert [message.body for message in first.journal("j").read()] == [b"a", b"b"]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # httpcore forgets a refused socket
 def test_the_second_store_of_a_process_goes_on_when_the_first_is_closed(url: str) -> None:
     first = detent.open(url)
     with first, detent.open(url) as second:
@@ -212,6 +215,20 @@ def test_an_idle_client_takes_over_with_its_next_call(url: str, processes: Proce
     assert client.call("append", journal="j", body="after")["offset"] == 1
     print(f"\nthe first call after the owner's death took {(time.monotonic() - began) * 1000:.0f} ms")
     assert time.monotonic() - began < TAKEOVER_S
+
+
+def test_a_relative_path_means_the_same_store_after_a_change_of_directory(
+    url: str, store_dir: Path, tmp_path: Path, processes: Processes
+) -> None:
+    owner = processes.store(url)
+    client = processes.store(f"file:{os.path.relpath(store_dir)}")
+    assert client.call("append", journal="j", body="before")["offset"] == 0
+    elsewhere = tmp_path / "x" / "y" / "z"
+    elsewhere.mkdir(parents=True)
+    client.call("change_directory", path=str(elsewhere))
+    owner.kill()
+    assert client.call("append", journal="j", body="after")["offset"] == 1
+    assert bodies(url) == ["before", "after"]
 
 
 def test_all_clients_go_on_when_the_owner_dies_and_one_of_them_owns(url: str, processes: Processes) -> None:
@@ -845,10 +862,12 @@ def test_a_killed_reader_leaves_no_slot_behind(url: str, store_dir: Path, proces
             child.kill()
         eventually(lambda: holders() == 0, what="the housekeeper freeing the slots of killed readers")
         # Replaced pages are used again: the file does not grow while the same record is written over and over.
-        size = (store_dir / "data.mdb").stat().st_size
-        for number in range(300):
+        for number in range(100):
             store.journal("j").set_registers({"r": str(number)})
-        assert (store_dir / "data.mdb").stat().st_size < size + (1 << 20)
+        size = (store_dir / "data.mdb").stat().st_size
+        for number in range(1500):
+            store.journal("j").set_registers({"r": str(number)})
+        assert (store_dir / "data.mdb").stat().st_size <= size + (4 << 20)
         print(f"\nreader slots before {before}, after three killed readers {environment.info()['num_readers']}")
 
 

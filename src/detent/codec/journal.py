@@ -91,6 +91,7 @@ class Head(NamedTuple):
     block_bytes: int
     fragments: int
     fragment_bytes: int
+    dropped_bytes: int
     reclaim_to: int
     clock_floor: int
     newest_clock: int
@@ -113,7 +114,7 @@ class Head(NamedTuple):
         return head
 
 
-_HEAD: Final = struct.Struct("<BQQQQQQQQQQQQq")
+_HEAD: Final = struct.Struct("<BQQQQQQQQQQQQQq")
 
 
 class Producer(NamedTuple):

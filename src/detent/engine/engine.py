@@ -35,6 +35,7 @@ WAITING_BYTES_MAX = 256 << 20
 """What may wait at once. A sync caller then waits for room; an asynchronous one is refused with `LimitExceeded`."""
 
 ROOM_WAIT_S = 30.0
+CLOSE_WAIT_S = 60.0
 
 logger = logging.getLogger("detent.engine")
 
@@ -76,6 +77,7 @@ class Engine:
         self._closed = False
         self._wakeup = threading.Semaphore(0)
         self._committer: threading.Thread | None = None
+        self._committer_leads = False
         self.groups = 0
         self.transactions = 0
         self._load()
@@ -131,8 +133,8 @@ class Engine:
             ticket.callback = _nobody_waits
             leads, ticket.promoted = ticket.promoted, False
             self._ensure_committer()
-        if leads:
-            self._wakeup.release()
+            if leads:
+                self._let_committer_lead()
 
     def is_prepared(self, operations: Sequence[Operation]) -> bool:
         """Whether these operations need slow checks first; then `submit` does not belong on an event loop."""
@@ -164,10 +166,9 @@ class Engine:
                 raise LimitExceeded("too many transactions are waiting; wait for some answers, then send again")
             self._ensure_committer()
             self._enqueue(ticket)
-            if self._busy:
-                return
-            self._busy = True
-        self._wakeup.release()
+            if not self._busy:
+                self._busy = True
+                self._let_committer_lead()
 
     def tick(self) -> None:
         """Do the housekeeping that is due. The owner calls this about once a second."""
@@ -180,12 +181,14 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
+            if not self._room.wait_for(lambda: not self._busy, CLOSE_WAIT_S):
+                logger.warning(
+                    "a commit is still under way after %.0f s; the store is closed all the same", CLOSE_WAIT_S
+                )
             committer = self._committer
         self._wakeup.release()
         if committer is not None and committer is not threading.current_thread():
-            committer.join()
-        with self._lock:
-            self._room.wait_for(lambda: not self._busy, ROOM_WAIT_S)
+            committer.join(CLOSE_WAIT_S)
         self._writer.close()
 
     # -- the queue of waiting tickets ---------------------------------------------------------------------------
@@ -238,28 +241,31 @@ class Engine:
                     self._room.notify_all()
                 elif successor.callback is None:
                     successor.promoted = True
-            if successor is not None:
-                if successor.callback is None:
                     successor.wake()
                 else:
-                    self._wakeup.release()
+                    self._let_committer_lead()
 
     def _run_committer(self) -> None:
         """Leads for the asynchronous callers, who have no thread of their own to spare."""
         while True:
             self._wakeup.acquire()
             with self._lock:
-                if self._closed and not self._waiting:
-                    return
-                if not self._waiting:
-                    continue
-            self._lead(None)
+                leads, self._committer_leads = self._committer_leads, False
+            if leads:
+                self._lead(None)
+            elif self._closed:
+                return
+
+    def _let_committer_lead(self) -> None:
+        """Hand the lead to the committer. The caller holds the lock, and has the lead to give."""
+        self._committer_leads = True
+        self._wakeup.release()
 
     # -- one group ----------------------------------------------------------------------------------------------
 
     def _run_group(self, group: list[Ticket]) -> None:
         try:
-            self._apply_group(group)
+            self._apply_safely(group)
         except BaseException as error:
             # Whatever went wrong, nobody may be left waiting; the machines start over before the next group.
             self._stale = True
@@ -278,6 +284,28 @@ class Engine:
             for ticket in group:
                 if not ticket.promoted:
                     ticket.finish()
+
+    def _apply_safely(self, group: list[Ticket]) -> None:
+        """Apply a group. When something unforeseen happens in it, each transaction is tried by itself, so that only the
+        one that caused it fails; what was durable already is found by its name and not repeated."""
+        try:
+            self._apply_group(group)
+        except DetentError:
+            raise
+        except Exception:
+            if len(group) == 1:
+                raise
+            logger.exception("a group failed; its transactions are tried one by one")
+            for ticket in group:
+                self._stale = True
+                ticket.results = ticket.error = None
+                try:
+                    self._apply_group([ticket])
+                except DetentError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - it is this caller's, who gets it
+                    ticket.error = refusal(error)
+            self._stale = True
 
     def _apply_group(self, group: list[Ticket]) -> None:
         if self._fatal is not None:
@@ -374,7 +402,7 @@ class Engine:
             known = self._sessions.find(ticket.request) if ticket.request.sequence >= 0 else None
             if known is None:
                 ticket.results = None
-                ticket.error = Unavailable(f"{error} (this transaction was not applied)")
+                ticket.error = Unavailable(f"this transaction was not applied, because the commit failed: {error}")
         for machine in self._machines:
             machine.committed()
 

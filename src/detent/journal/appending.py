@@ -20,6 +20,7 @@ from detent.journal.housekeeping import open_span_key
 from detent.journal.state import JournalState, Span
 from detent.kv import View
 from detent.message import (
+    FLAGS_MAX,
     NO_SPAN,
     OUTSIDE_TXN,
     TICK,
@@ -84,6 +85,8 @@ def append_stamped(machine: JournalMachine, op: ops.AppendStamped, context: Cont
     rows, size, _ = ops.check_append(op)
     if len(op.producers) != rows * block.PRODUCER_BYTES or len(op.clocks) != rows or len(op.flags) != rows:
         raise Invalid("each message needs 6 bytes of producer, a clock and flags")
+    if not all(0 <= clock < 1 << 64 for clock in op.clocks) or not all(0 <= flags <= FLAGS_MAX for flags in op.flags):
+        raise Invalid("a clock has 64 bits, flags have 10")
     state = machine.state_for_append(op.journal, context)
     state.touch(context.undo)
     producers = [int.from_bytes(op.producers[i : i + 6], "big") for i in range(0, 6 * rows, 6)]
@@ -144,7 +147,7 @@ def _stamp_columns(batch: Any) -> tuple[Any, Any, Any]:
     producers = wide.view(">u8").reshape(rows).astype(np.uint64)
     clocks = np.frombuffer(batch.column(1).buffers()[1], np.uint64)[batch.column(1).offset :][:rows]
     flags = np.frombuffer(batch.column(2).buffers()[1], np.uint16)[batch.column(2).offset :][:rows]
-    if flags.max() > 0x3FF:
+    if flags.max() > FLAGS_MAX:
         raise Invalid("flags have 10 bits")
     return producers, clocks, flags
 

@@ -99,6 +99,8 @@ def check_refs(refs: Iterable[ops.FragmentRef]) -> None:
     for ref in refs:
         if len(ref.id) != FRAGMENT_ID_BYTES:
             raise Invalid(f"a fragment id has {FRAGMENT_ID_BYTES} bytes, not {len(ref.id)}")
+        if not 0 <= ref.checksum < 1 << 64:
+            raise Invalid("a fragment's checksum has 64 bits")
         if not 1 <= ref.rows <= FRAGMENT_ROWS_MAX or not 1 <= ref.size <= 2 * FRAGMENT_BYTES_MAX:
             raise Invalid(f"a fragment with {ref.rows} rows in {ref.size} bytes cannot be right")
 

@@ -87,29 +87,37 @@ class Housekeeper:
 
     def _retain(self, op: ops.Retain, context: Context) -> Result:
         state = self._machine.state(self._machine.by_id[op.journal])
-        before = self._retention_offset(state, context.now_ms)
+        before, dropped = self._too_much(state, context.now_ms)
         if before > state.first_offset or state.reclaim_due:
-            self.trim(state, before, context)
+            self.trim(state, before, context, dropped)
             self._next_retain[op.journal] = context.now_ms + 1  # there may be more, for the next tick
         return Done()
 
-    def _retention_offset(self, state: JournalState, now_ms: int) -> int:
-        """The offset below which everything is too old or too much; whole blocks and fragments only."""
-        listing, offset = state.listing, state.first_offset
+    def _too_much(self, state: JournalState, now_ms: int) -> tuple[int, int]:
+        """The offset below which everything is too old or too much, and the bytes that it has in blocks.
+
+        Whole blocks and fragments only. Blocks that an open transaction keeps, although all their messages were
+        dropped, do not count: or the same surplus would be found, and dropped, again and again.
+        """
+        listing, offset, dropped = state.listing, state.first_offset, 0
         oldest_ms = now_ms - listing.retention_ms if listing.retention_ms else 0
-        surplus = state.block_bytes + state.fragment_bytes - listing.retention_bytes if listing.retention_bytes else 0
+        surplus = 0
+        if listing.retention_bytes:
+            held = state.block_bytes - state.dropped_bytes + state.fragment_bytes
+            surplus = held - listing.retention_bytes
         if not oldest_ms and surplus <= 0:
-            return offset
+            return offset, 0
         with self._machine.read() as view:
-            for count, size, last_ms in self._pieces(state, view):
+            for count, size, last_ms, in_block in self._pieces(state, view):
                 if last_ms >= oldest_ms and surplus <= 0:
                     break
                 offset += count
                 surplus -= size
-        return min(offset, state.next_offset)
+                dropped += size if in_block else 0
+        return min(offset, state.next_offset), dropped
 
-    def _pieces(self, state: JournalState, view: View) -> Iterator[tuple[int, int, int]]:
-        """The journal's durable front in pieces: (committed messages, bytes, time of the newest message)."""
+    def _pieces(self, state: JournalState, view: View) -> Iterator[tuple[int, int, int, bool]]:
+        """The journal's durable front in pieces: (committed messages, bytes, newest time, whether in a block)."""
         looked_at = 0
         for offset, run in runs_from(view, state.id, state.first_offset):
             if run.fragment:
@@ -117,23 +125,27 @@ class Housekeeper:
                 if stored is None:
                     raise Corrupt(f"the index at offset {offset} names a fragment that has no record")
                 fragment = Fragment.decode(stored)
-                yield run.rows, fragment.size, fragment.adopted_ms
+                yield run.rows, fragment.size, fragment.adopted_ms, False
                 looked_at += 1
                 continue
             for base, value in blocks_from(view, state.id, run.base):
                 head = block.decode_head(value)
                 first, last = max(base, run.base), min(base + head.rows, run.base + run.rows)
                 if first < last:
-                    yield last - first, len(value) * (last - first) // head.rows, head.last_time
+                    yield last - first, len(value) * (last - first) // head.rows, head.last_time, True
                 looked_at += 1
                 if base + head.rows >= run.base + run.rows or looked_at > STEP_RECORDS:
                     break
             if looked_at > STEP_RECORDS:
                 return
 
-    def trim(self, state: JournalState, before: int, context: Context) -> None:
-        """Forget the committed messages below `before`, and remove what nothing refers to any more, in one step."""
+    def trim(self, state: JournalState, before: int, context: Context, dropped: int = 0) -> None:
+        """Forget the committed messages below `before`, and remove what nothing refers to any more, in one step.
+
+        `dropped` are the bytes that these messages have in blocks, as far as they were counted.
+        """
         state.touch(context.undo)
+        state.dropped_bytes += dropped
         state.first_offset = max(state.first_offset, before)
         with self._machine.read() as view:
             self._drop_index(state, view, context)
@@ -141,18 +153,35 @@ class Housekeeper:
             state.reclaim_due = self._drop_blocks(state, view, context)
 
     def _drop_index(self, state: JournalState, view: View, context: Context) -> None:
+        """Remove the index records below the front, and cut the one that reaches across it."""
         start, _ = records.part_range(state.id, records.INDEX)
         end = records.index_key(state.id, state.first_offset)
+        unwritten = {offset for offset, _, _ in state.full_records}
         for key, value in view.scan(start, end, limit=STEP_RECORDS):
+            offset = records.number_at_end(key)
             if key in state.writes:
                 continue  # dropped by an earlier step of this group
-            offset, record = records.number_at_end(key), records.decode_index(value)
-            if offset + record.messages > state.first_offset or offset == state.tail_offset:
-                return  # it straddles the new front, or is still being added to
-            for run in record.runs:
+            if offset in unwritten:
+                return  # the group has added to it: its turn comes when that is durable
+            is_tail = bool(state.tail) and offset == state.tail_offset
+            watermark, runs = records.decode_index(value)
+            runs = state.tail if is_tail else runs
+            kept = list(runs)
+            while kept and offset + kept[0].rows <= state.first_offset:
+                run = kept.pop(0)
+                offset += run.rows
                 if run.fragment:
                     self._drop_fragment(state, run, view, context)
+            if len(kept) == len(runs):
+                return
             state.put(state.writes, key, None, context.undo)
+            if is_tail:
+                state.tail, state.tail_offset, state.index_dirty = kept, offset, True
+            elif kept:
+                cut = records.encode_index(watermark, kept)
+                state.put(state.writes, records.index_key(state.id, offset), cut, context.undo)
+            if kept:
+                return
 
     def _drop_fragment(self, state: JournalState, run: Run, view: View, context: Context) -> None:
         """The record goes with the last of the fragment's rows; the object is then an orphan for the sweeper."""
@@ -199,6 +228,7 @@ class Housekeeper:
             state.first_position = base + rows
             state.blocks -= 1
             state.block_bytes -= len(value)
+            state.dropped_bytes = max(0, state.dropped_bytes - len(value))
         return state.first_position < state.reclaim_to
 
     # -- transactions past their deadline, idle producers ------------------------------------------------------

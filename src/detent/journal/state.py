@@ -59,6 +59,7 @@ class JournalState:
             self.block_bytes,
             self.fragments,
             self.fragment_bytes,
+            self.dropped_bytes,
             self.reclaim_to,
             self.clock_floor,
             self.newest_clock,
@@ -181,8 +182,8 @@ class JournalState:
     def _scalars(self) -> Head:
         return Head(
             self.first_position, self.next_position, self.first_offset, self.next_offset, self.blocks, self.block_bytes,
-            self.fragments, self.fragment_bytes, self.reclaim_to, self.clock_floor, self.newest_clock,
-            self.aborted_spans, self.updated_ms,
+            self.fragments, self.fragment_bytes, self.dropped_bytes, self.reclaim_to, self.clock_floor,
+            self.newest_clock, self.aborted_spans, self.updated_ms,
         )  # fmt: skip
 
     def _restore(self, saved: tuple[Any, ...]) -> None:

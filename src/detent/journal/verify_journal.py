@@ -189,7 +189,8 @@ class JournalCheck:
                 yield self._at(key, f"the committed index begins at {offset}, the journal at {head.first_offset}")
             at, begun = offset + record.messages, True
             yield from self._check_runs(key, offset, record, named)
-        end = 0 if at is None else at
+        # A journal whose messages were all forgotten has no index: it begins where it ends.
+        end = (0 if begun else head.first_offset) if at is None else at
         if end != head.next_offset:
             yield self._at(key, f"the committed index ends at offset {end}, the journal at {head.next_offset}")
         yield from self._check_fragment_counts()

@@ -7,7 +7,7 @@ The URL picks the engine: ``memory:`` (tests, simulation), ``file:PATH`` (LMDB, 
 from __future__ import annotations
 
 from detent.kv.base import Batch, ObjectInfo, Objects, Reader, View, Writer, prefix_end
-from detent.kv.urls import Location, parse_url
+from detent.kv.urls import Location, absolute_url, parse_url
 
 __all__ = [
     "Batch",
@@ -17,6 +17,7 @@ __all__ = [
     "Reader",
     "View",
     "Writer",
+    "absolute_url",
     "open_reader",
     "open_writer",
     "parse_url",

@@ -326,7 +326,7 @@ class FileWriter(FileReader):
             except lmdb.DiskError as error:
                 raise Unavailable(f"the disk of {environment.path} is full; nothing was committed") from error
             except lmdb.Error as error:
-                raise Unavailable(f"the commit failed, its outcome is unknown: {error}") from error
+                raise Unavailable(f"LMDB could not commit to {environment.path}: {error}") from error
         crash.point("kv.commit.after_sync")
 
     def _write(self, environment: _Environment, batch: Batch) -> None:

@@ -47,6 +47,18 @@ class LocalObjects:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._synced: set[Path] = set()
+
+    def _make_folder(self, folder: Path) -> None:
+        """Have a folder whose name is durable, also when a process that was killed had made it and not synced."""
+        if folder in self._synced:
+            return
+        make_directories(folder)
+        for one in (folder, *folder.parents):
+            sync_directory(one.parent)
+            if one == self._root:
+                break
+        self._synced.add(folder)
 
     def _path(self, name: str) -> Path:
         check_object_name(name)
@@ -55,7 +67,7 @@ class LocalObjects:
     def put(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
         path = self._path(name)
         try:
-            make_directories(path.parent)
+            self._make_folder(path.parent)
         except (FileExistsError, NotADirectoryError) as error:
             raise Invalid(f"an object stands where {name!r} needs a folder; choose another name") from error
         temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")

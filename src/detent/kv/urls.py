@@ -26,6 +26,14 @@ class Location:
         return Path(self.path).absolute()
 
 
+def absolute_url(url: str) -> str:
+    """The same store from wherever the process stands later: a relative path is made absolute now."""
+    location = parse_url(url)
+    if location.scheme != "file":
+        return url
+    return "file:" + str(location.directory).replace("%", "%25")
+
+
 def parse_url(url: str) -> Location:
     """Take a store URL apart; `Invalid` says what a right one looks like."""
     if not isinstance(url, str) or len(url) > URL_MAX or "\x00" in url:

@@ -32,6 +32,12 @@ class OwnerApp:
         self._journals = journals
         self._reader = reader
         self._dispatcher: Dispatcher | None = None
+        self._waits: set[Callable[[], None]] = set()
+
+    def end_waits(self) -> None:
+        """Answer everybody who waits for a journal to grow: the owner is closing."""
+        for wake in list(self._waits):
+            wake()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -40,7 +46,7 @@ class OwnerApp:
         try:
             status, kind, body = await self._route(scope, receive)
         except DetentError as error:
-            kind = JSON
+            kind = wire.PROBLEM_TYPE
             status, body = wire.encode_problem(error)
         headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -88,6 +94,7 @@ class OwnerApp:
                 loop.call_soon_threadsafe(woken.set)
 
         stop = self._journals.watch.add(name, offset, wake)
+        self._waits.add(wake)
         try:
             found = self._next_offset(name)
             if found <= offset:
@@ -97,6 +104,7 @@ class OwnerApp:
                     return found
                 found = self._next_offset(name)
         finally:
+            self._waits.discard(wake)
             stop()
         return found
 

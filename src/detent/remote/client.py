@@ -16,6 +16,7 @@ CONNECT_S: Final = 2.0
 ANSWER_S: Final = 30.0
 """How long an owner may take to answer before it counts as hung."""
 
+ANSWER_S_MIN: Final = 0.05
 CONNECTIONS_MAX: Final = 64
 WAIT_SLACK_S: Final = 5.0
 
@@ -29,7 +30,8 @@ def _limits() -> httpx.Limits:
 
 
 def _timeout(answer_s: float) -> httpx.Timeout:
-    return httpx.Timeout(answer_s, connect=CONNECT_S, pool=answer_s)
+    answer_s = max(answer_s, ANSWER_S_MIN)
+    return httpx.Timeout(answer_s, connect=min(CONNECT_S, answer_s), pool=answer_s)
 
 
 _HEADERS: Final = {"content-type": wire.TRANSACTION_TYPE}
@@ -42,6 +44,9 @@ def _wait_path(journal: str, offset: int, timeout_ms: int) -> str:
 def _content(response: httpx.Response) -> bytes:
     if response.is_success:
         return response.content
+    if response.headers.get("content-type") != wire.PROBLEM_TYPE:
+        # Not the owner's own words: its server is going down, or something else answers in its place.
+        raise Disconnected(f"the store's owner answered with status {response.status_code}")
     raise wire.decode_problem(response.content)
 
 
@@ -68,6 +73,10 @@ class RemoteOwner:
             return _content(self._http.request(method, path, **options))
         except httpx.TransportError as error:
             raise Disconnected(f"the store's owner does not answer: {type(error).__name__} {error}") from error
+        except RuntimeError as error:
+            if not self._http.is_closed:
+                raise
+            raise Disconnected("this connection to the store's owner was given up") from error
 
     def status(self) -> dict[str, int]:
         """Who answers: epoch and process number."""
@@ -77,10 +86,10 @@ class RemoteOwner:
         """A session for this client."""
         return _session(self._call("POST", "/v1/sessions"))
 
-    def commit(self, request: Request) -> list[Any]:
+    def commit(self, request: Request, timeout_s: float) -> list[Any]:
         """Send a transaction and wait for its answer."""
-        data = wire.encode_request(request)
-        return wire.decode_results(self._call("POST", "/v1/transactions", content=data, headers=_HEADERS))
+        options = {"content": wire.encode_request(request), "headers": _HEADERS, "timeout": _timeout(timeout_s)}
+        return wire.decode_results(self._call("POST", "/v1/transactions", **options))
 
     def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """Wait until the journal's next offset is above `offset`. False after the time."""
@@ -108,15 +117,19 @@ class AsyncRemoteOwner:
             return _content(await self._http.request(method, path, **options))
         except httpx.TransportError as error:
             raise Disconnected(f"the store's owner does not answer: {type(error).__name__} {error}") from error
+        except RuntimeError as error:
+            if not self._http.is_closed:
+                raise
+            raise Disconnected("this connection to the store's owner was given up") from error
 
     async def new_session(self) -> bytes:
         """A session for this client."""
         return _session(await self._call("POST", "/v1/sessions"))
 
-    async def commit(self, request: Request) -> list[Any]:
+    async def commit(self, request: Request, timeout_s: float) -> list[Any]:
         """Send a transaction and wait for its answer."""
-        data = wire.encode_request(request)
-        return wire.decode_results(await self._call("POST", "/v1/transactions", content=data, headers=_HEADERS))
+        options = {"content": wire.encode_request(request), "headers": _HEADERS, "timeout": _timeout(timeout_s)}
+        return wire.decode_results(await self._call("POST", "/v1/transactions", **options))
 
     async def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """Wait until the journal's next offset is above `offset`. False after the time."""

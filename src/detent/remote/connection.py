@@ -79,7 +79,7 @@ class Connection:
         pause = RETRY_FIRST_S
         unanswered_since: float | None = None
         while True:
-            found = self._own() or self._connect()
+            found = self._own() or self._connect(deadline)
             if found is not None:
                 return found
             now = time.monotonic()
@@ -113,11 +113,11 @@ class Connection:
         self.socket = None
         return owner
 
-    def _connect(self) -> RemoteOwner | None:
+    def _connect(self, deadline: float) -> RemoteOwner | None:
         known = read_owner(self._location.directory)
         if known is None:
             return None
-        probe = RemoteOwner(known.socket, answer_s=HUNG_S)
+        probe = RemoteOwner(known.socket, answer_s=min(HUNG_S, deadline - time.monotonic()))
         try:
             probe.status()
         except Disconnected:

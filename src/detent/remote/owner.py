@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,8 +44,8 @@ class LocalOwner:
             self.engine = Engine(writer, [self.journals])
             crash.point("owner.after_load")
             if directory is not None and lock is not None:
-                app = OwnerApp(self.engine, self.journals, JournalReader(writer))
-                self._server = SocketServer(app, socket_path(directory))
+                self._app = OwnerApp(self.engine, self.journals, JournalReader(writer))
+                self._server = SocketServer(self._app, socket_path(directory))
                 crash.point("owner.after_socket")
                 lock.announce(self.engine.epoch, str(self._server.path))
         except BaseException:
@@ -60,8 +62,9 @@ class LocalOwner:
         """A session for a client of this process."""
         return self.engine.new_session()
 
-    def commit(self, request: Request) -> list[Result]:
-        """Apply a transaction."""
+    def commit(self, request: Request, timeout_s: float) -> list[Result]:
+        """Apply a transaction. The engine has its own bounds for waiting; `timeout_s` is for owners far away."""
+        del timeout_s
         return self.engine.commit(request)
 
     def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
@@ -86,6 +89,7 @@ class LocalOwner:
         """Stop serving, finish what is under way, give the lock back."""
         self._housekeeper.stop()
         if self._server is not None:
+            self._app.end_waits()
             self._server.stop()
         self.engine.close()
         if self._lock is not None:
@@ -149,6 +153,7 @@ class SocketServer:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="detent-socket", daemon=True)
         self._thread.start()
+        _servers.add(self)
         deadline = time.monotonic() + SERVER_START_S
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
@@ -158,6 +163,16 @@ class SocketServer:
     def _run(self) -> None:
         self._server.run(sockets=[self._socket])
 
+    def close_in_child(self) -> None:
+        """In a forked child: let go of the sockets. Held open, they would keep clients waiting after the parent's death
+        for answers that nobody gives."""
+        connections = [getattr(one, "transport", None) for one in self._server.server_state.connections]
+        sockets = [one.get_extra_info("socket") for one in connections if one is not None]
+        for held in [self._socket, *sockets]:
+            if held is not None and held.fileno() >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(held.fileno())
+
     def stop(self) -> None:
         """Stop listening and end the thread."""
         self._server.should_exit = True
@@ -165,3 +180,14 @@ class SocketServer:
         self._socket.close()
         self.path.unlink(missing_ok=True)
         remove_socket_folder(self.path)
+
+
+_servers: weakref.WeakSet[SocketServer] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for server in list(_servers):
+        server.close_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork)

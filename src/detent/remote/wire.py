@@ -27,6 +27,7 @@ BODY_WAIT_S = 60.0
 """How long a client may take to send one request."""
 
 TRANSACTION_TYPE = "application/vnd.detent.transaction+msgpack"
+PROBLEM_TYPE = "application/problem+json"
 
 MACHINES = (JournalMachine,)
 """The layers whose operations travel on the wire."""

@@ -30,13 +30,15 @@ if TYPE_CHECKING:
         AckIntent,
         Appended,
         AsyncJournal,
+        AsyncTransaction,
         FragmentRef,
         Journal,
         JournalInfo,
         Message,
         Publisher,
+        Transaction,
     )
-    from detent.store import AsyncStore, AsyncTransaction, Store, Transaction, open, open_async
+    from detent.store import AsyncStore, Store, open, open_async
 
 __version__ = "0.1.0"
 
@@ -58,13 +60,15 @@ _HOMES = {
         "AckIntent",
         "Appended",
         "AsyncJournal",
+        "AsyncTransaction",
         "FragmentRef",
         "Journal",
         "JournalInfo",
         "Message",
         "Publisher",
+        "Transaction",
     ),
-    "detent.store": ("AsyncStore", "AsyncTransaction", "Store", "Transaction", "open", "open_async"),
+    "detent.store": ("AsyncStore", "Store", "open", "open_async"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -10,11 +10,13 @@ from detent.journal.message import Message
 from detent.journal.operations import Appended, FragmentRef
 from detent.journal.publisher import AckIntent, Publisher
 from detent.journal.reader import JournalInfo, JournalReader
+from detent.journal.transaction import AsyncTransaction, Transaction
 
 __all__ = [
     "AckIntent",
     "Appended",
     "AsyncJournal",
+    "AsyncTransaction",
     "FragmentRef",
     "Journal",
     "JournalInfo",
@@ -22,4 +24,5 @@ __all__ = [
     "JournalReader",
     "Message",
     "Publisher",
+    "Transaction",
 ]

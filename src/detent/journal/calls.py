@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from detent.codec import block
 from detent.durations import Duration, milliseconds
@@ -59,42 +59,49 @@ def append_table(journal: str, table: Any) -> Operation:
     return ops.AppendBatch(journal, batch.serialize().to_pybytes())
 
 
-def create(
-    journal: str,
-    *,
-    retention: Duration | None,
-    retention_bytes: int | None,
-    transaction_deadline: Duration | None,
-    producer_horizon: Duration | None,
-    exist_ok: bool,
-) -> Operation:
+class Settings(TypedDict, total=False):
+    """What can be set on a journal. A duration is a `timedelta` or text such as "7d"; zero means: no limit."""
+
+    retention: Duration
+    """How long committed messages are kept."""
+    retention_bytes: int
+    """How many bytes of them are kept."""
+    transaction_deadline: Duration
+    """How long messages may stay pending before they are rolled back and their producer refused. Default: an hour."""
+    producer_horizon: Duration
+    """How long an idle producer is remembered, on the journal's own clock. Default: a day."""
+
+
+_SETTINGS = {
+    "retention": "retention_ms",
+    "retention_bytes": "retention_bytes",
+    "transaction_deadline": "span_deadline_ms",
+    "producer_horizon": "producer_horizon_ms",
+}
+
+
+def _fields(settings: Settings) -> dict[str, int]:
+    fields = {}
+    for name, value in settings.items():
+        if name not in _SETTINGS:
+            raise Invalid(f"a journal has no setting {name!r}; it has {', '.join(_SETTINGS)}")
+        if name == "retention_bytes":
+            if not isinstance(value, int) or value < 0:
+                raise Invalid(f"retention_bytes is a number of bytes, not {value!r}")
+            fields[name] = value
+        else:
+            fields[_SETTINGS[name]] = milliseconds(value)  # type: ignore[arg-type]
+    return fields
+
+
+def create(journal: str, exist_ok: bool, settings: Settings) -> Operation:
     """A new journal."""
-    return ops.CreateJournal(
-        journal,
-        0 if retention is None else milliseconds(retention),
-        retention_bytes or 0,
-        ops.SPAN_DEADLINE_MS if transaction_deadline is None else milliseconds(transaction_deadline),
-        ops.PRODUCER_HORIZON_MS if producer_horizon is None else milliseconds(producer_horizon),
-        exist_ok,
-    )
+    return ops.CreateJournal(journal, exist_ok=exist_ok, **_fields(settings))
 
 
-def configure(
-    journal: str,
-    *,
-    retention: Duration | None,
-    retention_bytes: int | None,
-    transaction_deadline: Duration | None,
-    producer_horizon: Duration | None,
-) -> Operation:
-    """New settings; None leaves one as it is."""
-    return ops.ConfigureJournal(
-        journal,
-        None if retention is None else milliseconds(retention),
-        retention_bytes,
-        None if transaction_deadline is None else milliseconds(transaction_deadline),
-        None if producer_horizon is None else milliseconds(producer_horizon),
-    )
+def configure(journal: str, settings: Settings) -> Operation:
+    """New settings; what is not named stays."""
+    return ops.ConfigureJournal(journal, **_fields(settings))
 
 
 def check_registers(journal: str, expected: Mapping[str, str | None]) -> Operation:

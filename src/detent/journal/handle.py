@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Unpack
 
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation
 from detent.errors import Invalid, NotFound, Unavailable
 from detent.journal import calls, fragments
 from detent.journal import operations as ops
-from detent.journal.calls import Entry
+from detent.journal.calls import Entry, Settings
 from detent.journal.message import Message, messages_of
 from detent.journal.reader import JournalInfo, JournalReader
 from detent.kv import Objects
@@ -109,45 +109,16 @@ class Journal(_JournalBase):
 
     _store: Committer
 
-    def create(
-        self,
-        *,
-        retention: Duration | None = None,
-        retention_bytes: int | None = None,
-        transaction_deadline: Duration | None = None,
-        producer_horizon: Duration | None = None,
-        exist_ok: bool = False,
-    ) -> None:
-        """Create the journal with its settings; `Exists` if it is there, unless `exist_ok`."""
-        self._commit(
-            calls.create(
-                self.name,
-                retention=retention,
-                retention_bytes=retention_bytes,
-                transaction_deadline=transaction_deadline,
-                producer_horizon=producer_horizon,
-                exist_ok=exist_ok,
-            )
-        )
+    def create(self, *, exist_ok: bool = False, **settings: Unpack[Settings]) -> None:
+        """Create the journal with its settings; `Exists` if it is there, unless `exist_ok`.
 
-    def configure(
-        self,
-        *,
-        retention: Duration | None = None,
-        retention_bytes: int | None = None,
-        transaction_deadline: Duration | None = None,
-        producer_horizon: Duration | None = None,
-    ) -> None:
-        """Change settings; what is not named stays. A retention of "0s" or 0 bytes means: no limit."""
-        self._commit(
-            calls.configure(
-                self.name,
-                retention=retention,
-                retention_bytes=retention_bytes,
-                transaction_deadline=transaction_deadline,
-                producer_horizon=producer_horizon,
-            )
-        )
+        Settings: `retention` ("7d"), `retention_bytes`, `transaction_deadline` ("1h"), `producer_horizon` ("1d").
+        """
+        self._commit(calls.create(self.name, exist_ok, settings))
+
+    def configure(self, **settings: Unpack[Settings]) -> None:
+        """Change settings; what is not named stays. A retention of "0s", or of 0 bytes, means: no limit."""
+        self._commit(calls.configure(self.name, settings))
 
     def delete(self) -> None:
         """Delete the journal and all its messages."""
@@ -249,45 +220,16 @@ class AsyncJournal(_JournalBase):
 
     _store: AsyncCommitter
 
-    async def create(
-        self,
-        *,
-        retention: Duration | None = None,
-        retention_bytes: int | None = None,
-        transaction_deadline: Duration | None = None,
-        producer_horizon: Duration | None = None,
-        exist_ok: bool = False,
-    ) -> None:
-        """Create the journal with its settings; `Exists` if it is there, unless `exist_ok`."""
-        await self._commit(
-            calls.create(
-                self.name,
-                retention=retention,
-                retention_bytes=retention_bytes,
-                transaction_deadline=transaction_deadline,
-                producer_horizon=producer_horizon,
-                exist_ok=exist_ok,
-            )
-        )
+    async def create(self, *, exist_ok: bool = False, **settings: Unpack[Settings]) -> None:
+        """Create the journal with its settings; `Exists` if it is there, unless `exist_ok`.
 
-    async def configure(
-        self,
-        *,
-        retention: Duration | None = None,
-        retention_bytes: int | None = None,
-        transaction_deadline: Duration | None = None,
-        producer_horizon: Duration | None = None,
-    ) -> None:
-        """Change settings; what is not named stays."""
-        await self._commit(
-            calls.configure(
-                self.name,
-                retention=retention,
-                retention_bytes=retention_bytes,
-                transaction_deadline=transaction_deadline,
-                producer_horizon=producer_horizon,
-            )
-        )
+        Settings: `retention` ("7d"), `retention_bytes`, `transaction_deadline` ("1h"), `producer_horizon` ("1d").
+        """
+        await self._commit(calls.create(self.name, exist_ok, settings))
+
+    async def configure(self, **settings: Unpack[Settings]) -> None:
+        """Change settings; what is not named stays. A retention of "0s", or of 0 bytes, means: no limit."""
+        await self._commit(calls.configure(self.name, settings))
 
     async def delete(self) -> None:
         """Delete the journal and all its messages."""

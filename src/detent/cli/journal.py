@@ -168,7 +168,7 @@ def create(url: str, name: str, force: bool, as_json: bool, **settings: Any) -> 
       detent journal create file:./data orders --retention 7d
     """
     with open_for_writing(url, force=force, create=True) as store:
-        store.journal(name).create(**settings)
+        store.journal(name).create(**{name: value for name, value in settings.items() if value is not None})
         info = store.journal(name).info()
     if as_json:
         print_json(_info_fields(info))

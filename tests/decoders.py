@@ -142,7 +142,7 @@ DECODERS: list[DecoderCase] = [
     DecoderCase("block", block.decode_block, [_block_sample(1), _block_sample(3)]),
     DecoderCase("block head", block.decode_head, [_block_sample(2)]),
     DecoderCase("journal listing", journal.Listing.decode, [journal.Listing(1, 2, 3, 4, 5, 6).encode()]),
-    DecoderCase("journal head", journal.Head.decode, [journal.Head(*range(14)).encode()]),
+    DecoderCase("journal head", journal.Head.decode, [journal.Head(*range(15)).encode()]),
     DecoderCase("producer", journal.Producer.decode, [journal.Producer(1, 2, -1, 4, 5, True).encode()]),
     DecoderCase("span", journal.decode_segments, [journal.encode_segments([journal.Segment(1, 2, 3, 4)] * 3)]),
     DecoderCase(

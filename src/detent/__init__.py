@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Invalid,
         LimitExceeded,
         NotFound,
+        OutcomeUnknown,
         SessionExpired,
         StaleReceipt,
         Unavailable,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         AckIntent,
         Appended,
         AsyncJournal,
+        AsyncPublisher,
         AsyncTransaction,
         FragmentRef,
         Journal,
@@ -52,6 +54,7 @@ _HOMES = {
         "Invalid",
         "LimitExceeded",
         "NotFound",
+        "OutcomeUnknown",
         "SessionExpired",
         "StaleReceipt",
         "Unavailable",
@@ -60,6 +63,7 @@ _HOMES = {
         "AckIntent",
         "Appended",
         "AsyncJournal",
+        "AsyncPublisher",
         "AsyncTransaction",
         "FragmentRef",
         "Journal",
@@ -76,6 +80,7 @@ __all__ = [
     "AckIntent",
     "Appended",
     "AsyncJournal",
+    "AsyncPublisher",
     "AsyncStore",
     "AsyncTransaction",
     "Conflict",
@@ -90,6 +95,7 @@ __all__ = [
     "LimitExceeded",
     "Message",
     "NotFound",
+    "OutcomeUnknown",
     "Publisher",
     "SessionExpired",
     "StaleReceipt",
@@ -102,13 +108,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'detent' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a checker that saw this would believe every name
+
+    def __getattr__(name: str) -> Any:
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module 'detent' has no attribute {name!r}")
+        value = getattr(import_module(home), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

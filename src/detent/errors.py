@@ -10,6 +10,7 @@
     ├── StaleReceipt     the lease behind this receipt has moved on
     ├── Corrupt          stored bytes fail their checksum or their format
     ├── Unavailable      not now; the same call may succeed later
+    │   └── OutcomeUnknown   nobody answered in time: it may or may not have been applied
     └── LimitExceeded    a named limit was reached; nothing was changed
 
 Each one says what happened and, where there is something to do, what to do.
@@ -55,10 +56,11 @@ class Corrupt(DetentError):
 
 
 class Unavailable(DetentError):
-    """The store cannot answer now; retry later.
+    """The store cannot answer now, and nothing was applied; retry later."""
 
-    When the message says that the outcome is unknown, the transaction may or may not have been applied.
-    """
+
+class OutcomeUnknown(Unavailable):
+    """Nobody answered in time. The transaction may or may not have been applied; the same may be true later on."""
 
 
 class LimitExceeded(DetentError):
@@ -78,6 +80,7 @@ BY_NAME: dict[str, type[DetentError]] = {
         StaleReceipt,
         Corrupt,
         Unavailable,
+        OutcomeUnknown,
         LimitExceeded,
     )
 }

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Final, Self
 
 from detent import forks
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation, Request, Ticket
-from detent.errors import Invalid, NotFound, SessionExpired, Unavailable
+from detent.errors import Invalid, NotFound, OutcomeUnknown, SessionExpired, Unavailable
 from detent.forks import refuse_in_child
-from detent.journal import AsyncJournal, AsyncTransaction, Journal, JournalReader, Publisher, Transaction
+from detent.journal import (
+    AsyncJournal,
+    AsyncPublisher,
+    AsyncTransaction,
+    Journal,
+    JournalReader,
+    Publisher,
+    Transaction,
+)
 from detent.kv import Reader, absolute_url, open_reader, parse_url
 from detent.remote import (
     AsyncRemoteOwner,
@@ -47,10 +56,34 @@ def open(url: str, *, role: Role = "auto", timeout: Duration = TIMEOUT, force: b
     return Store(url, role=role, timeout=timeout, force=force)
 
 
-async def open_async(url: str, *, role: Role = "auto", timeout: Duration = TIMEOUT, force: bool = False) -> AsyncStore:
-    """Open a store for asyncio. See :func:`open`."""
-    store = await asyncio.to_thread(Store, url, role=role, timeout=timeout, force=force)
-    return AsyncStore(store)
+def open_async(url: str, *, role: Role = "auto", timeout: Duration = TIMEOUT, force: bool = False) -> OpeningStore:
+    """Open a store for asyncio: ``async with detent.open_async(url) as store``, or ``await`` it. See :func:`open`."""
+    return OpeningStore(url, role=role, timeout=timeout, force=force)
+
+
+class OpeningStore:
+    """A store that is being opened: await it, or enter it with ``async with``."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self._url = url
+        self._options = options
+        self._store: AsyncStore | None = None
+
+    async def _open(self) -> AsyncStore:
+        return AsyncStore(await asyncio.to_thread(Store, self._url, **self._options))
+
+    def __await__(self) -> Generator[Any, None, AsyncStore]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> AsyncStore:
+        self._store = await self._open()
+        return self._store
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._store is not None:
+            await self._store.close()
 
 
 class Store:
@@ -149,7 +182,7 @@ class Store:
         session, request, sent = self._session, None, False
         try:
             while True:
-                owner = self._connection.current or self._connection.owner(deadline)
+                owner = self._connection.current or self._find_owner(deadline, sent)
                 try:
                     if not session.is_open:
                         session.open(owner.new_session())
@@ -166,17 +199,26 @@ class Store:
             if request is not None:
                 session.end(request)
 
+    def _find_owner(self, deadline: float, sent: bool) -> LocalOwner | RemoteOwner:
+        """The owner. When the transaction has been sent once, not finding another leaves its outcome unknown."""
+        try:
+            return self._connection.owner(deadline)
+        except Unavailable as error:
+            if not sent:
+                raise
+            raise OutcomeUnknown(f"{error}; whether the transaction was applied before is unknown") from error
+
     def _after_disconnect(self, owner: LocalOwner | RemoteOwner, error: Disconnected, deadline: float) -> None:
         """The same request is sent again, under its name, to whoever owns the store next."""
         self._connection.lost(owner)
         if time.monotonic() >= deadline:
-            raise Unavailable(f"{error}; whether the transaction was applied is unknown") from error
+            raise OutcomeUnknown(f"{error}; whether the transaction was applied is unknown") from error
 
     def _after_expiry(self, request: Request | None, sent: bool, error: SessionExpired) -> None:
         assert request is not None
         self._session.expire(request.session)
         if sent:
-            raise Unavailable("the session expired before its owner answered; the outcome is unknown") from error
+            raise OutcomeUnknown("the session expired before its owner answered") from error
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
@@ -226,6 +268,7 @@ class AsyncStore:
         self._dispatcher = Dispatcher(self._loop)
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._remote: tuple[str, AsyncRemoteOwner] | None = None
+        self._reads_are_slow = not store.objects.local
         self.reader = store.reader
         self.objects = store.objects
         self.url = store.url
@@ -258,6 +301,10 @@ class AsyncStore:
         """The names of the journals, sorted."""
         return await asyncio.to_thread(self.reader.names, prefix)
 
+    def publisher(self) -> AsyncPublisher:
+        """A publisher with a producer of its own, for pending messages and acknowledgements."""
+        return AsyncPublisher(self._store.publisher())
+
     def transaction(self) -> AsyncTransaction:
         """Several operations that take effect together or not at all."""
         return AsyncTransaction(self.commit)
@@ -275,7 +322,9 @@ class AsyncStore:
         sent = False
         try:
             while True:
-                owner = store._connection.current or await self._owner(deadline)
+                owner = store._connection.current
+                if owner is None:
+                    owner = await asyncio.to_thread(store._find_owner, deadline, sent)
                 try:
                     if not session.is_open:
                         session.open(await self._new_session(owner))
@@ -316,9 +365,9 @@ class AsyncStore:
         if socket is None:
             raise Disconnected("this process has just become the owner itself")
         if self._remote is None or self._remote[0] != socket:
-            if self._remote is not None:
-                await self._remote[1].close()
-            self._remote = (socket, AsyncRemoteOwner(socket))
+            old, self._remote = self._remote, (socket, AsyncRemoteOwner(socket))
+            if old is not None:
+                await old[1].retire()
         return self._remote[1]
 
     async def wait(self, journal: str, offset: int, timeout_ms: int | None) -> bool:
@@ -327,7 +376,7 @@ class AsyncStore:
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         pause = POLL_FIRST_S
         while True:
-            if self._store._next_offset(journal) > offset:
+            if await self._next_offset(journal) > offset:
                 return True
             left_ms = WAIT_SLICE_MS if deadline is None else min(WAIT_SLICE_MS, (deadline - time.monotonic()) * 1000)
             if left_ms <= 0:
@@ -335,6 +384,12 @@ class AsyncStore:
             if not await self._wait_at_owner(journal, offset, int(left_ms) + 1):
                 await asyncio.sleep(min(pause, left_ms / 1000))
                 pause = min(pause * 1.5, POLL_MAX_S)
+
+    async def _next_offset(self, journal: str) -> int:
+        """A look at a local file does not block; one at an object store does, and goes to a thread."""
+        if self._reads_are_slow:
+            return await asyncio.to_thread(self._store._next_offset, journal)
+        return self._store._next_offset(journal)
 
     async def _wait_at_owner(self, journal: str, offset: int, timeout_ms: int) -> bool:
         connection = self._store._connection
@@ -363,7 +418,7 @@ class AsyncStore:
 
         stop = owner.journals.watch.add(journal, offset, wake)
         try:
-            if self._store._next_offset(journal) <= offset:
+            if await self._next_offset(journal) <= offset:
                 await asyncio.wait_for(woken.wait(), timeout_ms / 1000)
         except TimeoutError:
             return

@@ -289,14 +289,14 @@ class TestTailing:
 class TestAsync:
     def test_the_same_calls_awaited(self, url_and_owner: str) -> None:
         async def scenario() -> None:
-            async with await detent.open_async(url_and_owner) as store:
+            async with detent.open_async(url_and_owner) as store:
                 journal = store.journal("j")
                 await journal.create(retention="1d")
                 results = await asyncio.gather(*(journal.append(b"%d" % i) for i in range(50)))
                 assert sorted(result.offset for result in results) == list(range(50))
                 await journal.append_many([b"x", (b"y", b"k")])
                 await journal.append_table(pa.table({"body": [b"z"]}))
-                ref = await asyncio.to_thread(journal.write_fragment, pa.table({"body": [b"f"]}))
+                ref = await journal.write_fragment(pa.table({"body": [b"f"]}))
                 await journal.adopt([ref])
                 assert [m.body async for m in journal.read(50)] == [b"x", b"y", b"z", b"f"]
                 assert sum([batch.num_rows async for batch in journal.read_batches()]) == 54
@@ -323,7 +323,7 @@ class TestAsync:
 
     def test_tailing(self, url_and_owner: str) -> None:
         async def scenario() -> list[bytes]:
-            async with await detent.open_async(url_and_owner) as store:
+            async with detent.open_async(url_and_owner) as store:
                 journal = store.journal("j")
                 got: list[bytes] = []
 
@@ -345,7 +345,7 @@ class TestAsync:
 
     def test_a_cancelled_append_leaves_the_store_well(self, url_and_owner: str) -> None:
         async def scenario() -> None:
-            async with await detent.open_async(url_and_owner) as store:
+            async with detent.open_async(url_and_owner) as store:
                 journal = store.journal("j")
                 tasks = [asyncio.create_task(journal.append(b"%d" % i)) for i in range(30)]
                 await asyncio.sleep(0)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-import detent.engine.engine as engine_module
+import detent.engine.lead as lead_module
 from detent.engine import Request, Ticket
 from detent.engine.sessions import SESSION_IDLE_MS, decode_answers, encode_answers
 from detent.errors import (
@@ -73,7 +73,7 @@ class TestGroups:
         for thread in others:
             thread.start()
         deadline = time.monotonic() + 10
-        while len(world.engine._waiting) < 49 and time.monotonic() < deadline:
+        while len(world.engine._lead.waiting) < 49 and time.monotonic() < deadline:
             time.sleep(0.001)
         writer.gate.release()
         writer.entered.acquire()
@@ -121,7 +121,7 @@ class TestGroups:
         leader.start()
         writer.entered.acquire()
 
-        def interrupted(_: Ticket) -> None:
+        def interrupted(_: Ticket, _timeout: float) -> bool:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
@@ -240,7 +240,7 @@ class TestRetries:
         threads = [threading.Thread(target=lambda: answers.append(world.engine.commit(request))) for _ in range(3)]
         for thread in threads:
             thread.start()
-        while len(world.engine._waiting) < 3:
+        while len(world.engine._lead.waiting) < 3:
             time.sleep(0.001)
         writer.gate.release(2)
         for thread in threads:
@@ -368,7 +368,7 @@ class TestFailures:
 
 class TestBackPressure:
     def test_a_full_queue_refuses_asynchronous_callers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(engine_module, "WAITING_TRANSACTIONS_MAX", 3)
+        monkeypatch.setattr(lead_module, "WAITING_TRANSACTIONS_MAX", 3)
         world, writer = slow_world()
         leader = threading.Thread(target=world.append, args=("j", b"leader"))
         leader.start()
@@ -385,8 +385,8 @@ class TestBackPressure:
         assert world.bodies("j") == [b"leader", b"0", b"1", b"2"]
 
     def test_a_synchronous_caller_waits_for_room(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(engine_module, "WAITING_TRANSACTIONS_MAX", 1)
-        monkeypatch.setattr(engine_module, "GROUP_TRANSACTIONS_MAX", 1)
+        monkeypatch.setattr(lead_module, "WAITING_TRANSACTIONS_MAX", 1)
+        monkeypatch.setattr(lead_module, "GROUP_TRANSACTIONS_MAX", 1)
         world, writer = slow_world()
         threads = [threading.Thread(target=world.append, args=("j", b"%d" % i)) for i in range(5)]
         for thread in threads:
@@ -398,14 +398,14 @@ class TestBackPressure:
         assert sorted(world.bodies("j")) == [b"0", b"1", b"2", b"3", b"4"]
 
     def test_room_never_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(engine_module, "WAITING_TRANSACTIONS_MAX", 1)
-        monkeypatch.setattr(engine_module, "ROOM_WAIT_S", 0.05)
+        monkeypatch.setattr(lead_module, "WAITING_TRANSACTIONS_MAX", 1)
+        monkeypatch.setattr(lead_module, "ROOM_WAIT_S", 0.05)
         world, writer = slow_world()
         threads = [threading.Thread(target=world.append, args=("j", b"%d" % i)) for i in range(2)]
         threads[0].start()
         writer.entered.acquire()
         threads[1].start()
-        while not world.engine._waiting:
+        while not world.engine._lead.waiting:
             time.sleep(0.001)
         with pytest.raises(Unavailable, match="nothing was applied"):
             world.append("j", b"late")

@@ -526,10 +526,19 @@ class TestOneGroup:
         ref = fragments.write_fragment(world.writer.objects, pa.table({"body": [b"x"]}), now_ms=world.now_ms)
         world.commit(ops.AdoptFragments("j", [ref]), ops.DeleteJournal("j"))
         settle(world)
-        with world.writer.view() as view:
-            assert not list(view.scan(*records.FRAGMENT.range()))
         world.now_ms += 2 * DAY
         assert sweep(world.engine, world.writer) == 1
+        with world.writer.view() as view:
+            assert not list(view.scan(*records.FRAGMENT.range()))
+
+    def test_a_fragment_is_adopted_once_also_after_its_messages_were_forgotten(self, world: World) -> None:
+        ref = fragments.write_fragment(world.writer.objects, pa.table({"body": [b"x"]}), now_ms=world.now_ms)
+        world.commit(ops.AdoptFragments("j", [ref]))
+        world.commit(ops.TrimJournal("j", 1))
+        world.reopen()
+        with pytest.raises(Exists):
+            world.commit(ops.AdoptFragments("j", [ref]))
+        self.verified(world)
 
     def test_a_refused_append_leaves_the_owners_producer_alone(self, world: World) -> None:
         world.append("j", b"x")

@@ -81,7 +81,7 @@ def _to_text(value: bytes) -> str | dict[str, str]:
 def format_message(message: Message) -> bytes:
     """A message as a line of NDJSON."""
     fields: dict[str, Any] = {}
-    if message.offset is not None:
+    if message.offset >= 0:
         fields["offset"] = message.offset
     else:
         fields["position"] = message.position

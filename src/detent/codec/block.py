@@ -158,6 +158,67 @@ def _content_column(table: Any, field: Any) -> Any:
     return array
 
 
+def check_content(batch: Any) -> None:
+    """Refuse messages and headers beyond the limits, and headers without a value."""
+    rows = batch.num_rows
+    sizes = np.diff(_offsets(batch.column("body"))).astype(np.int64)
+    if batch.column("key").null_count < rows:
+        sizes += np.diff(_offsets(batch.column("key")))
+    headers = batch.column("headers")
+    counts = np.diff(_offsets(headers))
+    if counts.any():
+        if int(counts.max()) > HEADERS_MAX:
+            raise LimitExceeded(f"a message has at most {HEADERS_MAX} headers, not {int(counts.max())}")
+        if headers.keys.null_count or headers.items.null_count:
+            raise Invalid("a header has a name and a value")
+        text = np.diff(_offsets(headers.keys)).astype(np.int64) + np.diff(_offsets(headers.items))
+        ends = np.concatenate(([0], np.cumsum(text)))
+        bounds = _offsets(headers).astype(np.int64) - int(_offsets(headers)[0])
+        per_message = ends[bounds[1:]] - ends[bounds[:-1]]
+        if int(per_message.max()) > HEADER_BYTES_MAX:
+            raise LimitExceeded(f"headers of {int(per_message.max())} bytes are over the limit of {HEADER_BYTES_MAX}")
+        sizes += per_message
+    if int(sizes.max()) > MESSAGE_BYTES_MAX:
+        raise LimitExceeded(f"a message of {int(sizes.max())} bytes is over the limit of {MESSAGE_BYTES_MAX}")
+
+
+def _offsets(array: Any) -> Any:
+    """The 32-bit offsets of a binary, text or map array."""
+    return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, 4 * array.offset)
+
+
+_U32: Final = struct.Struct("<I")
+_I32: Final = struct.Struct("<i")
+_U16: Final = struct.Struct("<H")
+
+
+def refuse_compressed(data: bytes) -> None:
+    """Refuse a record batch with compressed buffers: a few bytes of it could ask for gigabytes of memory.
+
+    Arrow has no way to ask before it decompresses, so this looks into the message's metadata, a FlatBuffer: the fourth
+    field of its record batch says how the buffers are compressed.
+    """
+    try:
+        root = 8 if data[:4] == b"\xff\xff\xff\xff" else 4
+        table = root + _U32.unpack_from(data, root)[0]
+        header = table + _field(data, table, 2)
+        batch = header + _U32.unpack_from(data, header)[0]
+        compressed = _field(data, batch, 3) != 0
+    except struct.error as error:
+        raise Invalid("this is no Arrow record batch") from error
+    if compressed:
+        raise Invalid("send record batches without compression")
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Where a field of a FlatBuffer table stands, from the table on; 0 when it is absent."""
+    vtable = table - int(_I32.unpack_from(data, table)[0])
+    at = 4 + 2 * number
+    if vtable < 0 or at >= _U16.unpack_from(data, vtable)[0]:
+        return 0
+    return int(_U16.unpack_from(data, vtable + at)[0])
+
+
 def split(batch: Any) -> Iterator[Any]:
     """Cut a batch into pieces near the target size, in order."""
     rows = batch.num_rows

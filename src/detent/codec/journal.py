@@ -92,6 +92,7 @@ class Head(NamedTuple):
     fragments: int
     fragment_bytes: int
     dropped_bytes: int
+    pending_bytes: int
     reclaim_to: int
     clock_floor: int
     newest_clock: int
@@ -114,7 +115,7 @@ class Head(NamedTuple):
         return head
 
 
-_HEAD: Final = struct.Struct("<BQQQQQQQQQQQQQq")
+_HEAD: Final = struct.Struct("<BQQQQQQQQQQQQQQq")
 
 
 class Producer(NamedTuple):
@@ -126,21 +127,22 @@ class Producer(NamedTuple):
     opened_ms: int
     touched_ms: int
     aborted: bool
+    pending_bytes: int = 0
 
     def encode(self) -> bytes:
-        return _PRODUCER.pack(self.last_ack, self.max_clock, self.begin, self.opened_ms, self.touched_ms, self.aborted)
+        return _PRODUCER.pack(*self)
 
     @classmethod
     def decode(cls, value: bytes) -> Producer:
         reader = ByteReader(value, "producer state")
-        last_ack, max_clock, begin, opened, touched, aborted = reader.unpack(_PRODUCER)
+        last_ack, max_clock, begin, opened, touched, aborted, pending = reader.unpack(_PRODUCER)
         reader.finish()
         if aborted > 1 or begin < -1:
             raise Corrupt("a producer state has impossible fields")
-        return cls(last_ack, max_clock, begin, opened, touched, bool(aborted))
+        return cls(last_ack, max_clock, begin, opened, touched, bool(aborted), pending)
 
 
-_PRODUCER: Final = struct.Struct("<QQqqqB")
+_PRODUCER: Final = struct.Struct("<QQqqqBQ")
 
 
 class Segment(NamedTuple):
@@ -226,7 +228,11 @@ def _read_run(reader: ByteReader) -> Run:
 
 
 class Fragment(NamedTuple):
-    """A fragment that a journal has adopted: where its rows went, and how to tell that its bytes are right."""
+    """A fragment that a journal has adopted: where its rows went, and how to tell that its bytes are right.
+
+    Journal 0 means that its messages are gone. The record stays until the sweeper's horizon has passed the fragment, so
+    that it cannot be adopted again.
+    """
 
     journal: int
     rows: int

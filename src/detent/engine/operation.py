@@ -55,8 +55,8 @@ class Context:
 class Machine(Protocol):
     """The state machine of one layer.
 
-    `operations` are what a client may send; each has its handler, which applies it or raises a `DetentError`. There may
-    be handlers for more: those are the machine's own housekeeping.
+    `operations` are what a client may send, `local` what only the owner's process may; each has its handler, which
+    applies it or raises a `DetentError`. There are handlers for more: those are the machine's own housekeeping.
 
     A handler changes memory only and adds to ``context.undo`` whatever takes its change back; it never reads a clock
     and never writes. `flush` puts the changes of a whole group into one batch. After a failed commit `load` starts
@@ -64,6 +64,7 @@ class Machine(Protocol):
     """
 
     operations: tuple[type[Operation], ...]
+    local: tuple[type[Operation], ...]
     handlers: dict[type[Operation], Callable[[Any, Context], Result]]
     prepared: tuple[type[Operation], ...]
     results: tuple[type[Result], ...]

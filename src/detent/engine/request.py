@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +15,16 @@ from detent.errors import DetentError, Invalid, LimitExceeded, Unavailable
 MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """All that msgspec raises for bytes that are not what they should be."""
 
+logger = logging.getLogger("detent.engine")
+
+TRANSACTION_BYTES_MAX = 128 << 20
+"""One transaction is one batch of the kv engine; this is half of what that holds."""
+
 SESSION_BYTES = 16
 SEQUENCE_MAX = (1 << 63) - 1
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True):
+class Request(msgspec.Struct, frozen=True, array_like=True, weakref=True):
     """A transaction and its name: (session, sequence). Sent again under the same name, it is answered, not repeated.
 
     `answered` says that the answers of all lower sequences have arrived, so that the engine may forget them.
@@ -39,12 +45,26 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
             raise Invalid("a transaction has at least one operation")
         if len(self.operations) > OPERATIONS_MAX:
             raise LimitExceeded(f"a transaction has at most {OPERATIONS_MAX} operations, not {len(self.operations)}")
+        several = len(self.operations) > 1  # one alone has a limit of its own
+        if several and sum(operation.weight() for operation in self.operations) > TRANSACTION_BYTES_MAX:
+            raise LimitExceeded(f"a transaction has at most {TRANSACTION_BYTES_MAX} bytes")
 
 
 class Ticket:
     """One request in the engine, and where its answer arrives."""
 
-    __slots__ = ("_wake", "_weight", "callback", "error", "promoted", "request", "results", "waiter")
+    __slots__ = (
+        "_wake",
+        "_weight",
+        "callback",
+        "decided",
+        "error",
+        "finished",
+        "request",
+        "results",
+        "thread",
+        "waiter",
+    )
 
     def __init__(self, request: Request, callback: Callable[[Ticket], None] | None = None, waiter: Any = None) -> None:
         self.request = request
@@ -53,7 +73,9 @@ class Ticket:
         self._weight = -1
         self.results: list[Result] | None = None
         self.error: Exception | None = None
-        self.promoted = False
+        self.decided = False
+        self.finished = False
+        self.thread = threading.get_ident()
         self._wake: threading.Lock | None = None
 
     @property
@@ -69,22 +91,40 @@ class Ticket:
         self._wake = threading.Lock()
         self._wake.acquire()
 
-    def wait(self) -> None:
-        """Sleep until the ticket is answered, or until its thread is asked to lead the next group."""
+    @property
+    def is_queued(self) -> bool:
+        """Whether it stands, or has stood, in the queue."""
+        return self._wake is not None or self.callback is not None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until the ticket is answered, or until its thread has to lead the next group. False after the time."""
         assert self._wake is not None
-        self._wake.acquire()
+        return self._wake.acquire(timeout=timeout_s)
 
     def wake(self) -> None:
-        """Wake the waiting thread."""
-        assert self._wake is not None
-        self._wake.release()
+        """Wake the waiting thread; once too often does no harm."""
+        if self._wake is not None and self._wake.locked():
+            self._wake.release()
+
+    def refuse_undecided(self, error: BaseException) -> None:
+        """What went wrong in its group is its answer, unless it has one."""
+        if not self.decided:
+            self.results = None
+            self.error = refusal(error)
+            self.decided = True
 
     def finish(self) -> None:
-        """Hand the answer over."""
-        if self.callback is not None:
-            self.callback(self)
-        elif self._wake is not None:
-            self._wake.release()
+        """Hand the answer over, once. A callback that fails is its owner's affair, not the group's."""
+        if self.finished:
+            return
+        if self.callback is None:
+            self.wake()
+        else:
+            try:
+                self.callback(self)
+            except Exception:
+                logger.exception("the callback of a transaction failed")
+        self.finished = True
 
     def outcome(self) -> list[Result]:
         """The results, or the error raised."""

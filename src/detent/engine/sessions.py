@@ -56,6 +56,7 @@ class Sessions:
         self._pending: list[tuple[bytes, int, int, bytes]] = []
         self._group = 0
         self.expired_through = 0
+        self._expired_before_ms = 0
         self._expired_dirty = False
 
     def __len__(self) -> int:
@@ -67,7 +68,7 @@ class Sessions:
         stored = view.get(EXPIRED.raw)
         if stored is not None:
             reader = ByteReader(stored, "expired sessions")
-            self.expired_through = reader.u64()
+            self.expired_through, self._expired_before_ms = reader.u64(), reader.u64()
             reader.finish()
         for key, value in view.scan(*ANSWERS.range()):
             record = ANSWERS.reader(key, "answers").u64()
@@ -75,9 +76,12 @@ class Sessions:
             for session, floor, sequence, answer, now_ms in decode_answers(value):
                 self._remember(session, floor, sequence, answer, record, now_ms)
             self._group = record + 1
-        self._obsolete = [record for record, count in self._references.items() if not count]
+        # A record that one session still needs may hold answers of others that have expired.
+        self._forget(self._expired_before_ms)
+        self._expired_dirty = False
+        self._obsolete += [record for record, count in self._references.items() if not count]
         for record in self._obsolete:
-            del self._references[record]
+            self._references.pop(record, None)
 
     def find(self, request: Request) -> bytes | None:
         """The stored answer of this request, None if it is new; `Fenced` if it is too old to tell."""
@@ -141,12 +145,18 @@ class Sessions:
             self._pending.clear()
             self._group += 1
         if self._expired_dirty:
-            batch.put(EXPIRED.raw, ByteWriter().u64(self.expired_through).finish())
+            batch.put(EXPIRED.raw, ByteWriter().u64(self.expired_through).u64(self._expired_before_ms).finish())
             self._expired_dirty = False
 
     def expire(self, now_ms: int) -> int:
         """Forget the sessions that have been idle too long; the next flush makes it durable. Returns how many."""
-        idle = [name for name, session in self._sessions.items() if session.active_ms < now_ms - SESSION_IDLE_MS]
+        count = self._forget(now_ms - SESSION_IDLE_MS)
+        if count:
+            self._expired_before_ms = now_ms - SESSION_IDLE_MS
+        return count
+
+    def _forget(self, before_ms: int) -> int:
+        idle = [name for name, session in self._sessions.items() if session.active_ms < before_ms]
         for name in idle:
             session = self._sessions.pop(name)
             for record, _ in session.answers.values():

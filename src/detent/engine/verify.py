@@ -107,7 +107,7 @@ def check_engine(view: View, tally: Tally) -> Iterator[Finding]:
         try:
             EXPIRED.reader(key, "expired sessions").finish()
             reader_of_value = ByteReader(value, "expired sessions")
-            reader_of_value.u64()
+            reader_of_value.u64(), reader_of_value.u64()
             reader_of_value.finish()
         except Corrupt as error:
             yield Finding(record_at(key), str(error))

@@ -8,7 +8,7 @@ from detent.journal.handle import AsyncJournal, Journal
 from detent.journal.machine import JournalMachine
 from detent.journal.message import Message
 from detent.journal.operations import Appended, FragmentRef
-from detent.journal.publisher import AckIntent, Publisher
+from detent.journal.publisher import AckIntent, AsyncPublisher, Publisher
 from detent.journal.reader import JournalInfo, JournalReader
 from detent.journal.transaction import AsyncTransaction, Transaction
 
@@ -16,6 +16,7 @@ __all__ = [
     "AckIntent",
     "Appended",
     "AsyncJournal",
+    "AsyncPublisher",
     "AsyncTransaction",
     "FragmentRef",
     "Journal",

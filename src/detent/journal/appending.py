@@ -13,13 +13,14 @@ from detent.codec import journal as records
 from detent.codec.journal import Producer, Segment
 from detent.codec.keys import u64
 from detent.engine import Context
-from detent.errors import Conflict, Fenced, Invalid, LimitExceeded
+from detent.errors import Conflict, Fenced, Invalid, LimitExceeded, NotFound
 from detent.journal import operations as ops
 from detent.journal.chunks import times
 from detent.journal.housekeeping import open_span_key
 from detent.journal.state import JournalState, Span
 from detent.kv import View
 from detent.message import (
+    ACK_TXN,
     FLAGS_MAX,
     NO_SPAN,
     OUTSIDE_TXN,
@@ -87,6 +88,10 @@ def append_stamped(machine: JournalMachine, op: ops.AppendStamped, context: Cont
         raise Invalid("each message needs 6 bytes of producer, a clock and flags")
     if not all(0 <= clock < 1 << 64 for clock in op.clocks) or not all(0 <= flags <= FLAGS_MAX for flags in op.flags):
         raise Invalid("a clock has 64 bits, flags have 10")
+    if op.journal not in machine.names and all(flags == ACK_TXN for flags in op.flags):
+        raise NotFound(
+            f"there is no journal {op.journal!r} to acknowledge anything in: does it belong to another store?"
+        )
     state = machine.state_for_append(op.journal, context)
     state.touch(context.undo)
     producers = [int.from_bytes(op.producers[i : i + 6], "big") for i in range(0, 6 * rows, 6)]
@@ -97,7 +102,7 @@ def append_stamped(machine: JournalMachine, op: ops.AppendStamped, context: Cont
     )
     position = state.next_position
     state.rows_chunk().add(op.bodies, op.keys, op.headers, op.producers, op.clocks, op.flags, size)
-    return _sequence(machine, state, position, columns, context)
+    return _sequence(machine, state, position, columns, size, context)
 
 
 def append_batch(machine: JournalMachine, op: ops.AppendBatch, context: Context) -> ops.Appended:
@@ -110,7 +115,7 @@ def append_batch(machine: JournalMachine, op: ops.AppendBatch, context: Context)
     if op.stamped:
         timed = batch.set_column(3, block.SCHEMA.field(3), _time_array(rows, context.now_ms))
         state.add_batch(timed, len(op.data))
-        return _sequence(machine, state, position, _stamp_columns(batch), context)
+        return _sequence(machine, state, position, _stamp_columns(batch), len(op.data), context)
     _add_own(machine, state, rows, list(batch.columns), len(op.data), context)
     return _commit_own(machine, state, rows)
 
@@ -123,6 +128,7 @@ def _read_batch(op: ops.AppendBatch) -> Any:
     schema = block.SCHEMA if op.stamped else block.CONTENT_SCHEMA
     if len(op.data) > ops.APPEND_BYTES_MAX:
         raise LimitExceeded(f"an append of {len(op.data)} bytes is over {ops.APPEND_BYTES_MAX}: write a fragment")
+    block.refuse_compressed(op.data)
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(op.data), schema)
         batch.validate(full=True)
@@ -133,20 +139,19 @@ def _read_batch(op: ops.AppendBatch) -> Any:
     for field in schema:
         if not field.nullable and batch.column(field.name).null_count:
             raise Invalid(f"the column {field.name} has nulls")
-    if batch.nbytes > ops.APPEND_BYTES_MAX:
-        raise LimitExceeded(f"an append of {batch.nbytes} bytes is over {ops.APPEND_BYTES_MAX}: write a fragment")
+    block.check_content(batch)
     return batch
 
 
 def _stamp_columns(batch: Any) -> tuple[Any, Any, Any]:
     """Producers as integers, clocks and flags, as numpy arrays without going through Python objects."""
     rows, start = batch.num_rows, batch.column(0).offset
-    raw = np.frombuffer(batch.column(0).buffers()[1], np.uint8)[start * 6 : (start + rows) * 6].reshape(rows, 6)
+    raw = np.frombuffer(batch.column(0).buffers()[1], np.uint8, rows * 6, start * 6).reshape(rows, 6)
     wide = np.zeros((rows, 8), np.uint8)
     wide[:, 2:] = raw
     producers = wide.view(">u8").reshape(rows).astype(np.uint64)
-    clocks = np.frombuffer(batch.column(1).buffers()[1], np.uint64)[batch.column(1).offset :][:rows]
-    flags = np.frombuffer(batch.column(2).buffers()[1], np.uint16)[batch.column(2).offset :][:rows]
+    clocks = np.asarray(batch.column(1).to_numpy(zero_copy_only=False), np.uint64)
+    flags = np.asarray(batch.column(2).to_numpy(zero_copy_only=False), np.uint16)
     if flags.max() > FLAGS_MAX:
         raise Invalid("flags have 10 bits")
     return producers, clocks, flags
@@ -178,9 +183,14 @@ class _States(Mapping[int, ProducerState]):
 
 
 def _sequence(
-    machine: JournalMachine, state: JournalState, position: int, columns: tuple[Any, Any, Any], context: Context
+    machine: JournalMachine,
+    state: JournalState,
+    position: int,
+    columns: tuple[Any, Any, Any],
+    size: int,
+    context: Context,
 ) -> ops.Appended:
-    """Decide what each message does, and let it do that."""
+    """Decide what each message does, and let it do that. `size` is about what all of them occupy."""
     producers, clocks, flags = columns
     offset, rows = state.next_offset, len(clocks)
     state.settle_own(context.now_ms)
@@ -189,7 +199,7 @@ def _sequence(
         _refuse(state, done, producers)
         _commit(state, done, position, view)
         _close_spans(state, done, view, context)
-        _remember_producers(machine, state, done, context)
+        _remember_producers(machine, state, done, size // rows, context)
         _keep_pending(state, done, position, clocks, view, context)
     state.next_position += rows
     return ops.Appended(position, rows, offset, state.next_offset - offset)
@@ -257,14 +267,21 @@ def _close_spans(state: JournalState, done: SequencedBlock, view: View, context:
         state.put(state.spans, producer, Span([], []), context.undo)
 
 
-def _remember_producers(machine: JournalMachine, state: JournalState, done: SequencedBlock, context: Context) -> None:
+def _remember_producers(
+    machine: JournalMachine, state: JournalState, done: SequencedBlock, row_bytes: int, context: Context
+) -> None:
     now_ms = context.now_ms
     for producer, new in done.states.items():
         old = state.producers.get(producer)
         opened = old.opened_ms if old is not None and old.begin == new.begin else now_ms
         if new.begin == NO_SPAN:
             opened = 0
-        known = Producer(new.last_ack, new.max_clock, new.begin, opened, now_ms, False)
+        before = 0 if old is None else old.pending_bytes
+        pending = len(done.pending.get(producer, ())) * row_bytes
+        if old is not None and old.begin == new.begin:
+            pending += before
+        state.pending_bytes = max(0, state.pending_bytes + pending - before)
+        known = Producer(new.last_ack, new.max_clock, new.begin, opened, now_ms, False, pending)
         state.set_producer(producer, known, context.undo)
         state.newest_clock = max(state.newest_clock, new.max_clock)
         _note_span(machine, state, producer, new, opened, context)

@@ -11,6 +11,8 @@ from detent.engine import Operation
 from detent.errors import Invalid
 from detent.journal import operations as ops
 
+NUMBER_MAX = 1 << 62
+
 Entry = bytes | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, Mapping[str, str] | None]
 """What `append_many` takes: a body, or (body, key), or (body, key, headers)."""
 
@@ -27,6 +29,8 @@ def append(journal: str, body: bytes, key: bytes | None, headers: Mapping[str, s
 
 def append_many(journal: str, entries: Iterable[Entry]) -> Operation:
     """Several messages."""
+    if isinstance(entries, bytes | bytearray | str):
+        raise Invalid("append_many takes a list of bodies; for one message use append")
     entries = list(entries)
     if set(map(type, entries)) == {bytes}:
         return ops.Append(journal, entries)  # type: ignore[arg-type]
@@ -86,9 +90,7 @@ def _fields(settings: Settings) -> dict[str, int]:
         if name not in _SETTINGS:
             raise Invalid(f"a journal has no setting {name!r}; it has {', '.join(_SETTINGS)}")
         if name == "retention_bytes":
-            if not isinstance(value, int) or value < 0:
-                raise Invalid(f"retention_bytes is a number of bytes, not {value!r}")
-            fields[name] = value
+            fields[name] = _number(value, "retention_bytes")
         else:
             fields[_SETTINGS[name]] = milliseconds(value)  # type: ignore[arg-type]
     return fields
@@ -104,6 +106,22 @@ def configure(journal: str, settings: Settings) -> Operation:
     return ops.ConfigureJournal(journal, **_fields(settings))
 
 
+def trim(journal: str, before: int) -> Operation:
+    """Forget what is below an offset."""
+    return ops.TrimJournal(journal, _number(before, "an offset"))
+
+
+def check_next_offset(journal: str, offset: int) -> Operation:
+    """A check of where a journal ends."""
+    return ops.CheckHead(journal, _number(offset, "an offset"))
+
+
+def _number(value: Any, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= NUMBER_MAX:
+        raise Invalid(f"{what} is a number from 0 to {NUMBER_MAX}, not {value!r}")
+    return value
+
+
 def check_registers(journal: str, expected: Mapping[str, str | None]) -> Operation:
     return ops.CheckRegisters(journal, _registers(expected))
 
@@ -113,7 +131,10 @@ def set_registers(journal: str, values: Mapping[str, str | None]) -> Operation:
 
 
 def adopt(journal: str, fragments: Sequence[ops.FragmentRef]) -> Operation:
-    return ops.AdoptFragments(journal, list(fragments))
+    references: list[Any] = list(fragments)
+    if not all(isinstance(one, ops.FragmentRef) for one in references):
+        raise Invalid("adopt takes a list of what write_fragment returned")
+    return ops.AdoptFragments(journal, references)
 
 
 def _registers(values: Mapping[str, str | None]) -> dict[str, str | None]:
@@ -134,5 +155,8 @@ def _bytes(value: bytes, what: str) -> bytes:
 
 def _headers(headers: Mapping[str, str]) -> dict[str, str]:
     result = dict(headers)
+    for name, value in result.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise Invalid(f"headers are text: {name!r} is {type(value).__name__}")
     ops.check_headers(result)
     return result

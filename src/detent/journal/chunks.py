@@ -39,7 +39,7 @@ class RowsChunk:
         flags: list[int],
         size: int,
     ) -> None:
-        """Add messages at the end; their bodies have `size` bytes."""
+        """Add messages at the end, which have `size` bytes together."""
         rows = len(bodies)
         self.bodies += bodies
         if keys is not None:

@@ -60,6 +60,9 @@ class _JournalBase:
 
     def _batches(self, start: int | None, end: int | None, isolation: Isolation) -> Iterator[tuple[int, Any]]:
         reader: JournalReader = self._store.reader
+        for number in (start, end):
+            if number is not None and (not isinstance(number, int) or number < 0):
+                raise Invalid(f"an offset is a number from 0 on, not {number!r}")
         if isolation not in {"committed", "uncommitted"}:
             raise Invalid(f"isolation is 'committed' or 'uncommitted', not {isolation!r}")
         if isolation == "uncommitted":
@@ -81,14 +84,6 @@ class _JournalBase:
                 yield from messages_of(batch, offset=number)
             else:
                 yield from messages_of(batch, position=number)
-
-    def write_fragment(self, table: Any) -> ops.FragmentRef:
-        """Write a table of messages (column body, if wanted key and headers) beside the store, durably.
-
-        Its messages become part of the journal when the reference is adopted; until then nobody sees them.
-        """
-        objects: Objects = self._store.objects
-        return fragments.write_fragment(objects, table)
 
 
 def _time_ms(time: datetime) -> int:
@@ -137,13 +132,24 @@ class Journal(_JournalBase):
         return result
 
     def append_table(self, table: Any) -> ops.Appended:
-        """Append the rows of an Arrow table: column `body`, if wanted `key` and `headers`. All or none."""
+        """Append the rows of an Arrow table: column `body`, if wanted `key` and `headers` (a map of text to text).
+        All or none."""
         result: ops.Appended = self._commit(calls.append_table(self.name, table))
         return result
 
-    def adopt(self, fragments: Sequence[ops.FragmentRef]) -> ops.Appended:
-        """Make the messages of written fragments part of the journal, in this order, all or none."""
-        result: ops.Appended = self._commit(calls.adopt(self.name, fragments))
+    def write_fragment(self, table: Any) -> ops.FragmentRef:
+        """Write a table of messages (column body, if wanted key and headers) beside the store, durably.
+
+        Its messages become part of the journal when the reference is adopted; until then nobody sees them.
+        """
+        return fragments.write_fragment(self._store.objects, table)
+
+    def adopt(self, references: Sequence[ops.FragmentRef]) -> ops.Appended:
+        """Make the messages of written fragments part of the journal, in this order, all or none.
+
+        They take offsets (`committed` in the answer) but no positions (its `count` is 0).
+        """
+        result: ops.Appended = self._commit(calls.adopt(self.name, references))
         return result
 
     def read(
@@ -159,7 +165,10 @@ class Journal(_JournalBase):
     def read_batches(
         self, start: int | None = None, end: int | None = None, *, isolation: Isolation = "committed"
     ) -> Iterator[Any]:
-        """The same as Arrow record batches."""
+        """The same as Arrow record batches, with the columns producer, clock, flags, published_at, key, headers, body.
+
+        Offsets are not a column: the first row has offset `start`, and they go on without gaps.
+        """
         return (batch for _, batch in self._batches(start, end, isolation))
 
     def tail(self, start: int | None = None, *, timeout: Duration | None = None) -> Iterator[Message]:
@@ -196,11 +205,14 @@ class Journal(_JournalBase):
 
     def trim(self, before: int) -> None:
         """Forget the committed messages below an offset."""
-        self._commit(ops.TrimJournal(self.name, before))
+        self._commit(calls.trim(self.name, before))
 
     def registers(self) -> dict[str, str]:
-        """The journal's registers."""
-        return self.info().registers
+        """The journal's registers; none for a journal that does not exist yet."""
+        try:
+            return self.info().registers
+        except NotFound:
+            return {}
 
     def set_registers(
         self, values: Mapping[str, str | None], *, expect: Mapping[str, str | None] | None = None
@@ -252,9 +264,16 @@ class AsyncJournal(_JournalBase):
         result: ops.Appended = await self._commit(calls.append_table(self.name, table))
         return result
 
-    async def adopt(self, fragments: Sequence[ops.FragmentRef]) -> ops.Appended:
-        """Make the messages of written fragments part of the journal, in this order, all or none."""
-        result: ops.Appended = await self._commit(calls.adopt(self.name, fragments))
+    async def write_fragment(self, table: Any) -> ops.FragmentRef:
+        """Write a table of messages beside the store, durably; adopt the reference to make them part of a journal."""
+        return await asyncio.to_thread(fragments.write_fragment, self._store.objects, table)
+
+    async def adopt(self, references: Sequence[ops.FragmentRef]) -> ops.Appended:
+        """Make the messages of written fragments part of the journal, in this order, all or none.
+
+        They take offsets (`committed` in the answer) but no positions (its `count` is 0).
+        """
+        result: ops.Appended = await self._commit(calls.adopt(self.name, references))
         return result
 
     async def read(
@@ -310,11 +329,14 @@ class AsyncJournal(_JournalBase):
 
     async def trim(self, before: int) -> None:
         """Forget the committed messages below an offset."""
-        await self._commit(ops.TrimJournal(self.name, before))
+        await self._commit(calls.trim(self.name, before))
 
     async def registers(self) -> dict[str, str]:
-        """The journal's registers."""
-        return (await self.info()).registers
+        """The journal's registers; none for a journal that does not exist yet."""
+        try:
+            return (await self.info()).registers
+        except NotFound:
+            return {}
 
     async def set_registers(
         self, values: Mapping[str, str | None], *, expect: Mapping[str, str | None] | None = None

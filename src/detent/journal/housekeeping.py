@@ -96,14 +96,14 @@ class Housekeeper:
     def _too_much(self, state: JournalState, now_ms: int) -> tuple[int, int]:
         """The offset below which everything is too old or too much, and the bytes that it has in blocks.
 
-        Whole blocks and fragments only. Blocks that an open transaction keeps, although all their messages were
-        dropped, do not count: or the same surplus would be found, and dropped, again and again.
+        Whole blocks and fragments only. What an open transaction holds, its own messages and blocks that it keeps
+        although all theirs were dropped, does not count: or the same surplus would be dropped again and again.
         """
         listing, offset, dropped = state.listing, state.first_offset, 0
         oldest_ms = now_ms - listing.retention_ms if listing.retention_ms else 0
         surplus = 0
         if listing.retention_bytes:
-            held = state.block_bytes - state.dropped_bytes + state.fragment_bytes
+            held = state.block_bytes - state.dropped_bytes - state.pending_bytes + state.fragment_bytes
             surplus = held - listing.retention_bytes
         if not oldest_ms and surplus <= 0:
             return offset, 0
@@ -184,13 +184,13 @@ class Housekeeper:
                 return
 
     def _drop_fragment(self, state: JournalState, run: Run, view: View, context: Context) -> None:
-        """The record goes with the last of the fragment's rows; the object is then an orphan for the sweeper."""
+        """With the last of its rows a fragment belongs to nobody; the sweeper then takes its object and its record."""
         key = records.FRAGMENT.key(run.fragment)
-        stored = None if self._machine.is_written(key) else view.get(key)
-        if stored is not None:
-            self._machine.write(key, None, context)
+        record = self._machine.fragment(run.fragment, view)
+        if record is not None and record.journal:
+            self._machine.write(key, record._replace(journal=0).encode(), context)
             state.fragments -= 1
-            state.fragment_bytes -= Fragment.decode(stored).size
+            state.fragment_bytes -= record.size
 
     @staticmethod
     def _reclaimable(state: JournalState, view: View) -> int:
@@ -252,7 +252,9 @@ class Housekeeper:
         state.put(state.writes, open_span_key(op.journal, op.producer), None, context.undo)
         aborted = Producer(known.max_clock, known.max_clock, NO_SPAN, 0, context.now_ms, True)
         state.set_producer(op.producer, aborted, context.undo)
+        state.pending_bytes = max(0, state.pending_bytes - known.pending_bytes)
         state.aborted_spans += 1
+        state.reclaim_due = True
         logger.warning(
             "journal %s: the transaction of producer %012x, open since position %d, passed its deadline of %d ms: "
             "it was rolled back, and the producer is refused from now on",
@@ -300,12 +302,13 @@ class Housekeeper:
         end = records.PART.key(u32(op.journal + 1))
         with machine.read() as view:
             found = list(view.scan(start, end, limit=STEP_RECORDS))
-        for key, value in found:
-            if key[7:8] == records.INDEX:
-                for run in records.decode_index(value).runs:
-                    if run.fragment:
-                        machine.write(records.FRAGMENT.key(run.fragment), None, context)
-            machine.write(key, None, context)
+            for key, value in found:
+                for run in records.decode_index(value).runs if key[7:8] == records.INDEX else ():
+                    known = machine.fragment(run.fragment, view) if run.fragment else None
+                    if known is not None:
+                        gone = known._replace(journal=0).encode()
+                        machine.write(records.FRAGMENT.key(run.fragment), gone, context)
+                machine.write(key, None, context)
         if len(found) < STEP_RECORDS:
             machine.write(records.DELETED.key(u32(op.journal)), None, context)
             machine.deleted.discard(op.journal)

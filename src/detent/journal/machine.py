@@ -41,8 +41,8 @@ class JournalMachine:
         ops.CheckRegisters,
         ops.UpdateRegisters,
         ops.TrimJournal,
-        ops.RaiseHorizon,
     )
+    local: tuple[type[Operation], ...] = (ops.RaiseHorizon,)
     prepared: tuple[type[Operation], ...] = (ops.AdoptFragments,)
     results: tuple[type[Result], ...] = (ops.Created, ops.Appended)
 
@@ -164,9 +164,11 @@ class JournalMachine:
         self.clock = first + (count - 1) * TICK
         return first
 
-    def is_written(self, key: bytes) -> bool:
-        """Whether the group in progress puts or deletes this record."""
-        return key in self._writes
+    def fragment(self, fragment: bytes, view: View) -> Fragment | None:
+        """A fragment's record, as the group in progress has left it."""
+        key = records.FRAGMENT.key(fragment)
+        stored = self._writes[key] if key in self._writes else view.get(key)
+        return None if stored is None else Fragment.decode(stored)
 
     def write(self, key: bytes, value: bytes | None, context: Context) -> None:
         """Put or delete a record that belongs to no single journal's state."""
@@ -252,8 +254,10 @@ class JournalMachine:
             if value is None:
                 continue
             # A fragment adopted in this very group: the index that names it will never be written.
-            if key.startswith(records.FRAGMENT.raw) and Fragment.decode(value).journal == journal:
-                self.write(key, None, context)
+            if key.startswith(records.FRAGMENT.raw):
+                record = Fragment.decode(value)
+                if record.journal == journal:
+                    self.write(key, record._replace(journal=0).encode(), context)
 
     # -- registers, checks, trimming ----------------------------------------------------------------------------
 
@@ -302,7 +306,7 @@ class JournalMachine:
         with self._reader.view() as view:
             for ref in op.fragments:
                 key = records.FRAGMENT.key(ref.id)
-                if self._writes.get(key) is not None or view.get(key) is not None:
+                if self.fragment(ref.id, view) is not None:
                     raise Exists(f"fragment {ref.id.hex()} was adopted before")
                 if fragments.created_ms(ref.id) < self.horizon_ms:
                     raise Fenced(f"fragment {ref.id.hex()} was begun before the sweeper's horizon: write it again")
@@ -321,4 +325,14 @@ class JournalMachine:
             context.undo.append(lambda: setattr(self, "horizon_ms", old))
             self.horizon_ms = op.horizon_ms
             self.write(records.HORIZON.raw, records.encode_number(op.horizon_ms), context)
+            self._drop_tombstones(context)
         return Done()
+
+    def _drop_tombstones(self, context: Context) -> None:
+        """Below the horizon nothing can be adopted, so there is no need to remember what once was. In bounded steps."""
+        start, _ = records.FRAGMENT.range()
+        end = records.FRAGMENT.key(fragments.new_fragment_id(self.horizon_ms, b""))
+        with self._reader.view() as view:
+            for key, value in view.scan(start, end, limit=housekeeping.STEP_RECORDS * 10):
+                if not Fragment.decode(value).journal:
+                    self.write(key, None, context)

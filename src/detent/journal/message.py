@@ -16,7 +16,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a journal.
 
     `offset` is its place among the committed messages, `position` its place among the stored rows: a read of committed
-    messages gives the one, a read of uncommitted ones the other.
+    messages gives the one, a read of uncommitted ones the other; the one that was not asked for is -1.
     """
 
     body: bytes
@@ -26,8 +26,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     clock: int
     flags: int = 0
     published_ms: int = 0
-    offset: int | None = None
-    position: int | None = None
+    offset: int = -1
+    position: int = -1
 
     @property
     def uuid(self) -> uuid.UUID:
@@ -62,6 +62,6 @@ def messages_of(batch: Any, *, offset: int | None = None, position: int | None =
             clock=clock,
             flags=flags,
             published_ms=time,
-            offset=None if offset is None else offset + index,
-            position=None if position is None else position + index,
+            offset=-1 if offset is None else offset + index,
+            position=-1 if position is None else position + index,
         )

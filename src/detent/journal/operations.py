@@ -95,7 +95,17 @@ class Append(_JournalOperation, frozen=True, tag=True, array_like=True):
     def weight(self) -> int:
         bodies = self.bodies
         size = len(bodies[0]) if len(bodies) == 1 else sum(map(len, bodies))
-        return OPERATION_WEIGHT + MESSAGE_WEIGHT * len(bodies) + size
+        return OPERATION_WEIGHT + MESSAGE_WEIGHT * len(bodies) + size + sum(self.extra_bytes())
+
+    def extra_bytes(self) -> list[int]:
+        """What keys and headers add to each message; empty when there are none."""
+        if self.keys is None and self.headers is None:
+            return []
+        extra = [0] * len(self.bodies) if self.keys is None else [len(key or b"") for key in self.keys]
+        for index, headers in enumerate(self.headers or ()):
+            if headers and index < len(extra):
+                extra[index] += sum(text_bytes(name) + text_bytes(value) for name, value in headers.items())
+        return extra
 
 
 class AppendStamped(Append, frozen=True, tag=True, array_like=True):
@@ -204,27 +214,28 @@ class Appended(Result, frozen=True, tag=True, array_like=True):
 
 
 def check_append(operation: Append) -> tuple[int, int, Any]:
-    """Refuse what cannot be stored. Answers how many messages there are, how many bytes their bodies have, and, for
-    several, the length of each."""
+    """Refuse what cannot be stored. Answers how many messages there are, about how many bytes they have, and, for
+    several, the length of each body."""
     rows = len(operation.bodies)
     if not rows:
         raise Invalid("there is nothing to append")
     if rows > APPEND_ROWS_MAX:
         raise LimitExceeded(f"one append holds at most {APPEND_ROWS_MAX} messages, not {rows}")
-    sizes = None if rows == 1 else np.fromiter(map(len, operation.bodies), np.int64, rows)
-    total = len(operation.bodies[0]) if sizes is None else int(sizes.sum())
-    if total > MESSAGE_BYTES_MAX:
-        _check_sizes(total if sizes is None else int(sizes.max()), total)
-    if operation.keys is not None:
-        if len(operation.keys) != rows:
-            raise Invalid(f"{rows} bodies but {len(operation.keys)} keys")
-        _check_sizes(max(len(key or b"") for key in operation.keys), total)
+    if operation.keys is not None and len(operation.keys) != rows:
+        raise Invalid(f"{rows} bodies but {len(operation.keys)} keys")
     if operation.headers is not None:
         if len(operation.headers) != rows:
             raise Invalid(f"{rows} bodies but {len(operation.headers)} headers")
         for headers in operation.headers:
             if headers:
                 check_headers(headers)
+    sizes = None if rows == 1 else np.fromiter(map(len, operation.bodies), np.int64, rows)
+    total = len(operation.bodies[0]) if sizes is None else int(sizes.sum())
+    extra = operation.extra_bytes()
+    if extra or total > MESSAGE_BYTES_MAX:
+        whole = (np.array([total]) if sizes is None else sizes) + (np.array(extra, np.int64) if extra else 0)
+        total = int(whole.sum())
+        _check_sizes(int(whole.max()), total)
     return rows, total, sizes
 
 
@@ -235,12 +246,17 @@ def _check_sizes(largest: int, total: int) -> None:
         raise LimitExceeded(f"an append of {total} bytes is over the limit of {APPEND_BYTES_MAX}: write a fragment")
 
 
+def text_bytes(text: str) -> int:
+    """How many bytes a text has in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
 def check_headers(headers: dict[str, str]) -> None:
     """Refuse headers that are too many, too long, or no text."""
     if len(headers) > HEADERS_MAX:
         raise LimitExceeded(f"a message has at most {HEADERS_MAX} headers, not {len(headers)}")
     try:
-        size = sum(len(name.encode()) + len(value.encode()) for name, value in headers.items())
+        size = sum(text_bytes(name) + text_bytes(value) for name, value in headers.items())
     except (AttributeError, UnicodeEncodeError) as error:
         raise Invalid(f"header names and values are text: {error}") from error
     if size > HEADER_BYTES_MAX:

@@ -6,6 +6,7 @@ publisher stamps inside its own lock and keeps the lock until the append is dura
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 
 from detent.engine import MALFORMED, Operation
-from detent.errors import Corrupt, Invalid
+from detent.errors import Corrupt, DetentError, Invalid, OutcomeUnknown
 from detent.journal import operations as ops
 from detent.journal.calls import Entry, append_many
 from detent.message import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, TICK, Clock, ProducerId, new_producer_id
@@ -30,8 +31,20 @@ class AckIntent(msgspec.Struct, frozen=True, array_like=True):
     producer: bytes
     clock: int
 
+    def to_bytes(self) -> bytes:
+        """For your own checkpoint; `from_bytes` brings it back."""
+        return encode_intents([self])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> AckIntent:
+        """An intent from a checkpoint; `Corrupt` when the bytes are none."""
+        intents = decode_intents(data)
+        if len(intents) != 1:
+            raise Corrupt(f"expected one acknowledgement intent, found {len(intents)}")
+        return intents[0]
+
     def operation(self) -> Operation:
-        """The append that keeps the promise. Repeating it does no harm."""
+        """The append that keeps the promise. Repeating it does no harm as long as its producer sends nothing else."""
         return ops.AppendStamped(self.journal, [b""], None, None, self.producer, [self.clock], [ACK_TXN])
 
 
@@ -76,6 +89,7 @@ class Publisher:
         self._lock = threading.Lock()
         self._pending: dict[str, None] = {}
         self._promised: dict[str, int] = {}
+        self._unsettled: dict[str, Operation] = {}
         self.producer: ProducerId = new_producer_id(random(6))
 
     def publish(self, journal: str, entries: Iterable[Entry]) -> ops.Appended:
@@ -90,14 +104,24 @@ class Publisher:
     def publish_uncommitted(self, journal: str, entries: Iterable[Entry]) -> ops.Appended:
         """Publish messages that nobody reads until they are acknowledged."""
         with self._lock:
-            result = self._append(journal, entries, CONTINUE_TXN)
+            was_pending = journal in self._pending
             self._pending[journal] = None
-            return result
+            try:
+                return self._append(journal, entries, CONTINUE_TXN)
+            except OutcomeUnknown:
+                raise  # it may be there, so the next intents must cover it
+            except DetentError:
+                if not was_pending:
+                    del self._pending[journal]
+                raise
 
     def _append(self, journal: str, entries: Iterable[Entry], flags: int) -> ops.Appended:
         if journal in self._promised:
             # It would land before that acknowledgement with a higher clock, and be rolled back by it.
             raise Invalid(f"intents for {journal!r} were built and not yet acknowledged; acknowledge them first")
+        unsettled = self._unsettled.get(journal)
+        if unsettled is not None:
+            self._send(journal, unsettled)
         plain = append_many(journal, entries)
         assert isinstance(plain, ops.Append)
         rows = len(plain.bodies)
@@ -112,8 +136,25 @@ class Publisher:
             list(range(first, first + rows * TICK, TICK)),
             [flags] * rows,
         )
-        result: ops.Appended = self._commit([operation])[0]
+        return self._send(journal, operation)
+
+    def _send(self, journal: str, operation: Operation) -> ops.Appended:
+        try:
+            result: ops.Appended = self._commit([operation])[0]
+        except OutcomeUnknown as error:
+            self._unsettled[journal] = operation
+            raise OutcomeUnknown(
+                f"{error}. This publisher keeps the messages, and sends them again, recognisably the same, before "
+                "anything else for that journal: do not publish them anew. settle() sends them now"
+            ) from error
+        self._unsettled.pop(journal, None)
         return result
+
+    def settle(self) -> None:
+        """Send again what nobody answered for. What had arrived is recognised and not committed twice."""
+        with self._lock:
+            for journal, operation in list(self._unsettled.items()):
+                self._send(journal, operation)
 
     def build_ack_intents(self) -> list[AckIntent]:
         """Acknowledgements for everything that is pending, journal by journal, in the order of first use.
@@ -121,6 +162,8 @@ class Publisher:
         Nothing is written. Messages published after this belong to the next intents.
         """
         with self._lock:
+            if self._unsettled:
+                raise Invalid("some messages were not answered for; call settle() before you acknowledge anything")
             self._clock.update(self._now_ns())
             intents = [AckIntent(journal, bytes(self.producer), self._clock.tick()) for journal in self._pending]
             self._pending.clear()
@@ -128,10 +171,46 @@ class Publisher:
             return intents
 
     def acknowledge(self, intents: Sequence[AckIntent]) -> None:
-        """Commit what the intents cover. In one transaction when they all belong to this store."""
-        if intents:
-            with self._lock:
-                self._commit([intent.operation() for intent in intents])
-                for intent in intents:
-                    if self._promised.get(intent.journal) == intent.clock and intent.producer == self.producer:
-                        del self._promised[intent.journal]
+        """Commit what the intents cover. In one transaction when they all belong to this store.
+
+        Intents of this publisher that were acknowledged before are passed over: sent again behind newer pending
+        messages they would roll those back. Intents of an earlier life, from a checkpoint, are always sent.
+        """
+        with self._lock:
+            due = [one for one in intents if one.producer != self.producer or self._is_promised(one)]
+            if due:
+                self._commit([intent.operation() for intent in due])
+            for intent in due:
+                if self._is_promised(intent):
+                    del self._promised[intent.journal]
+
+    def _is_promised(self, intent: AckIntent) -> bool:
+        return intent.producer == self.producer and self._promised.get(intent.journal) == intent.clock
+
+
+class AsyncPublisher:
+    """`Publisher` for asyncio: the same calls, awaited, one after another in a thread."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self.producer = publisher.producer
+
+    async def publish(self, journal: str, entries: Iterable[Entry]) -> ops.Appended:
+        """Publish messages that are committed at once."""
+        return await asyncio.to_thread(self._publisher.publish, journal, entries)
+
+    async def publish_uncommitted(self, journal: str, entries: Iterable[Entry]) -> ops.Appended:
+        """Publish messages that nobody reads until they are acknowledged."""
+        return await asyncio.to_thread(self._publisher.publish_uncommitted, journal, entries)
+
+    def build_ack_intents(self) -> list[AckIntent]:
+        """Acknowledgements for everything that is pending. Nothing is written."""
+        return self._publisher.build_ack_intents()
+
+    async def acknowledge(self, intents: Sequence[AckIntent]) -> None:
+        """Commit what the intents cover."""
+        await asyncio.to_thread(self._publisher.acknowledge, intents)
+
+    async def settle(self) -> None:
+        """Send again what nobody answered for."""
+        await asyncio.to_thread(self._publisher.settle)

@@ -117,7 +117,7 @@ class JournalReader:
             registers = {key[len(start) :].decode(): value.decode() for key, value in view.scan(start, end)}
             spans = records.OPEN_SPAN.range(u32(listing.journal))
             fields = {**listing._asdict(), **head._asdict()}
-            for internal in ("journal", "dropped_bytes", "reclaim_to", "clock_floor", "newest_clock"):
+            for internal in ("journal", "dropped_bytes", "pending_bytes", "reclaim_to", "clock_floor", "newest_clock"):
                 del fields[internal]
             return JournalInfo(
                 name=name,

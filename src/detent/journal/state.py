@@ -60,6 +60,7 @@ class JournalState:
             self.fragments,
             self.fragment_bytes,
             self.dropped_bytes,
+            self.pending_bytes,
             self.reclaim_to,
             self.clock_floor,
             self.newest_clock,
@@ -174,7 +175,7 @@ class JournalState:
         rows = len(last.bodies) if isinstance(last, RowsChunk) else 0
         saved = (
             self._scalars(), self.tail_offset, tuple(self.tail), self.index_dirty, self.touched,
-            len(self.full_records), len(self.chunks), rows, self.own_producer, self.own_clock,
+            len(self.full_records), len(self.chunks), rows, self.own_producer, self.own_clock, self.reclaim_due,
         )  # fmt: skip
         undo.append(partial(self._restore, saved))
         self.touched = True
@@ -182,14 +183,14 @@ class JournalState:
     def _scalars(self) -> Head:
         return Head(
             self.first_position, self.next_position, self.first_offset, self.next_offset, self.blocks, self.block_bytes,
-            self.fragments, self.fragment_bytes, self.dropped_bytes, self.reclaim_to, self.clock_floor,
-            self.newest_clock, self.aborted_spans, self.updated_ms,
+            self.fragments, self.fragment_bytes, self.dropped_bytes, self.pending_bytes, self.reclaim_to,
+            self.clock_floor, self.newest_clock, self.aborted_spans, self.updated_ms,
         )  # fmt: skip
 
     def _restore(self, saved: tuple[Any, ...]) -> None:
         (
             scalars, self.tail_offset, tail, self.index_dirty, self.touched,
-            full, chunks, rows, self.own_producer, self.own_clock,
+            full, chunks, rows, self.own_producer, self.own_clock, self.reclaim_due,
         ) = saved  # fmt: skip
         for field, value in zip(Head._fields, scalars, strict=True):
             setattr(self, field, value)

@@ -11,6 +11,7 @@ from typing import Final
 
 from detent import crash
 from detent.codec import journal as records
+from detent.codec.journal import Fragment
 from detent.engine import Engine, Request
 from detent.journal import fragments
 from detent.journal.operations import RaiseHorizon
@@ -35,7 +36,8 @@ def sweep(engine: Engine, reader: Reader, grace_ms: int | None = None) -> int:
         if fragment is None or fragments.created_ms(fragment) >= horizon_ms:
             continue
         with reader.view() as view:
-            if view.get(records.FRAGMENT.key(fragment)) is not None:
+            stored = view.get(records.FRAGMENT.key(fragment))
+            if stored is not None and Fragment.decode(stored).journal:
                 continue
         reader.objects.delete(found.name)
         deleted += 1

@@ -222,6 +222,8 @@ def _check_fragments(reader: Reader, tally: Tally) -> Iterator[Finding]:
                 except Corrupt as error:
                     yield Finding(record_at(key), str(error))
                     continue
+                if not record.journal:
+                    continue  # its messages are gone, and perhaps its object
                 page.append((key, record))
                 if not _is_indexed(view, key[PREFIX_BYTES:], record):
                     yield Finding(record_at(key), f"the index of journal number {record.journal} does not name it")

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-WAITERS_MAX: Final = 100_000
+from detent.errors import LimitExceeded
+
+WAITERS_MAX: Final = 10_000
 
 
 class Watch:
@@ -24,6 +26,8 @@ class Watch:
         """
         waiter = (offset, wake)
         with self._lock:
+            if sum(map(len, self._waiters.values())) >= WAITERS_MAX:
+                raise LimitExceeded(f"{WAITERS_MAX} readers wait already")
             self._waiters.setdefault(journal, []).append(waiter)
 
         def remove() -> None:

@@ -71,13 +71,20 @@ class _Environment:
             "max_readers": READERS_MAX,
             "max_dbs": 0,
             "create": create,
+            "mode": 0o600,
             "meminit": False,
         }
         try:
             return lmdb.open(os.fspath(path), **options)
         except lmdb.Error as error:
-            if "denied" in str(error) or "Read-only" in str(error):
+            if "Read-only" in str(error):
+                # Nobody can write to a read-only file system, so readers need no lock there.
                 return lmdb.open(os.fspath(path), readonly=True, lock=False, **options)
+            if "denied" in str(error):
+                raise Unavailable(
+                    f"{path} may not be opened: readers too need to write its lock.mdb, or the owner would reuse what "
+                    "they read"
+                ) from error
             if isinstance(error, lmdb.InvalidError | lmdb.VersionMismatchError | lmdb.CorruptedError):
                 raise Corrupt(f"{path} holds no readable store: {error}") from error
             raise Unavailable(f"the store at {path} could not be opened: {error}") from error
@@ -110,9 +117,17 @@ class _Environment:
                 self._leave()
                 if not self.lmdb.reader_check():
                     raise Unavailable(f"all {READERS_MAX} reader slots of {self.path} are taken") from error
+            except lmdb.Error as error:
+                self._leave()
+                raise Unavailable(f"the store at {self.path} was closed or cannot be read: {error}") from error
             except BaseException:
                 self._leave()
                 raise
+
+    def quiesce(self) -> None:
+        """Wait, but not for ever, until no view of this process is open."""
+        with self._gate:
+            self._gate.wait_for(lambda: not self._views, GROW_WAIT_S)
 
     def _leave(self) -> None:
         with self._gate:
@@ -158,20 +173,25 @@ _abandoned: list[dict[tuple[int, int], _Environment]] = []
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def _identity(path: Path) -> tuple[int, int]:
+    try:
+        status = (path / "data.mdb").stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return (0, 0)  # no file has this
+    return status.st_dev, status.st_ino
+
+
 def _acquire(path: Path, *, create: bool) -> _Environment:
     if create:
         make_directories(path)
     with _environments_lock:
-        try:
-            status = path.stat()
-        except FileNotFoundError as error:
-            raise NotFound(f"there is no store at {path}") from error
-        if not create and not (path / "data.mdb").exists():
-            raise NotFound(f"there is no store at {path}")
-        identity = (status.st_dev, status.st_ino)
-        environment = _environments.get(identity)
+        # By the file, not by its folder: a store that was deleted and made anew is another one.
+        environment = _environments.get(_identity(path))
         if environment is None:
-            environment = _environments[identity] = _Environment(path, create=create)
+            if not create and not (path / "data.mdb").exists():
+                raise NotFound(f"there is no store at {path}")
+            environment = _Environment(path, create=create)
+            _environments[_identity(path)] = environment
             if create:
                 sync_directory(path)
         environment.users += 1
@@ -186,6 +206,7 @@ def _release(environment: _Environment) -> None:
         for identity, candidate in list(_environments.items()):
             if candidate is environment:
                 del _environments[identity]
+                environment.quiesce()
                 environment.lmdb.close()
 
 

@@ -35,9 +35,12 @@ def make_directories(path: Path) -> None:
     while not path.is_dir():
         missing.append(path)
         path = path.parent
-    for directory in reversed(missing):
-        directory.mkdir(exist_ok=True)
-        sync_directory(directory.parent)
+    try:
+        for directory in reversed(missing):
+            directory.mkdir(exist_ok=True)
+            sync_directory(directory.parent)
+    except OSError as error:
+        raise Invalid(f"{missing[0]} cannot be a folder: {error.strerror}") from error
 
 
 class LocalObjects:
@@ -66,10 +69,7 @@ class LocalObjects:
 
     def put(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
         path = self._path(name)
-        try:
-            self._make_folder(path.parent)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise Invalid(f"an object stands where {name!r} needs a folder; choose another name") from error
+        self._make_folder(path.parent)
         temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
         crash.point("kv.object.before_write")
         try:

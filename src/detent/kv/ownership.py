@@ -105,14 +105,13 @@ def read_owner(directory: Path) -> Owner | None:
         owner = Owner(**json.loads((directory / "owner.json").read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    return owner if process_born(owner.pid) == owner.born else None
+    return owner if process_born(owner.pid) == owner.born and not _is_zombie(owner.pid) else None
 
 
-def end_owner(directory: Path) -> None:
-    """Kill the owner of a store, which does not answer, so that its lock is free."""
-    owner = read_owner(directory)
-    if owner is None:
-        raise Unavailable(f"the owner of {directory} has not said who it is; end it by hand")
+def end_owner(directory: Path, owner: Owner) -> None:
+    """Kill the owner of a store that does not answer, so that its lock is free; nobody else, if it was replaced."""
+    if read_owner(directory) != owner:
+        return
     if owner.pid == os.getpid():
         raise Unavailable(f"{directory} is owned by this very process")
     with contextlib.suppress(ProcessLookupError):

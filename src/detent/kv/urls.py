@@ -36,8 +36,10 @@ def absolute_url(url: str) -> str:
 
 def parse_url(url: str) -> Location:
     """Take a store URL apart; `Invalid` says what a right one looks like."""
-    if not isinstance(url, str) or len(url) > URL_MAX or "\x00" in url:
-        raise Invalid("a store URL is a string of at most 4,096 characters without NUL")
+    if not isinstance(url, str):
+        raise Invalid(f"a store URL is text such as 'file:./data', not {type(url).__name__}")
+    if len(url) > URL_MAX or "\x00" in url:
+        raise Invalid(f"a store URL has at most {URL_MAX} characters and no NUL")
     scheme, colon, rest = url.partition(":")
     if not colon or len(scheme) == 1:
         raise Invalid(f"{url!r} is not a store URL; for a directory write 'file:{url}'")

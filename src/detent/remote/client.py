@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -67,8 +68,13 @@ class RemoteOwner:
             base_url="http://owner",
             timeout=_timeout(answer_s),
         )
+        self._lock = threading.Lock()
+        self._users = 0
+        self._retired = False
 
     def _call(self, method: str, path: str, **options: Any) -> bytes:
+        with self._lock:
+            self._users += 1
         try:
             return _content(self._http.request(method, path, **options))
         except httpx.TransportError as error:
@@ -77,6 +83,21 @@ class RemoteOwner:
             if not self._http.is_closed:
                 raise
             raise Disconnected("this connection to the store's owner was given up") from error
+        finally:
+            with self._lock:
+                self._users -= 1
+                last = self._retired and not self._users
+            if last:
+                self._http.close()
+
+    def retire(self) -> None:
+        """Close the connections when the last call that uses them has returned: closed under a call, they might be
+        taken for others that have got the same descriptor."""
+        with self._lock:
+            self._retired = True
+            unused = not self._users
+        if unused:
+            self._http.close()
 
     def status(self) -> dict[str, int]:
         """Who answers: epoch and process number."""
@@ -111,8 +132,11 @@ class AsyncRemoteOwner:
             base_url="http://owner",
             timeout=_timeout(answer_s),
         )
+        self._users = 0
+        self._retired = False
 
     async def _call(self, method: str, path: str, **options: Any) -> bytes:
+        self._users += 1
         try:
             return _content(await self._http.request(method, path, **options))
         except httpx.TransportError as error:
@@ -121,6 +145,16 @@ class AsyncRemoteOwner:
             if not self._http.is_closed:
                 raise
             raise Disconnected("this connection to the store's owner was given up") from error
+        finally:
+            self._users -= 1
+            if self._retired and not self._users:
+                await self._http.aclose()
+
+    async def retire(self) -> None:
+        """Close the connections when the last call that uses them has returned."""
+        self._retired = True
+        if not self._users:
+            await self._http.aclose()
 
     async def new_session(self) -> bytes:
         """A session for this client."""

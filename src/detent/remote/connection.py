@@ -9,7 +9,7 @@ from typing import Final, Literal
 from detent import crash
 from detent.errors import Fenced, Invalid, Unavailable
 from detent.kv import Location, parse_url
-from detent.kv.ownership import OwnerLock, end_owner, read_owner
+from detent.kv.ownership import Owner, OwnerLock, end_owner, read_owner
 from detent.remote.client import Disconnected, RemoteOwner
 from detent.remote.owner import LocalOwner
 
@@ -59,7 +59,7 @@ class Connection:
         with self._lock:
             if self.current is owner and isinstance(owner, RemoteOwner):
                 self.current = None
-                owner.close()
+                owner.retire()
 
     def close(self) -> None:
         """Let the owner go; if that is this process, stop owning."""
@@ -77,16 +77,19 @@ class Connection:
                 raise Invalid(f"{self.url} has no owner process to be a client of; open it without role='client'")
             return LocalOwner(self.url)
         pause = RETRY_FIRST_S
-        unanswered_since: float | None = None
+        hung: Owner | None = None
+        hung_since = 0.0
         while True:
             found = self._own() or self._connect(deadline)
             if found is not None:
+                self._force = False  # it was meant for the owner that was in the way now, not for later ones
                 return found
             now = time.monotonic()
-            unanswered_since = unanswered_since or now
-            if self._force and now - unanswered_since >= HUNG_S:
-                end_owner(self._location.directory)
-                unanswered_since = None
+            known = read_owner(self._location.directory)
+            if known != hung:
+                hung, hung_since = known, now
+            elif self._force and hung is not None and now - hung_since >= HUNG_S:
+                end_owner(self._location.directory, hung)
                 continue
             if now >= deadline:
                 raise self._nobody()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 
 from detent.engine import Ticket
@@ -21,7 +22,8 @@ class Dispatcher:
         self._ready.append(ticket)
         if not self._scheduled and not self._loop.is_closed():
             self._scheduled = True
-            self._loop.call_soon_threadsafe(self._drain)
+            with contextlib.suppress(RuntimeError):  # the loop was closed at this moment: nobody waits any more
+                self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
         # Lowered before the queue is emptied: an answer that arrives in between is scheduled again, never lost.

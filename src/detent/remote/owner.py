@@ -16,7 +16,7 @@ import uvicorn
 
 from detent import crash
 from detent.engine import Engine, Request, Result
-from detent.errors import DetentError, Fenced, NotFound, Unavailable
+from detent.errors import Fenced, NotFound, Unavailable
 from detent.journal import JournalMachine, JournalReader
 from detent.journal.sweeper import sweep
 from detent.kv import Writer, open_writer
@@ -49,6 +49,8 @@ class LocalOwner:
                 crash.point("owner.after_socket")
                 lock.announce(self.engine.epoch, str(self._server.path))
         except BaseException:
+            if self._server is not None:
+                self._server.stop()
             writer.close()
             raise
         self._housekeeper = Housekeeper(self)
@@ -126,7 +128,7 @@ class Housekeeper:
                 return
             except Unavailable as error:
                 logger.warning("housekeeping will be tried again: %s", error)
-            except DetentError:
+            except Exception:
                 logger.exception("housekeeping failed and will be tried again")
 
     def stop(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 from detent.engine import Request
@@ -15,7 +16,8 @@ class ClientSession:
         self._lock = threading.Lock()
         self._session: bytes | None = None
         self._next = 0
-        self._outstanding: dict[int, None] = {}
+        # Weak: a caller that was interrupted before it could say that it gave up must not hold the floor down.
+        self._outstanding: dict[int, weakref.ref[Request]] = {}
 
     @property
     def is_open(self) -> bool:
@@ -37,9 +39,17 @@ class ClientSession:
                 return None
             sequence = self._next
             self._next = sequence + 1
-            self._outstanding[sequence] = None
-            # Numbers are handed out in order, so the first that waits is the lowest.
-            return Request(self._session, sequence, next(iter(self._outstanding)), operations)
+            # Numbers are handed out in order, so the first that somebody still waits for is the lowest.
+            answered = sequence
+            while self._outstanding:
+                first = next(iter(self._outstanding))
+                if self._outstanding[first]() is not None:
+                    answered = first
+                    break
+                del self._outstanding[first]
+            request = Request(self._session, sequence, answered, operations)
+            self._outstanding[sequence] = weakref.ref(request)
+            return request
 
     def end(self, request: Request) -> None:
         """The transaction was answered, or given up."""

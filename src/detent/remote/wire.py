@@ -67,6 +67,7 @@ STATUS = {
     "LimitExceeded": 413,
     "Corrupt": 500,
     "Unavailable": 503,
+    "OutcomeUnknown": 503,
 }
 
 

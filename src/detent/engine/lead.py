@@ -1,0 +1,227 @@
+"""Who commits next. A caller that finds nobody at work leads: it takes those who wait along and answers all of them.
+
+The lead then goes to the first of those who came meanwhile; asynchronous callers, who have no thread to spare, are led
+by a thread of the engine. The order of changes below is such that an interrupted leader (Ctrl-C can strike between any
+two steps) still has the lead until somebody else has it, so that `_heal` can pass it on and nobody waits for ever. An
+interrupt that hits even that is found by those who wait: a leader whose thread is no longer in here does not lead.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from detent.engine.request import Ticket
+from detent.errors import LimitExceeded, Unavailable
+
+GROUP_TRANSACTIONS_MAX: Final = 1024
+"""Bounds how long the first of a group waits for the last to be applied."""
+
+GROUP_BYTES_MAX: Final = 8 << 20
+"""LMDB's commits slow down beyond a few MiB; a group stops gathering here."""
+
+WAITING_TRANSACTIONS_MAX: Final = 10_000
+WAITING_BYTES_MAX: Final = 256 << 20
+"""What may wait at once. A sync caller then waits for room; an asynchronous one is refused with `LimitExceeded`."""
+
+ROOM_WAIT_S: Final = 30.0
+WATCH_S: Final = 1.0
+"""How long a caller waits before it looks whether anybody is still at work."""
+
+CLOSE_WAIT_S: Final = 60.0
+
+logger = logging.getLogger("detent.engine")
+
+_COMMITTER: Final = object()
+
+
+class Lead:
+    """The queue of waiting tickets, and the right to run the next group of them."""
+
+    def __init__(self, run_group: Callable[[list[Ticket]], None], refuse: Callable[[], None]) -> None:
+        self._run_group = run_group
+        self._refuse = refuse
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self.waiting: deque[Ticket] = deque()
+        self._waiting_bytes = 0
+        self._leader: object | None = None
+        self._group: list[Ticket] = []
+        self._closed = False
+        self._wakeup = threading.Semaphore(0)
+        self._committer: threading.Thread | None = None
+
+    def commit(self, ticket: Ticket) -> None:
+        """Return once the ticket is answered; leading, if it comes to that."""
+        try:
+            leads = self._join(ticket)
+            if not leads:
+                while not ticket.wait(WATCH_S):
+                    self._check_leader()
+                with self._lock:
+                    leads = self._leader is ticket
+            if leads:
+                self._lead()
+        except BaseException:
+            self._heal_at_last(ticket)
+            raise
+
+    def submit(self, ticket: Ticket) -> None:
+        """Have the ticket answered through its callback."""
+        with self._lock:
+            self._require_open()
+            if self._full(ticket):
+                raise LimitExceeded("too many transactions are waiting; wait for some answers, then send again")
+            self._ensure_committer()
+            self._enqueue(ticket)
+            if self._leader is None:
+                self._let_committer_lead()
+
+    def close(self) -> None:
+        """Refuse newcomers, wait for those who are under way, end the thread."""
+        with self._lock:
+            self._closed = True
+            if not self._room.wait_for(lambda: self._leader is None, CLOSE_WAIT_S):
+                logger.warning("a commit is still under way after %.0f s; the store closes", CLOSE_WAIT_S)
+            committer = self._committer
+        self._wakeup.release()
+        if committer is not None and committer is not threading.current_thread():
+            committer.join(CLOSE_WAIT_S)
+
+    # -- joining ------------------------------------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        self._refuse()
+        if self._closed:
+            raise Unavailable("this store was closed")
+
+    def _join(self, ticket: Ticket) -> bool:
+        """Take the lead, or a place in the queue. True for the lead."""
+        leader = self._leader
+        if isinstance(leader, Ticket) and leader.thread == ticket.thread:
+            self._heal(leader)  # an earlier call of this very thread, which was struck before it could pass the lead on
+        with self._lock:
+            self._require_open()
+            if self._leader is None:
+                self._leader = ticket
+                return True
+            if self._full(ticket) and not self._room.wait_for(lambda: not self._full(ticket), ROOM_WAIT_S):
+                raise Unavailable(f"the engine has been full for {ROOM_WAIT_S:.0f} s; nothing was applied")
+            self._require_open()
+            if self._leader is None:
+                self._leader = ticket
+                return True
+            ticket.prepare_to_wait()
+            self._enqueue(ticket)
+            return False
+
+    def _full(self, ticket: Ticket) -> bool:
+        if not self.waiting:
+            return False
+        return len(self.waiting) >= WAITING_TRANSACTIONS_MAX or self._waiting_bytes + ticket.weight > WAITING_BYTES_MAX
+
+    def _enqueue(self, ticket: Ticket) -> None:
+        self.waiting.append(ticket)
+        self._waiting_bytes += ticket.weight
+
+    # -- leading ------------------------------------------------------------------------------------------------
+
+    def _lead(self) -> None:
+        leader = self._leader
+        self._group = group = [leader] if isinstance(leader, Ticket) and not leader.is_queued else []
+        if self.waiting:
+            self._gather(group)
+        self._run_group(group)
+        self._hand_over()
+
+    def _gather(self, group: list[Ticket]) -> None:
+        """Add the waiting tickets to the group, in order."""
+        weight = group[0].weight if group else 0
+        with self._lock:
+            while self.waiting and len(group) < GROUP_TRANSACTIONS_MAX and weight < GROUP_BYTES_MAX:
+                ticket = self.waiting[0]
+                group.append(ticket)
+                self._leave_queue()
+                weight += ticket.weight
+            self._room.notify_all()
+
+    def _leave_queue(self) -> None:
+        self._waiting_bytes -= self.waiting.popleft().weight
+
+    def _hand_over(self) -> None:
+        """Pass the lead to the first who waits, or lay it down. Only the last assignment takes it from this leader."""
+        with self._lock:
+            self._group = []
+            successor = self.waiting[0] if self.waiting else None
+            if successor is None:
+                self._room.notify_all()
+                self._leader = None
+            elif successor.callback is None:
+                successor.wake()
+                self._leader = successor
+            else:
+                self._let_committer_lead()
+
+    def _heal_at_last(self, ticket: Ticket) -> None:
+        """Heal, however often that is interrupted too; the caller raises its own interrupt afterwards."""
+        while True:
+            try:
+                return self._heal(ticket)
+            except KeyboardInterrupt:
+                continue
+
+    def _check_leader(self) -> None:
+        """Look whether the leader still leads: its thread must be somewhere below `commit`."""
+        leader = self._leader
+        if not isinstance(leader, Ticket):
+            return
+        frame = sys._current_frames().get(leader.thread)
+        while frame is not None:
+            if frame.f_code is Lead.commit.__code__:
+                return
+            frame = frame.f_back
+        logger.warning("a thread was interrupted while it committed for others; they go on without it")
+        self._heal(leader)
+
+    def _heal(self, ticket: Ticket) -> None:
+        """Its caller was interrupted. If it waits, it must never have to lead; if it leads, others must not suffer."""
+        with self._lock:
+            self._ensure_committer()
+            if ticket.callback is None:
+                ticket.callback = _nobody_waits
+            leads = self._leader is ticket
+            if leads and self.waiting and self._group and self.waiting[0] is self._group[-1]:
+                self._leave_queue()  # it was struck between the two halves of taking a ticket
+        if leads:
+            self._run_group(self._group)
+            self._hand_over()
+
+    # -- the engine's own thread --------------------------------------------------------------------------------
+
+    def _ensure_committer(self) -> None:
+        if self._committer is None:
+            self._committer = threading.Thread(target=self._run_committer, name="detent-committer", daemon=True)
+            self._committer.start()
+
+    def _let_committer_lead(self) -> None:
+        """The caller holds the lock, and has the lead to give."""
+        self._wakeup.release()
+        self._leader = _COMMITTER
+
+    def _run_committer(self) -> None:
+        while True:
+            self._wakeup.acquire()
+            with self._lock:
+                leads = self._leader is _COMMITTER
+            if leads:
+                self._lead()
+            elif self._closed:
+                return
+
+
+def _nobody_waits(_: Ticket) -> None:
+    """The callback of a ticket whose caller has gone."""

@@ -155,8 +155,16 @@ DECODERS: list[DecoderCase] = [
     DecoderCase("answers", decode_answers, [encode_answers([(b"s" * 16, 1, 2, b"answer")] * 2, 99)]),
     DecoderCase("intents", decode_intents, [encode_intents([AckIntent("j", b"6bytes", 160)] * 2)]),
     DecoderCase("epoch", _decode_epoch, [_EPOCH.pack(1, 5)]),
-    DecoderCase("wire request", wire.decode_request, [wire.encode_request(_REQUEST)]),
-    DecoderCase("wire results", wire.decode_results, [wire.encode_results([Done(), ops.Appended(1, 2, 3, 4)])]),
+    DecoderCase(
+        "wire requests",
+        lambda data: [request.check() for request in wire.decode_requests(data)],
+        [wire.encode_requests([_REQUEST]), wire.encode_requests([_REQUEST, _REQUEST])],
+    ),
+    DecoderCase(
+        "wire answers",
+        lambda data: wire.decode_answers(data, 2),
+        [wire.encode_answers([[Done(), ops.Appended(1, 2, 3, 4)], Invalid("no")])],
+    ),
     DecoderCase("wire problem", _problem, [wire.encode_problem(Invalid("no"))[1], msgspec.json.encode({})]),
     DecoderCase("appended batch", _append_batch, [_content_sample()]),
     DecoderCase(

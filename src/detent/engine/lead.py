@@ -42,7 +42,7 @@ _COMMITTER: Final = object()
 class Lead:
     """The queue of waiting tickets, and the right to run the next group of them."""
 
-    def __init__(self, run_group: Callable[[list[Ticket]], None], refuse: Callable[[], None]) -> None:
+    def __init__(self, run_group: Callable[[list[Ticket]], None], refuse: Callable[[], None] = lambda: None) -> None:
         self._run_group = run_group
         self._refuse = refuse
         self._lock = threading.Lock()

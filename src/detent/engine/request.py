@@ -106,6 +106,14 @@ class Ticket:
         if self._wake is not None and self._wake.locked():
             self._wake.release()
 
+    def decide(self, outcome: list[Any] | DetentError) -> None:
+        """Take an outcome that somebody else has found out."""
+        if isinstance(outcome, DetentError):
+            self.error = outcome
+        else:
+            self.results = outcome
+        self.decided = True
+
     def refuse_undecided(self, error: BaseException) -> None:
         """What went wrong in its group is its answer, unless it has one."""
         if not self.decided:

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from detent.engine import Engine, Ticket
+from detent.engine import Engine, Request, Ticket
 from detent.errors import DetentError, Invalid, LimitExceeded, NotFound
 from detent.journal import JournalMachine, JournalReader
 from detent.journal.operations import check_name
@@ -55,8 +55,9 @@ class OwnerApp:
     async def _route(self, scope: Scope, receive: Receive) -> tuple[int, str, bytes]:
         method, path = scope["method"], scope["path"]
         if (method, path) == ("POST", "/v1/transactions"):
-            request = await asyncio.wait_for(_read_body(receive), wire.BODY_WAIT_S)
-            return 200, wire.TRANSACTION_TYPE, wire.encode_results(await self._commit(request))
+            requests = wire.decode_requests(await asyncio.wait_for(_read_body(receive), wire.BODY_WAIT_S))
+            outcomes = await asyncio.gather(*map(self._commit, requests))
+            return 200, wire.TRANSACTION_TYPE, wire.encode_answers(outcomes)
         if (method, path) == ("POST", "/v1/sessions"):
             return 201, JSON, msgspec.json.encode({"session": self._engine.new_session().hex()})
         if (method, path) == ("GET", "/v1/status"):
@@ -66,16 +67,19 @@ class OwnerApp:
             return 200, JSON, msgspec.json.encode({"next_offset": await self._wait(name, scope["query_string"])})
         raise NotFound(f"there is no {method} {path} here")
 
-    async def _commit(self, data: bytes) -> list[Any]:
-        request = wire.decode_request(data)
-        if self._engine.is_prepared(request.operations):
-            # Checking fragments reads files: not on the loop that everybody else is answered from.
-            return await asyncio.to_thread(self._engine.commit, request)
-        if self._dispatcher is None:
-            self._dispatcher = Dispatcher(asyncio.get_running_loop())
-        future: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
-        self._engine.submit(request, self._dispatcher.deliver, future)
-        return (await future).outcome()
+    async def _commit(self, request: Request) -> list[Any] | DetentError:
+        """One transaction of perhaps several; what is wrong with it is its own affair."""
+        try:
+            if self._engine.is_prepared(request.operations):
+                # Checking fragments reads files: not on the loop that everybody else is answered from.
+                return await asyncio.to_thread(self._engine.commit, request)
+            if self._dispatcher is None:
+                self._dispatcher = Dispatcher(asyncio.get_running_loop())
+            future: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
+            self._engine.submit(request, self._dispatcher.deliver, future)
+            return (await future).outcome()
+        except DetentError as error:
+            return error
 
     async def _wait(self, name: str, query: bytes) -> int:
         """Answer the journal's next offset once it is above `offset`, or after the time that was given."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
+from collections import deque
 from typing import Any, Final
 from urllib.parse import quote
 
 import httpx
 import msgspec
 
-from detent.engine import Request
-from detent.errors import Unavailable
+from detent.engine import Request, Ticket
+from detent.engine.lead import GROUP_BYTES_MAX, Lead
+from detent.errors import DetentError, Unavailable
 from detent.remote import wire
 
 CONNECT_S: Final = 2.0
@@ -18,7 +22,7 @@ ANSWER_S: Final = 30.0
 """How long an owner may take to answer before it counts as hung."""
 
 ANSWER_S_MIN: Final = 0.05
-CONNECTIONS_MAX: Final = 64
+CONNECTIONS_MAX: Final = 16
 WAIT_SLACK_S: Final = 5.0
 
 
@@ -59,6 +63,10 @@ def _grown(content: bytes, offset: int) -> bool:
     return msgspec.json.decode(content, type=dict[str, int])["next_offset"] > offset
 
 
+def _weight(request: Request) -> int:
+    return sum(operation.weight() for operation in request.operations)
+
+
 class RemoteOwner:
     """An owner in another process."""
 
@@ -68,6 +76,7 @@ class RemoteOwner:
             base_url="http://owner",
             timeout=_timeout(answer_s),
         )
+        self._lead = Lead(self._send_group)
         self._lock = threading.Lock()
         self._users = 0
         self._retired = False
@@ -108,9 +117,29 @@ class RemoteOwner:
         return _session(self._call("POST", "/v1/sessions"))
 
     def commit(self, request: Request, timeout_s: float) -> list[Any]:
-        """Send a transaction and wait for its answer."""
-        options = {"content": wire.encode_request(request), "headers": _HEADERS, "timeout": _timeout(timeout_s)}
-        return wire.decode_results(self._call("POST", "/v1/transactions", **options))
+        """Have a transaction applied. Those of other threads that wait meanwhile travel in one request."""
+        ticket = Ticket(request, waiter=time.monotonic() + timeout_s)
+        self._lead.commit(ticket)
+        return ticket.outcome()
+
+    def _send_group(self, group: list[Ticket]) -> None:
+        """One leader sends for all who wait, as in the engine; see :mod:`detent.engine.lead`."""
+        try:
+            left = [ticket for ticket in group if not ticket.decided]
+            if left:
+                data = wire.encode_requests([ticket.request for ticket in left])
+                timeout = _timeout(max(ticket.waiter for ticket in left) - time.monotonic())
+                answer = self._call("POST", "/v1/transactions", content=data, headers=_HEADERS, timeout=timeout)
+                for ticket, outcome in zip(left, wire.decode_answers(answer, len(left)), strict=True):
+                    ticket.decide(outcome)
+        except BaseException as error:
+            for ticket in group:
+                ticket.refuse_undecided(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            for ticket in group:
+                ticket.finish()
 
     def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """Wait until the journal's next offset is above `offset`. False after the time."""
@@ -132,6 +161,8 @@ class AsyncRemoteOwner:
             base_url="http://owner",
             timeout=_timeout(answer_s),
         )
+        self._waiting: deque[tuple[Request, float, asyncio.Future[list[Any]]]] = deque()
+        self._sender: asyncio.Task[None] | None = None
         self._users = 0
         self._retired = False
 
@@ -161,9 +192,46 @@ class AsyncRemoteOwner:
         return _session(await self._call("POST", "/v1/sessions"))
 
     async def commit(self, request: Request, timeout_s: float) -> list[Any]:
-        """Send a transaction and wait for its answer."""
-        options = {"content": wire.encode_request(request), "headers": _HEADERS, "timeout": _timeout(timeout_s)}
-        return wire.decode_results(await self._call("POST", "/v1/transactions", **options))
+        """Have a transaction applied. Those that wait meanwhile travel in one request."""
+        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, time.monotonic() + timeout_s, future))
+        if self._sender is None:
+            self._sender = asyncio.create_task(self._send_waiting())
+        return await future
+
+    async def _send_waiting(self) -> None:
+        """Send what waits, one request after another, until nothing does."""
+        try:
+            while self._waiting:
+                group = [self._waiting.popleft()]
+                weight = _weight(group[0][0])
+                while self._waiting and len(group) < wire.REQUESTS_MAX and weight < GROUP_BYTES_MAX:
+                    group.append(self._waiting.popleft())
+                    weight += _weight(group[-1][0])
+                await self._send_group(group)
+        finally:
+            self._sender = None
+
+    async def _send_group(self, group: list[tuple[Request, float, asyncio.Future[list[Any]]]]) -> None:
+        outcomes: list[list[Any] | DetentError]
+        try:
+            data = wire.encode_requests([request for request, _, _ in group])
+            timeout = _timeout(max(deadline for _, deadline, _ in group) - time.monotonic())
+            answer = await self._call("POST", "/v1/transactions", content=data, headers=_HEADERS, timeout=timeout)
+            outcomes = wire.decode_answers(answer, len(group))
+        except DetentError as error:
+            outcomes = [type(error)(*error.args) for _ in group]
+        except BaseException:
+            for _, _, future in group:
+                future.cancel()
+            raise
+        for (_, _, future), outcome in zip(group, outcomes, strict=True):
+            if future.done():
+                continue
+            if isinstance(outcome, DetentError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
 
     async def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """Wait until the journal's next offset is above `offset`. False after the time."""

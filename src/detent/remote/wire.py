@@ -3,7 +3,7 @@
 HTTP carries it, on a Unix socket or TCP. Transactions are MessagePack; everything else is JSON.
 
     POST /v1/sessions                                   a session for this client
-    POST /v1/transactions                               apply a transaction, or answer it again
+    POST /v1/transactions                               apply transactions, or answer them again, each by itself
     GET  /v1/journals/NAME/wait?offset=N&timeout_ms=N   answer when the journal has grown past an offset
     GET  /v1/status                                     who answers here
 """
@@ -15,7 +15,7 @@ from typing import Any, Union
 import msgspec
 
 from detent.engine import MALFORMED, Done, Request, operation_union
-from detent.errors import BY_NAME, Corrupt, DetentError, Invalid
+from detent.errors import BY_NAME, Corrupt, DetentError, Invalid, LimitExceeded
 from detent.journal import JournalMachine
 
 BODY_BYTES_MAX = 160 << 20
@@ -44,9 +44,11 @@ _WireRequest = msgspec.defstruct(
     frozen=True,
 )
 _results = {Done, *(kind for machine in MACHINES for kind in machine.results)}
-_request_decoder = msgspec.msgpack.Decoder(_WireRequest)
-_results_decoder = msgspec.msgpack.Decoder(list[Union[tuple(_results)]])  # type: ignore[misc]  # noqa: UP007
+_requests_decoder = msgspec.msgpack.Decoder(list[_WireRequest])  # type: ignore[valid-type]
 _encoder = msgspec.msgpack.Encoder()
+
+REQUESTS_MAX = 1024
+"""Transactions in one HTTP request: those of one client that waited together."""
 
 
 class Problem(msgspec.Struct):
@@ -55,6 +57,15 @@ class Problem(msgspec.Struct):
     error: str
     message: str
 
+
+class Answer(msgspec.Struct, array_like=True):
+    """What became of one transaction: its results, or a problem."""
+
+    results: list[Union[tuple(_results)]] | None  # type: ignore[valid-type]  # noqa: UP007
+    problem: Problem | None = None
+
+
+_answers_decoder = msgspec.msgpack.Decoder(list[Answer])
 
 STATUS = {
     "Invalid": 400,
@@ -71,37 +82,56 @@ STATUS = {
 }
 
 
-def encode_request(request: Request) -> bytes:
-    return _encoder.encode(request)
+def encode_requests(requests: list[Request]) -> bytes:
+    return _encoder.encode(requests)
 
 
-def decode_request(data: bytes) -> Request:
-    """A request from bytes; what is malformed or of a wrong type is `Invalid`."""
+def decode_requests(data: bytes) -> list[Request]:
+    """Requests from bytes; what is malformed or of a wrong type is `Invalid`."""
     try:
-        wire: Any = _request_decoder.decode(data)
+        wired: list[Any] = _requests_decoder.decode(data)
     except MALFORMED as error:
-        raise Invalid(f"this is no transaction: {error}") from error
-    request = Request(wire.session, wire.sequence, wire.answered, wire.operations)
-    request.check()
-    return request
+        raise Invalid(f"these are no transactions: {error}") from error
+    if not 1 <= len(wired) <= REQUESTS_MAX:
+        raise LimitExceeded(f"one request holds 1 to {REQUESTS_MAX} transactions, not {len(wired)}")
+    return [Request(wire.session, wire.sequence, wire.answered, wire.operations) for wire in wired]
 
 
-def encode_results(results: list[Any]) -> bytes:
-    return _encoder.encode(results)
+def encode_answers(outcomes: list[list[Any] | DetentError]) -> bytes:
+    """One answer for each transaction, in order."""
+    answers = []
+    for outcome in outcomes:
+        if isinstance(outcome, DetentError):
+            answers.append(Answer(None, Problem(_name(outcome), str(outcome))))
+        else:
+            answers.append(Answer(outcome))
+    return _encoder.encode(answers)
 
 
-def decode_results(data: bytes) -> list[Any]:
+def decode_answers(data: bytes, count: int) -> list[list[Any] | DetentError]:
+    """The outcomes of `count` transactions."""
     try:
-        results: list[Any] = _results_decoder.decode(data)
+        answers = _answers_decoder.decode(data)
     except MALFORMED as error:
         raise Corrupt(f"the owner's answer cannot be read: {error}") from error
-    return results
+    if len(answers) != count:
+        raise Corrupt(f"the owner gave {len(answers)} answers to {count} transactions")
+    return [_exception(a.problem) if a.problem is not None else a.results or [] for a in answers]
 
 
 def encode_problem(error: DetentError) -> tuple[int, bytes]:
     """The HTTP status and body for an error."""
-    name = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in BY_NAME)
+    name = _name(error)
     return STATUS.get(name, 500), msgspec.json.encode(Problem(name, str(error)))
+
+
+def _name(error: DetentError) -> str:
+    """The name that an error goes by on the wire: its own, or that of the nearest kind both sides know."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in BY_NAME)
+
+
+def _exception(problem: Problem) -> DetentError:
+    return BY_NAME.get(problem.error, DetentError)(problem.message)
 
 
 def decode_problem(data: bytes) -> DetentError:
@@ -110,4 +140,4 @@ def decode_problem(data: bytes) -> DetentError:
         problem = msgspec.json.decode(data, type=Problem)
     except MALFORMED as error:
         return Corrupt(f"the owner's error cannot be read: {error}")
-    return BY_NAME.get(problem.error, DetentError)(problem.message)
+    return _exception(problem)

@@ -120,23 +120,27 @@ class Engine:
     # -- one group: apply, commit, and only then answer -----------------------------------------------------------
 
     def _run_group(self, group: list[Ticket]) -> None:
-        """Decide every ticket of the group, and answer all of them, whatever happens."""
+        """Decide every ticket of the group, and answer all of them, whatever happens.
+
+        But for an interrupt of the leading thread: that one leaves undecided tickets to whoever heals the lead.
+        """
         try:
             self._decide([ticket for ticket in group if not ticket.decided])
         except BaseException as error:
             self._stale = True
+            if not isinstance(error, Exception):
+                raise
             if isinstance(error, Fenced):
                 self._fatal = error
             for ticket in group:
                 ticket.refuse_undecided(error)
             if not isinstance(error, DetentError):
                 logger.exception("a group commit failed")
-            if not isinstance(error, Exception):
-                raise
         finally:
             crash.point("engine.group.before_answer")
             for ticket in group:
-                ticket.finish()
+                if ticket.decided:
+                    ticket.finish()
 
     def _decide(self, group: list[Ticket]) -> None:
         self._refuse()

@@ -23,6 +23,7 @@ SOCKET_PATH_MAX: Final = 100
 
 END_WAIT_S: Final = 10.0
 _SOCKET_FOLDER: Final = "detent-socket-"
+SOCKET_FOLDER_MAX: Final = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +137,14 @@ def socket_path(directory: Path) -> Path:
     path = directory / "owner.sock"
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
         return path
-    return Path(tempfile.mkdtemp(prefix=_SOCKET_FOLDER)) / "owner.sock"
+    for base in (tempfile.gettempdir(), "/tmp"):
+        if len(os.fsencode(base)) + SOCKET_FOLDER_MAX <= SOCKET_PATH_MAX:
+            return Path(tempfile.mkdtemp(prefix=_SOCKET_FOLDER, dir=base)) / "owner.sock"
+    raise Unavailable(f"{directory} and the temporary directory have too long names for a socket")
 
 
 def remove_socket_folder(path: Path) -> None:
     """Remove the folder that was made for a socket whose own place had too long a name."""
-    if path.parent.name.startswith(_SOCKET_FOLDER) and path.parent.parent == Path(tempfile.gettempdir()):
-        path.parent.rmdir()
+    if path.parent.name.startswith(_SOCKET_FOLDER):
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()

@@ -132,14 +132,13 @@ class RemoteOwner:
                 answer = self._call("POST", "/v1/transactions", content=data, headers=_HEADERS, timeout=timeout)
                 for ticket, outcome in zip(left, wire.decode_answers(answer, len(left)), strict=True):
                     ticket.decide(outcome)
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 - each caller gets it
             for ticket in group:
                 ticket.refuse_undecided(error)
-            if not isinstance(error, Exception):
-                raise
         finally:
             for ticket in group:
-                ticket.finish()
+                if ticket.decided:  # an interrupted leader leaves the others to be sent again, under their names
+                    ticket.finish()
 
     def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """Wait until the journal's next offset is above `offset`. False after the time."""

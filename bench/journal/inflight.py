@@ -31,6 +31,10 @@ async def append_in_flight(journal: detent.AsyncJournal, body: bytes, callers: i
     await asyncio.gather(*(caller() for _ in range(callers)))
 
 
+async def _open(url: str) -> detent.AsyncStore:
+    return await detent.open_async(url)
+
+
 @SUITE.measurement("in-flight")
 @contextmanager
 def in_flight(place: Place, size: Size) -> Iterator[Plan]:
@@ -39,7 +43,7 @@ def in_flight(place: Place, size: Size) -> Iterator[Plan]:
     @contextmanager
     def ours() -> Iterator[Callable[[], float]]:
         with place.fresh() as directory, asyncio.Runner() as runner:
-            store = runner.run(detent.open_async(data.url(directory / "store")))
+            store = runner.run(_open(data.url(directory / "store")))
             journal = store.journal(data.NAME)
             try:
                 yield lambda: rate(lambda: runner.run(append_in_flight(journal, body, CALLERS, EACH)), CALLERS * EACH)

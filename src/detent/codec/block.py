@@ -96,9 +96,7 @@ def content_of(
     elif sizes is None:
         body_array = pa.array(bodies, _BINARY)
     else:
-        offsets = np.zeros(rows + 1, np.int32)
-        np.cumsum(sizes, out=offsets[1:])
-        body_array = _from_buffers(_BINARY, rows, [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(bodies))])
+        body_array = _body_array(b"".join(bodies), sizes)
     if keys is None:
         key_array = _NO_KEY if rows == 1 else pa.nulls(rows, _BINARY)
     else:
@@ -108,6 +106,18 @@ def content_of(
     else:
         header_array = pa.array([list((h or {}).items()) for h in headers], HEADERS)
     return [key_array, header_array, body_array]
+
+
+def content_of_packed(blob: bytes, sizes: Any) -> list[Any]:
+    """The content columns of bodies that stand one after another in `blob`."""
+    rows = len(sizes)
+    return [pa.nulls(rows, _BINARY), _no_headers(rows), _body_array(blob, sizes)]
+
+
+def _body_array(blob: bytes, sizes: Any) -> Any:
+    offsets = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(sizes, out=offsets[1:])
+    return _from_buffers(_BINARY, len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
 
 
 def stamped(rows: int, producers: Any, clocks: Any, flags: Any, times: Any, content: list[Any]) -> Any:

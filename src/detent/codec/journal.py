@@ -115,6 +115,11 @@ class Head(NamedTuple):
         return head
 
 
+def encode_head(*fields: int) -> bytes:
+    """The head record, from the fields of `Head` in order."""
+    return _HEAD.pack(1, *fields)
+
+
 _HEAD: Final = struct.Struct("<BQQQQQQQQQQQQQQq")
 
 

@@ -44,12 +44,7 @@ PRODUCERS_PER_APPEND_MAX = 100_000
 def append(machine: JournalMachine, op: ops.Append, context: Context) -> ops.Appended:
     """Messages without UUIDs: the owner stamps them here, inside the order of appends, so no clock can land late."""
     rows, size, sizes = ops.check_append(op)
-    state = machine.state_for_append(op.journal, context)
-    # Nothing below can fail, so a last operation has nothing to take back.
-    if context.last:
-        state.touched = True
-    else:
-        state.touch(context.undo)
+    state = _state_for_own(machine, op.journal, context)
     if rows >= BULK_ROWS:
         content = block.content_of(op.bodies, op.keys, op.headers, sizes)
         _add_own(machine, state, rows, content, size + rows * ops.MESSAGE_WEIGHT, context)
@@ -59,6 +54,25 @@ def append(machine: JournalMachine, op: ops.Append, context: Context) -> ops.App
         producers = machine.producer_bytes * rows
         state.rows_chunk().add(op.bodies, op.keys, op.headers, producers, clocks, [OUTSIDE_TXN] * rows, size)
     return _commit_own(machine, state, rows)
+
+
+def append_packed(machine: JournalMachine, op: ops.AppendPacked, context: Context) -> ops.Appended:
+    """Many bodies in one piece: the columns are made without looking at any of them."""
+    content = ops.unpack(op)
+    rows = len(op.sizes) // 4
+    state = _state_for_own(machine, op.journal, context)
+    _add_own(machine, state, rows, content, len(op.blob) + rows * ops.MESSAGE_WEIGHT, context)
+    return _commit_own(machine, state, rows)
+
+
+def _state_for_own(machine: JournalMachine, journal: str, context: Context) -> JournalState:
+    """The journal, ready for an append that cannot fail any more: as a last operation it has nothing to take back."""
+    state = machine.state_for_append(journal, context)
+    if context.last:
+        state.touched = True
+    else:
+        state.touch(context.undo)
+    return state
 
 
 def _add_own(
@@ -114,9 +128,9 @@ def append_batch(machine: JournalMachine, op: ops.AppendBatch, context: Context)
     position = state.next_position
     if op.stamped:
         timed = batch.set_column(3, block.SCHEMA.field(3), _time_array(rows, context.now_ms))
-        state.add_batch(timed, len(op.data))
-        return _sequence(machine, state, position, _stamp_columns(batch), len(op.data), context)
-    _add_own(machine, state, rows, list(batch.columns), len(op.data), context)
+        state.add_batch(timed, op.size())
+        return _sequence(machine, state, position, _stamp_columns(batch), op.size(), context)
+    _add_own(machine, state, rows, list(batch.columns), op.size(), context)
     return _commit_own(machine, state, rows)
 
 
@@ -126,19 +140,25 @@ def _time_array(rows: int, now_ms: int) -> Any:
 
 def _read_batch(op: ops.AppendBatch) -> Any:
     schema = block.SCHEMA if op.stamped else block.CONTENT_SCHEMA
-    if len(op.data) > ops.APPEND_BYTES_MAX:
-        raise LimitExceeded(f"an append of {len(op.data)} bytes is over {ops.APPEND_BYTES_MAX}: write a fragment")
+    if op.size() > ops.APPEND_BYTES_MAX:
+        raise LimitExceeded(f"an append of {op.size()} bytes is over {ops.APPEND_BYTES_MAX}: write a fragment")
+    if isinstance(op.data, pa.RecordBatch):
+        return _checked(op.data)  # made by this process, in the right schema
     block.refuse_compressed(op.data)
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(op.data), schema)
         batch.validate(full=True)
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
         raise Invalid(f"this is no record batch of messages: {error}") from error
-    if not 1 <= batch.num_rows <= ops.APPEND_ROWS_MAX:
-        raise Invalid(f"an append has 1 to {ops.APPEND_ROWS_MAX} messages, not {batch.num_rows}")
     for field in schema:
         if not field.nullable and batch.column(field.name).null_count:
             raise Invalid(f"the column {field.name} has nulls")
+    return _checked(batch)
+
+
+def _checked(batch: Any) -> Any:
+    if not 1 <= batch.num_rows <= ops.APPEND_ROWS_MAX:
+        raise Invalid(f"an append has 1 to {ops.APPEND_ROWS_MAX} messages, not {batch.num_rows}")
     block.check_content(batch)
     return batch
 

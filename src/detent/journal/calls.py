@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
+import numpy as np
+
 from detent.codec import block
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation
@@ -12,6 +14,8 @@ from detent.errors import Invalid
 from detent.journal import operations as ops
 
 NUMBER_MAX = 1 << 62
+PACKED_FROM = 64
+"""From this many bodies on, they travel as one piece."""
 
 Entry = bytes | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, Mapping[str, str] | None]
 """What `append_many` takes: a body, or (body, key), or (body, key, headers)."""
@@ -32,8 +36,17 @@ def append_many(journal: str, entries: Iterable[Entry]) -> Operation:
     if isinstance(entries, bytes | bytearray | str):
         raise Invalid("append_many takes a list of bodies; for one message use append")
     entries = list(entries)
-    if set(map(type, entries)) == {bytes}:
-        return ops.Append(journal, entries)  # type: ignore[arg-type]
+    if len(entries) >= PACKED_FROM and type(entries[0]) is bytes:
+        try:
+            blob = b"".join(entries)  # type: ignore[arg-type]  # the quickest way to find something else among them
+            return ops.AppendPacked(journal, blob, np.fromiter(map(len, entries), "<i4", len(entries)).tobytes())
+        except (TypeError, OverflowError):
+            pass  # some have keys, or are no bytes: looked at one by one
+    return plain_append(journal, entries)
+
+
+def plain_append(journal: str, entries: Iterable[Entry]) -> ops.Append:
+    """Several messages, row by row."""
     bodies: list[bytes] = []
     keys: list[bytes | None] = []
     headers: list[dict[str, str] | None] = []
@@ -59,8 +72,7 @@ def append_many(journal: str, entries: Iterable[Entry]) -> Operation:
 
 def append_table(journal: str, table: Any) -> Operation:
     """The rows of an Arrow table or record batch with the column body and, if wanted, key and headers."""
-    batch = block.content_from_arrow(table)
-    return ops.AppendBatch(journal, batch.serialize().to_pybytes())
+    return ops.AppendBatch(journal, block.content_from_arrow(table))
 
 
 class Settings(TypedDict, total=False):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import numpy as np
 
+from detent.codec import block
 from detent.codec.block import HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_BYTES_MAX
 from detent.engine import Operation, Result
 from detent.engine.operation import OPERATION_WEIGHT
@@ -119,14 +120,32 @@ class AppendStamped(Append, frozen=True, tag=True, array_like=True):
     flags: list[Annotated[int, msgspec.Meta(ge=0, le=0x3FF)]] = msgspec.field(default_factory=list)
 
 
+class AppendPacked(_JournalOperation, frozen=True, tag=True, array_like=True):
+    """Append many bodies without keys and headers: all their bytes in a row, and the length of each (int32 LE)."""
+
+    blob: bytes
+    sizes: bytes
+
+    def weight(self) -> int:
+        return OPERATION_WEIGHT + len(self.blob) + MESSAGE_WEIGHT * len(self.sizes) // 4
+
+
 class AppendBatch(_JournalOperation, frozen=True, tag=True, array_like=True):
-    """Append an Arrow record batch (IPC form, without schema). `stamped` says whether it carries UUID columns."""
+    """Append an Arrow record batch: its IPC form without schema or, within one process, the batch itself.
+
+    `stamped` says whether it carries UUID columns.
+    """
 
     data: bytes
     stamped: bool = False
 
     def weight(self) -> int:
-        return OPERATION_WEIGHT + len(self.data)
+        return OPERATION_WEIGHT + self.size()
+
+    def size(self) -> int:
+        """About how many bytes it has."""
+        data: Any = self.data
+        return len(data) if isinstance(data, bytes) else int(data.get_total_buffer_size())
 
 
 class AdoptFragments(_JournalOperation, frozen=True, tag=True, array_like=True):
@@ -237,6 +256,17 @@ def check_append(operation: Append) -> tuple[int, int, Any]:
         total = int(whole.sum())
         _check_sizes(int(whole.max()), total)
     return rows, total, sizes
+
+
+def unpack(op: AppendPacked) -> list[Any]:
+    """The content columns of packed bodies; refused when the lengths do not add up."""
+    if len(op.sizes) % 4 or not 4 <= len(op.sizes) <= 4 * APPEND_ROWS_MAX:
+        raise Invalid(f"packed bodies have 1 to {APPEND_ROWS_MAX} lengths of 4 bytes")
+    sizes = np.frombuffer(op.sizes, "<i4").astype(np.int64)
+    if int(sizes.min()) < 0 or int(sizes.sum()) != len(op.blob):
+        raise Invalid("the lengths of packed bodies do not add up to their bytes")
+    _check_sizes(int(sizes.max()), len(op.blob))
+    return block.content_of_packed(op.blob, sizes)
 
 
 def _check_sizes(largest: int, total: int) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from detent.engine import MALFORMED, Operation
 from detent.errors import Corrupt, DetentError, Invalid, OutcomeUnknown
 from detent.journal import operations as ops
-from detent.journal.calls import Entry, append_many
+from detent.journal.calls import Entry, plain_append
 from detent.message import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, TICK, Clock, ProducerId, new_producer_id
 
 JOURNALS_PER_TRANSACTION_MAX = 10_000
@@ -122,8 +122,7 @@ class Publisher:
         unsettled = self._unsettled.get(journal)
         if unsettled is not None:
             self._send(journal, unsettled)
-        plain = append_many(journal, entries)
-        assert isinstance(plain, ops.Append)
+        plain = plain_append(journal, entries)
         rows = len(plain.bodies)
         self._clock.update(self._now_ns())
         first = self._clock.reserve(rows)

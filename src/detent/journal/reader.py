@@ -5,6 +5,7 @@ A read of [start, end) yields exactly end - start messages or fails; it never sk
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -20,6 +21,9 @@ from detent.journal import fragments
 from detent.journal.housekeeping import blocks_from, runs_from
 from detent.journal.operations import check_name
 from detent.kv import Reader, View
+
+PLAN_RUNS: Final = 1024
+"""How far ahead a read looks in the index: one run, however long, when there are no transactions."""
 
 SMALL_ROWS: Final = 256
 MERGED_ROWS: Final = 8192
@@ -57,9 +61,6 @@ class JournalInfo(msgspec.Struct, frozen=True, kw_only=True):
     def lag(self, offset: int) -> int:
         """How many committed messages a reader at `offset` has before it."""
         return self.next_offset - offset
-
-
-_Item = tuple[int, Any] | tuple[int, Run, Fragment]
 
 
 class _Blocks:
@@ -160,46 +161,70 @@ class JournalReader:
                 journal = listing.journal if journal is None else journal
                 if listing.journal != journal:
                     raise NotFound(f"the journal {name!r} was deleted and created anew during the read")
-                items, at = self._read_some(view, journal, at, end)
-            for item in _merge(items):
-                if len(item) == 2:
-                    yield item
-                else:
-                    yield from self._read_fragment(*item)
+                plan = self._plan(view, journal, at, end)
+            at += sum(run.rows for run in plan)
+            yield from self._follow(journal, at, plan)
 
-    def _read_some(self, view: View, journal: int, start: int, end: int) -> tuple[list[_Item], int]:
+    def _plan(self, view: View, journal: int, start: int, end: int) -> deque[Run]:
+        """The next runs of the index. They stay true after the view has ended: what is committed does not change."""
+        self._require_range(view, journal, start, end)
+        plan: deque[Run] = deque()
+        at = start
+        for offset, run in runs_from(view, journal, start):
+            if offset != at:
+                raise Corrupt(f"the committed index has a hole at offset {at}")
+            plan.append(Run(run.base, min(run.rows, end - at), run.fragment))
+            at += plan[-1].rows
+            if at >= end or len(plan) >= PLAN_RUNS:
+                return plan
+        raise Corrupt(f"the committed index ends at offset {at}, before {end}")
+
+    def _require_range(self, view: View, journal: int, start: int, end: int) -> None:
         head = self._head(view, journal)
         if start < head.first_offset:
             raise NotFound(f"offset {start} is gone: the journal now begins at {head.first_offset}")
         if end > head.next_offset:
             raise NotFound(f"offset {end - 1} does not exist yet: the next one is {head.next_offset}")
-        items: list[_Item] = []
-        at, blocks = start, _Blocks(view, journal)
-        for offset, run in runs_from(view, journal, start):
-            if offset != at:
-                raise Corrupt(f"the committed index has a hole at offset {at}")
-            count = min(run.rows, end - at)
-            if run.fragment:
-                items.append((at, Run(run.base, count, run.fragment), self._fragment(view, run.fragment)))
-                at += count
-            else:
-                position = run.base
-                while count and blocks.bytes < self._reader.view_bytes:
-                    rows = blocks.rows(position, count)
-                    items.append((at, rows))
-                    at, position, count = at + rows.num_rows, position + rows.num_rows, count - rows.num_rows
-            if at >= end or blocks.bytes >= self._reader.view_bytes:
-                return items, at
-        raise Corrupt(f"the committed index ends at offset {at}, before {end}")
 
-    @staticmethod
-    def _fragment(view: View, fragment: bytes) -> Fragment:
-        stored = view.get(records.FRAGMENT.key(fragment))
-        if stored is None:
-            raise Corrupt(f"the committed index names fragment {fragment.hex()}, which has no record")
-        return Fragment.decode(stored)
+    def _follow(self, journal: int, end: int, plan: deque[Run]) -> Iterator[tuple[int, Any]]:
+        """Read what a plan names, up to offset `end`, in short views."""
+        at = end - sum(run.rows for run in plan)
+        while plan:
+            if plan[0].fragment:
+                yield from self._read_fragment(at, plan[0])
+                at += plan.popleft().rows
+                continue
+            with self._reader.view() as view:
+                try:
+                    pieces = self._read_blocks(view, journal, plan, at)
+                except Corrupt:
+                    self._require_range(view, journal, at, end)  # trimmed meanwhile is not corrupt
+                    raise
+            at = pieces[-1][0] + pieces[-1][1].num_rows
+            yield from _merge(pieces)
 
-    def _read_fragment(self, offset: int, run: Run, record: Fragment) -> Iterator[tuple[int, Any]]:
+    def _read_blocks(self, view: View, journal: int, plan: deque[Run], at: int) -> list[tuple[int, Any]]:
+        """Take from the front of the plan as much as one view should read."""
+        pieces: list[tuple[int, Any]] = []
+        blocks, limit = _Blocks(view, journal), self._reader.view_bytes
+        while plan and not plan[0].fragment and blocks.bytes < limit:
+            base, left, _ = plan[0]
+            while left and blocks.bytes < limit:
+                rows = blocks.rows(base, left)
+                count = rows.num_rows
+                pieces.append((at, rows))
+                at, base, left = at + count, base + count, left - count
+            plan.popleft()
+            if left:
+                plan.appendleft(Run(base, left))
+        return pieces
+
+    def _read_fragment(self, offset: int, run: Run) -> Iterator[tuple[int, Any]]:
+        with self._reader.view() as view:
+            stored = view.get(records.FRAGMENT.key(run.fragment))
+        record = None if stored is None else Fragment.decode(stored)
+        if record is None or not record.journal:
+            raise NotFound(f"offset {offset} is gone: fragment {run.fragment.hex()} was trimmed during the read")
         for batch in fragments.read_rows(self._reader.objects, run.fragment, record, run.base, run.rows):
             yield offset, batch
             offset += batch.num_rows
@@ -262,23 +287,22 @@ def _check_range(start: int, end: int) -> None:
         raise Invalid(f"[{start}, {end}) is no range")
 
 
-def _merge(items: list[_Item]) -> Iterator[Any]:
+def _merge(pieces: list[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
     """Join neighbouring small pieces."""
     small: list[tuple[int, Any]] = []
     rows = 0
-    for item in items:
-        if len(item) == 2 and item[1].num_rows < SMALL_ROWS and rows < MERGED_ROWS:
-            small.append(item)
-            rows += item[1].num_rows
+    for piece in pieces:
+        if piece[1].num_rows < SMALL_ROWS and rows < MERGED_ROWS:
+            small.append(piece)
+            rows += piece[1].num_rows
             continue
-        yield from _joined(small)
-        small, rows = [], 0
-        yield item
-    yield from _joined(small)
+        if small:
+            yield _joined(small)
+            small, rows = [], 0
+        yield piece
+    if small:
+        yield _joined(small)
 
 
-def _joined(pieces: list[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-    if len(pieces) > 1:
-        yield pieces[0][0], pa.concat_batches([piece for _, piece in pieces])
-    else:
-        yield from pieces
+def _joined(pieces: list[tuple[int, Any]]) -> tuple[int, Any]:
+    return pieces[0] if len(pieces) == 1 else (pieces[0][0], pa.concat_batches([piece for _, piece in pieces]))

@@ -234,7 +234,7 @@ class JournalState:
             if known is not None:
                 batch.put(self._producer_prefix + producer.to_bytes(6, "big"), known.encode())
         self.updated_ms = now_ms
-        batch.put(self._head_key, self._scalars().encode())
+        batch.put(self._head_key, records.encode_head(*self._scalars()))
         self._start_group()
 
     def _start_group(self) -> None:

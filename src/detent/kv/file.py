@@ -259,7 +259,7 @@ class FileView:
 class FileReader:
     """Reads a store's file directly, in any process."""
 
-    view_bytes = 1 << 19
+    view_bytes = 1 << 18
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self._pid = os.getpid()

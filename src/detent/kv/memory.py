@@ -127,7 +127,7 @@ class MemoryView:
 class MemoryReader:
     """Reads a memory space."""
 
-    view_bytes = 1 << 19
+    view_bytes = 1 << 18
 
     def __init__(self, space: MemorySpace) -> None:
         self._space = space

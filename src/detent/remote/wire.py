@@ -45,7 +45,7 @@ _WireRequest = msgspec.defstruct(
 )
 _results = {Done, *(kind for machine in MACHINES for kind in machine.results)}
 _requests_decoder = msgspec.msgpack.Decoder(list[_WireRequest])  # type: ignore[valid-type]
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder(enc_hook=lambda batch: batch.serialize().to_pybytes())  # Arrow batches only
 
 REQUESTS_MAX = 1024
 """Transactions in one HTTP request: those of one client that waited together."""

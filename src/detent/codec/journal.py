@@ -183,6 +183,7 @@ class Run(NamedTuple):
 
 
 _RUN: Final = struct.Struct("<QQ")
+_ONE_RUN: Final = struct.Struct("<QHBQQ")
 _RUN_BLOCKS, _RUN_FRAGMENT = 0, 1
 
 
@@ -203,6 +204,8 @@ class IndexRecord(NamedTuple):
 
 
 def encode_index(watermark: int, runs: list[Run]) -> bytes:
+    if len(runs) == 1 and not runs[0].fragment:
+        return _ONE_RUN.pack(watermark, 1, _RUN_BLOCKS, runs[0].base, runs[0].rows)  # a journal without transactions
     assert 1 <= len(runs) <= RUNS_PER_RECORD, len(runs)
     parts = [watermark.to_bytes(8, "little"), len(runs).to_bytes(2, "little")]
     for base, rows, fragment in runs:

@@ -40,12 +40,12 @@ def encode_single(producer: bytes | bytearray, clock: int, now_ms: int, body: by
         content = block.content_of([body])
         batch = block.stamped(1, producer, _U64.pack(clock), b"\x00\x00", _I64.pack(now_ms), content)
         return block.encode_block(batch, now_ms, now_ms)
-    template = _templates.get(size) or _make(size)
-    payload = bytearray(template.payload)
-    payload[template.producer : template.producer + block.PRODUCER_BYTES] = producer
-    _U64.pack_into(payload, template.clock, clock)
-    _I64.pack_into(payload, template.time, now_ms)
-    payload[template.body : template.body + size] = body
+    template, producer_at, clock_at, time_at, body_at = _templates.get(size) or _make(size)
+    payload = bytearray(template)
+    payload[producer_at : producer_at + block.PRODUCER_BYTES] = producer
+    _U64.pack_into(payload, clock_at, clock)
+    _I64.pack_into(payload, time_at, now_ms)
+    payload[body_at : body_at + size] = body
     return block.head_bytes(1, xxhash.xxh3_64_intdigest(payload), now_ms, now_ms, len(payload)) + payload
 
 

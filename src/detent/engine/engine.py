@@ -156,8 +156,9 @@ class Engine:
             return
         if batch:
             self._commit(group, batch)
-        for ticket in group:
-            ticket.decided = True
+        else:
+            for ticket in group:
+                ticket.decided = True
 
     def _decide_one_by_one(self, group: list[Ticket]) -> None:
         """Nothing of the group was committed. Whichever transaction caused that shall be the only one to fail."""

@@ -43,6 +43,11 @@ PRODUCERS_PER_APPEND_MAX = 100_000
 
 def append(machine: JournalMachine, op: ops.Append, context: Context) -> ops.Appended:
     """Messages without UUIDs: the owner stamps them here, inside the order of appends, so no clock can land late."""
+    bodies = op.bodies
+    if len(bodies) == 1 and op.keys is None and op.headers is None and len(bodies[0]) <= block.MESSAGE_BYTES_MAX:
+        state = _state_for_own(machine, op.journal, context)
+        state.rows_chunk().add_plain(bodies[0], machine.producer_bytes, machine.reserve_clocks(1, context.now_ms))
+        return _commit_own(machine, state, 1)
     rows, size, sizes = ops.check_append(op)
     state = _state_for_own(machine, op.journal, context)
     if rows >= BULK_ROWS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from detent.codec import block
@@ -54,6 +54,14 @@ class RowsChunk:
         self.clocks.extend(clocks)
         self.flags.extend(flags)
         self.size += size + 64 * rows
+
+    def add_plain(self, body: bytes, producer: bytes, clock: int) -> None:
+        """Add one message outside of transactions, without key and headers."""
+        self.bodies.append(body)
+        self.producers += producer
+        self.clocks.append(clock)
+        self.flags.append(0)
+        self.size += len(body) + 64
 
     def _pad(self, column: list[Any], rows: int) -> None:
         """Rows that came before without this column have None in it."""
@@ -111,16 +119,17 @@ def times(rows: int, now_ms: int) -> Any:
     return array("q", (now_ms,)) * rows
 
 
-def encode_chunk(chunk: Chunk, now_ms: int) -> Iterator[tuple[int, bytes]]:
+def encode_chunk(chunk: Chunk, now_ms: int) -> Iterable[tuple[int, bytes]]:
     """The chunk's blocks: (base position, value)."""
-    base = chunk.base
     if isinstance(chunk, RowsChunk) and chunk.is_plain_single:
-        yield base, encode_single(chunk.producers, chunk.clocks[0], now_ms, chunk.bodies[0])
-        return
+        return ((chunk.base, encode_single(chunk.producers, chunk.clocks[0], now_ms, chunk.bodies[0])),)
     batch = chunk.batch(now_ms)
     if chunk.size <= block.BLOCK_BYTES_TARGET:  # Arrow's own count is slow, and only needed where it comes to cutting
-        yield base, block.encode_block(batch, now_ms, now_ms)
-        return
+        return ((chunk.base, block.encode_block(batch, now_ms, now_ms)),)
+    return _encode_pieces(chunk.base, batch, now_ms)
+
+
+def _encode_pieces(base: int, batch: Any, now_ms: int) -> Iterator[tuple[int, bytes]]:
     for piece in block.split(batch):
         yield base, block.encode_block(piece, now_ms, now_ms)
         base += piece.num_rows

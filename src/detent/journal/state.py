@@ -148,8 +148,7 @@ class JournalState:
     @property
     def watermark(self) -> int:
         """No run that is added from now on begins below this position."""
-        oldest = self.oldest_open
-        return self.next_position if oldest is None else min(oldest, self.next_position)
+        return min(self.open.values()) if self.open else self.next_position
 
     # -- appending ----------------------------------------------------------------------------------------------
 
@@ -227,14 +226,22 @@ class JournalState:
         if self.index_dirty and self.tail:
             key = self._index_prefix + self.tail_offset.to_bytes(8, "big")
             batch.put(key, records.encode_index(self.watermark, self.tail))
-        batch.extend(self.writes)
+        if self.writes:
+            batch.extend(self.writes)
         # After the removals: a producer that was forgotten and came back in the same group must be remembered.
         for producer in self.dirty_producers:
             known = self.producers.get(producer)
             if known is not None:
                 batch.put(self._producer_prefix + producer.to_bytes(6, "big"), known.encode())
         self.updated_ms = now_ms
-        batch.put(self._head_key, records.encode_head(*self._scalars()))
+        batch.put(
+            self._head_key,
+            records.encode_head(
+                self.first_position, self.next_position, self.first_offset, self.next_offset, self.blocks,
+                self.block_bytes, self.fragments, self.fragment_bytes, self.dropped_bytes, self.pending_bytes,
+                self.reclaim_to, self.clock_floor, self.newest_clock, self.aborted_spans, now_ms,
+            ),
+        )  # fmt: skip
         self._start_group()
 
     def _start_group(self) -> None:

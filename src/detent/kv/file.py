@@ -34,7 +34,7 @@ READERS_MAX = 4096
 GROW_WAIT_S = 30.0
 """How long a resize waits for the views of this process to end before it gives up."""
 
-RESERVE_BYTES = 4 << 20
+RESERVE_BYTES = 16 << 20
 RESERVE_LOW_BYTES = 1 << 20
 RESERVE_EVERY = 32
 """Small commits are a third slower while each of them makes the file grow, because the sync then also writes the file's

@@ -9,6 +9,7 @@ import pytest
 
 from contract.kvengine import Engine
 from detent.kv import Writer
+from processes import Processes
 
 
 @pytest.fixture
@@ -37,3 +38,10 @@ def kv_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine
 def kv_writer(kv_engine: Engine) -> Writer:
     """The writer of a new store."""
     return kv_engine.writer()
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    """Child processes, which end with the test at the latest."""
+    with Processes() as started:
+        yield started

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from detent import forks
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation, Request, Ticket
-from detent.errors import Invalid, NotFound, OutcomeUnknown, SessionExpired, Unavailable
+from detent.errors import Invalid, OutcomeUnknown, SessionExpired, Unavailable
 from detent.forks import refuse_in_child
 from detent.journal import (
     AsyncJournal,
@@ -228,7 +228,7 @@ class Store:
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         pause = POLL_FIRST_S
         while True:
-            if self._next_offset(journal) > offset:
+            if self.reader.next_offset(journal) > offset:
                 return True
             left_ms = WAIT_SLICE_MS if deadline is None else min(WAIT_SLICE_MS, (deadline - time.monotonic()) * 1000)
             if left_ms <= 0:
@@ -251,12 +251,6 @@ class Store:
             self._connection.lost(owner)
             return False
         return True
-
-    def _next_offset(self, journal: str) -> int:
-        try:
-            return self.reader.extent(journal)[1]
-        except NotFound:
-            return 0
 
 
 class AsyncStore:
@@ -388,8 +382,8 @@ class AsyncStore:
     async def _next_offset(self, journal: str) -> int:
         """A look at a local file does not block; one at an object store does, and goes to a thread."""
         if self._reads_are_slow:
-            return await asyncio.to_thread(self._store._next_offset, journal)
-        return self._store._next_offset(journal)
+            return await asyncio.to_thread(self.reader.next_offset, journal)
+        return self.reader.next_offset(journal)
 
     async def _wait_at_owner(self, journal: str, offset: int, timeout_ms: int) -> bool:
         connection = self._store._connection

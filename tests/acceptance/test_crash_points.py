@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +44,6 @@ DURABLE = {"kv.commit.after_sync", "engine.group.after_commit", "engine.group.be
 def test_every_point_is_visited_by_a_test_of_this_module() -> None:
     visited = {*OPENING, *COMMITTING, *WRITING, *SWEEPING}
     assert visited == crash.POINTS, "a crash point without a test, or a test without its point"
-
-
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    with Processes() as started:
-        yield started
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,6 @@ TAKEOVER_S = 5.0
 
 QUIET = {"detent.remote.owner.TICK_S": 3600.0}
 """An owner without housekeeping: the next group it commits is the one that the test sends."""
-
-
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    with Processes() as started:
-        yield started
 
 
 @pytest.fixture

@@ -28,8 +28,6 @@ FRAGMENT_ID_BYTES: Final = 16
 RUNS_PER_RECORD: Final = 256
 """An index record is rewritten while it fills; this bounds what one commit rewrites to a few KiB."""
 
-EXTENSION_COUNT_MAX: Final = 64
-
 
 def part(journal: int, kind: bytes, suffix: bytes = b"") -> bytes:
     """The key of one record of one journal."""
@@ -100,7 +98,7 @@ class Head(NamedTuple):
     updated_ms: int
 
     def encode(self) -> bytes:
-        return _HEAD.pack(1, *self)
+        return encode_head(*self)
 
     @classmethod
     def decode(cls, value: bytes) -> Head:

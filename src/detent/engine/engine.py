@@ -57,7 +57,6 @@ class Engine:
         self._stale = True
         self._lead = Lead(self._run_group, self._refuse)
         self.groups = 0
-        self.transactions = 0
         self._load()
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from detent.engine.operation import OPERATIONS_MAX, Operation, Result
+from detent.engine.operation import OPERATIONS_MAX, Result
 from detent.errors import DetentError, Invalid, LimitExceeded, Unavailable
 
 MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -148,6 +148,3 @@ def refusal(error: BaseException) -> DetentError:
     if isinstance(error, DetentError):
         return type(error)(*error.args)
     return Unavailable(f"the engine failed: {error}")
-
-
-Operations = list[Operation]

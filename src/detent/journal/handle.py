@@ -194,10 +194,7 @@ class Journal(_JournalBase):
 
     def next_offset(self) -> int:
         """The offset that the next committed message will get; 0 for a journal that does not exist yet."""
-        try:
-            return self._store.reader.extent(self.name)[1]
-        except NotFound:
-            return 0
+        return self._store.reader.next_offset(self.name)
 
     def offset_at(self, time: datetime) -> int:
         """The first committed offset published at or after a time."""
@@ -318,10 +315,7 @@ class AsyncJournal(_JournalBase):
 
     async def next_offset(self) -> int:
         """The offset that the next committed message will get; 0 for a journal that does not exist yet."""
-        try:
-            return (await asyncio.to_thread(self._store.reader.extent, self.name))[1]
-        except NotFound:
-            return 0
+        return await asyncio.to_thread(self._store.reader.next_offset, self.name)
 
     async def offset_at(self, time: datetime) -> int:
         """The first committed offset published at or after a time."""

@@ -134,6 +134,13 @@ class JournalReader:
             head = self._head(view, self._listing(view, name).journal)
             return head.first_offset, head.next_offset
 
+    def next_offset(self, name: str) -> int:
+        """The offset that the next committed message will get; 0 for a journal that does not exist yet."""
+        try:
+            return self.extent(name)[1]
+        except NotFound:
+            return 0
+
     @staticmethod
     def _listing(view: View, name: str) -> Listing:
         check_name(name)

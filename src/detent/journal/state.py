@@ -119,11 +119,6 @@ class JournalState:
             self.spans[producer] = known
         return known
 
-    @property
-    def oldest_open(self) -> int | None:
-        """The lowest position of any open span."""
-        return min(self.open.values()) if self.open else None
-
     # -- the committed index ------------------------------------------------------------------------------------
 
     def commit_run(self, base: int, count: int, fragment: bytes = b"") -> None:

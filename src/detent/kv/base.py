@@ -26,7 +26,7 @@ OBJECT_NAME_MAX = 512
 OBJECT_NAME_PART_MAX = 200
 """A file system's 255 bytes, less what a temporary name adds."""
 
-_OBJECT_NAME_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_OBJECT_NAME_PART = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{OBJECT_NAME_PART_MAX - 1}}}")
 _OBJECT_PREFIX = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]*/)*([A-Za-z0-9_-][A-Za-z0-9._-]*)?")
 
 

@@ -100,23 +100,17 @@ class OwnerApp:
         stop = self._journals.watch.add(name, offset, wake)
         self._waits.add(wake)
         try:
-            found = self._next_offset(name)
+            found = self._reader.next_offset(name)
             if found <= offset:
                 try:
                     await asyncio.wait_for(woken.wait(), timeout_ms / 1000)
                 except TimeoutError:
                     return found
-                found = self._next_offset(name)
+                found = self._reader.next_offset(name)
         finally:
             self._waits.discard(wake)
             stop()
         return found
-
-    def _next_offset(self, name: str) -> int:
-        try:
-            return self._reader.extent(name)[1]
-        except NotFound:
-            return 0
 
 
 async def _read_body(receive: Receive) -> bytes:

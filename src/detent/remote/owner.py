@@ -16,7 +16,7 @@ import uvicorn
 
 from detent import crash
 from detent.engine import Engine, Request, Result
-from detent.errors import Fenced, NotFound, Unavailable
+from detent.errors import Fenced, Unavailable
 from detent.journal import JournalMachine, JournalReader
 from detent.journal.sweeper import sweep
 from detent.kv import Writer, open_writer
@@ -76,10 +76,10 @@ class LocalOwner:
         stop = self.journals.watch.add(journal, offset, grown.release)
         try:
             reader = JournalReader(self.reader)
-            if _next_offset(reader, journal) > offset:
+            if reader.next_offset(journal) > offset:
                 return True
             grown.acquire(timeout=timeout_ms / 1000)
-            return _next_offset(reader, journal) > offset
+            return reader.next_offset(journal) > offset
         finally:
             stop()
 
@@ -96,13 +96,6 @@ class LocalOwner:
         self.engine.close()
         if self._lock is not None:
             self._lock.release()
-
-
-def _next_offset(reader: JournalReader, journal: str) -> int:
-    try:
-        return reader.extent(journal)[1]
-    except NotFound:
-        return 0
 
 
 class Housekeeper:

@@ -23,7 +23,8 @@ from detent.errors import Invalid
 from detent.journal import AckIntent
 from detent.journal import operations as ops
 from detent.journal.publisher import decode_intents, encode_intents
-from detent.kv.file import _EPOCH, _decode_epoch
+from detent.kv.commitlog import decode_record, encode_record
+from detent.kv.environment import State
 from detent.remote import wire
 from world import World
 
@@ -124,6 +125,11 @@ def _problem(data: bytes) -> object:
     return str(error)
 
 
+def _requests(data: bytes) -> object:
+    """Each by itself; one that cannot be read has what is wrong with it in its place."""
+    return [request.check() if isinstance(request, Request) else str(request) for request in wire.decode_requests(data)]
+
+
 _REQUEST = Request(
     b"s" * 16,
     7,
@@ -154,10 +160,18 @@ DECODERS: list[DecoderCase] = [
     DecoderCase("number", lambda data: journal.decode_number(data, "number"), [journal.encode_number(5)]),
     DecoderCase("answers", decode_answers, [encode_answers([(b"s" * 16, 1, 2, b"answer")] * 2, 99)]),
     DecoderCase("intents", decode_intents, [encode_intents([AckIntent("j", b"6bytes", 160)] * 2)]),
-    DecoderCase("epoch", _decode_epoch, [_EPOCH.pack(1, 5)]),
+    DecoderCase("epoch", State.decode, [State(5, 4, 1000).encode()]),
+    DecoderCase(
+        "commit record",
+        decode_record,
+        [
+            b"".join(encode_record(7, 3, {b"key": b"value", b"gone": None})),
+            b"".join(encode_record(1, 1, {b"k": bytes(5000)})),
+        ],
+    ),
     DecoderCase(
         "wire requests",
-        lambda data: [request.check() for request in wire.decode_requests(data)],
+        _requests,
         [wire.encode_requests([_REQUEST]), wire.encode_requests([_REQUEST, _REQUEST])],
     ),
     DecoderCase(

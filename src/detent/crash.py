@@ -14,6 +14,13 @@ POINTS: frozenset[str] = frozenset(
     {
         "kv.open.before_epoch",
         "kv.open.after_epoch",
+        "kv.open.after_fold",
+        "kv.log.after_create",
+        "kv.log.after_write",
+        "kv.log.after_sync",
+        "kv.fold.before_sync",
+        "kv.fold.after_sync",
+        "kv.close.after_fold",
         "kv.commit.before_sync",
         "kv.commit.after_sync",
         "kv.object.before_write",

@@ -28,21 +28,29 @@ from processes import Io, Processes
 pytestmark = pytest.mark.xdist_group("crash-points")
 
 OPENING = (
-    "owner.after_lock", "kv.open.before_epoch", "kv.open.after_epoch", "owner.after_load", "owner.after_socket",
+    "owner.after_lock", "kv.open.before_epoch", "kv.open.after_epoch", "kv.fold.before_sync", "kv.fold.after_sync",
+    "kv.open.after_fold", "owner.after_load", "owner.after_socket",
 )  # fmt: skip
 COMMITTING = (
     "engine.group.before_commit", "kv.commit.before_sync", "kv.commit.after_sync", "engine.group.after_commit",
-    "engine.group.before_answer",
+    "engine.group.before_answer", "kv.log.after_write", "kv.log.after_sync",
 )  # fmt: skip
+FOLDING = ("kv.fold.before_sync", "kv.fold.after_sync")
+CLOSING = (*FOLDING, "kv.close.after_fold")
+LOGGING = ("kv.log.after_create",)
 WRITING = ("kv.object.before_write", "kv.object.before_rename", "kv.object.after_rename", "kv.object.after_sync")
 SWEEPING = ("journal.sweep.after_horizon", "kv.object.after_delete", "journal.sweep.after_delete")
 
-DURABLE = {"kv.commit.after_sync", "engine.group.after_commit", "engine.group.before_answer"}
-"""After these the transaction has been committed, though nobody was told."""
+DURABLE = {
+    "kv.commit.after_sync", "engine.group.after_commit", "engine.group.before_answer", "kv.log.after_write",
+    "kv.log.after_sync",
+}  # fmt: skip
+"""After these the transaction has been committed, though nobody was told. (A record that was written and not synced
+outlives the process, but not the machine.)"""
 
 
 def test_every_point_is_visited_by_a_test_of_this_module() -> None:
-    visited = {*OPENING, *COMMITTING, *WRITING, *SWEEPING}
+    visited = {*OPENING, *COMMITTING, *WRITING, *SWEEPING, *FOLDING, *CLOSING, *LOGGING}
     assert visited == crash.POINTS, "a crash point without a test, or a test without its point"
 
 
@@ -228,6 +236,57 @@ def test_killed_while_it_adopted_a_fragment(url: str, processes: Processes, poin
 
 def _ref(fields: list[Any]) -> FragmentRef:
     return FragmentRef(bytes.fromhex(fields[0]), *fields[1:])
+
+
+# -- the commit log ---------------------------------------------------------------------------------------------
+
+
+def logs(io: Io, url: str, point: str, then: str) -> None:
+    """Commits that are in the log only, and then what moves them to LMDB."""
+    with open_quietly(url) as store:
+        if then == "first commit":
+            crash.arm(point)
+        for number in range(5):
+            io.say("appended", offset=store.journal("j").append(b"logged %d" % number).offset)
+        if then == "housekeeping":
+            crash.arm(point)
+            tick(store)
+        elif then == "large commit":
+            crash.arm(point)
+            store.journal("j").append(b"large " + bytes(1 << 20))
+        elif then == "full log":
+            crash.arm(point)
+            for _ in range(200):
+                store.journal("full").append(bytes(100_000))
+        elif then == "close":
+            crash.arm(point)
+    io.say("closed")
+
+
+CASES = [
+    *((point, then) for then in ("housekeeping", "large commit", "full log") for point in FOLDING),
+    *((point, "close") for point in CLOSING),
+    ("kv.log.after_create", "first commit"),
+]
+
+
+@pytest.mark.parametrize(("point", "then"), CASES)
+def test_killed_while_the_log_moved_to_lmdb(url: str, processes: Processes, point: str, then: str) -> None:
+    child = processes.start(logs, url=url, point=point, then=then)
+    reader = processes.store(url, role="reader")
+    assert child.was_killed(), f"{point} was never reached"
+    logged = [] if then == "first commit" else [f"logged {number}" for number in range(5)]
+    large = ["large"] if (point, then) == ("kv.fold.after_sync", "large commit") else []
+
+    def short(bodies: list[str]) -> list[str]:
+        return [body.partition(" \0")[0] for body in bodies]
+
+    # A reader asks no owner: it finds everything in the files as they were left.
+    assert short(reader.call("read", journal="j")) == [*FIRST, *logged, *large]
+    with detent.open(url) as store:
+        assert short(texts(store)) == [*FIRST, *logged, *large]
+        assert store.journal("j").append(b"more").offset == len(FIRST) + len(logged) + len(large)
+    assert short(reader.call("read", journal="j")) == [*FIRST, *logged, *large, "more"]
 
 
 # -- fragments --------------------------------------------------------------------------------------------------

@@ -689,14 +689,14 @@ def test_a_disk_that_is_really_full(tmp_path: Path, processes: Processes) -> Non
 # -- the map grows ----------------------------------------------------------------------------------------------
 
 
-SMALL_MAP = {"detent.kv.file.MAP_BYTES_FIRST": 1 << 20}
+SMALL_MAP = {"detent.kv.environment.MAP_BYTES_FIRST": 1 << 20}
 
 
 def grows_under_views(io: Io, url: str) -> None:
     """Appends far beyond the first map while other threads of the process read."""
-    from detent.kv import file
+    from detent.kv import environment
 
-    file.MAP_BYTES_FIRST = 1 << 20
+    environment.MAP_BYTES_FIRST = 1 << 20
     stop = threading.Event()
     failed: list[BaseException] = []
     reads = [0]

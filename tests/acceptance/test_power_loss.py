@@ -2,7 +2,7 @@
 
 A child appends under strace. From the log come the number of syncs, the order of syncs around the adoption of a
 fragment, and simulated power cuts: everything that was synced at some moment, plus any part of what was written and not
-yet synced, is put into a copy of the file. Whatever had been acknowledged at that moment must be in the copy.
+yet synced, is put into copies of the files. Whatever had been acknowledged at that moment must be in the copies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ import detent
 from detent.errors import DetentError
 from processes import Io, Processes
 
-CALLS = "openat,mkdir,link,unlink,lseek,write,writev,pwrite64,pwritev,fsync,fdatasync,msync,ftruncate"
+CALLS = (
+    "openat,mkdir,link,unlink,rename,renameat,renameat2,lseek,write,writev,pwrite64,pwritev,pwritev2,fsync,fdatasync,msync,"
+    "ftruncate"
+)
 CUTS = 400 if os.environ.get("DETENT_SOAK") == "1" else 60
 
 
@@ -166,7 +169,7 @@ class Traced:
         return [call for call in self.calls if self.phases[first] < call.began < self.phases[last]]
 
     def data_syncs(self, first: str, last: str) -> int:
-        return sum(call.is_sync and call.file.endswith("data.mdb") for call in self.between(first, last))
+        return sum(call.is_sync and is_store(call) for call in self.between(first, last))
 
 
 SINGLE, THREADS, EACH, FRAGMENTS = 40, 100, 4, 3
@@ -205,18 +208,44 @@ def test_many_callers_share_syncs(traced: Traced) -> None:
     assert 1 <= syncs < THREADS * EACH / 2
 
 
-def test_every_acknowledgement_follows_a_commit_that_was_synced(traced: Traced) -> None:
+def test_every_acknowledgement_follows_a_sync_of_its_message(traced: Traced) -> None:
+    """The message is in a write to one of the store's files, and that file was synced after it."""
+    syncs = [call for call in traced.calls if call.is_sync and is_store(call)]
+    writes = [(call, b"".join(strings(call.arguments))) for call in traced.calls if is_data(call)]
+    for line, offset, body in traced.acknowledged[:SINGLE]:
+        marker = body.encode() + b" "
+        write = next(call for call, data in writes if marker in data)
+        assert any(write.ended <= sync.began and sync.ended <= line and sync.file == write.file for sync in syncs), (
+            f"offset {offset} was acknowledged before it was synced"
+        )
+
+
+def test_lmdb_syncs_its_pages_before_its_meta_page(traced: Traced) -> None:
     """LMDB: data pages, a sync, then the meta page through a descriptor that syncs each write."""
     synced = synced_descriptors(traced.calls)
-    commits = [call for call in traced.calls if call.descriptor in synced and call.name == "pwrite64"]
-    for line, offset, _ in traced.acknowledged[:SINGLE]:
-        before = [commit for commit in commits if commit.ended <= line]
-        assert len(before) > offset, f"offset {offset} was acknowledged before its commit had ended"
+    calls = [call for call in traced.calls if name_of(call) == "data.mdb"]
+    commits = [call for call in calls if call.descriptor in synced and call.name == "pwrite64"]
+    assert len(commits) >= 3, "opening, inheriting, closing"
     for commit in commits:
-        data = [call for call in traced.calls if is_data(call) and call not in commits and call.began < commit.began]
-        syncs = [call for call in traced.calls if call.is_sync and call.file.endswith("data.mdb")]
-        last_sync = max(sync.began for sync in syncs if sync.ended <= commit.began)
+        data = [call for call in calls if is_data(call) and call not in commits and call.began < commit.began]
+        last_sync = max(call.began for call in calls if call.is_sync and call.ended <= commit.began)
         assert max(call.ended for call in data) <= last_sync, "the meta page was written before its data was synced"
+
+
+def test_the_log_is_not_written_over_before_lmdb_has_it(traced: Traced) -> None:
+    """A page of the log is written again only after a commit of LMDB that came after the page's last write."""
+    meta = [
+        call.ended for call in traced.calls if call.descriptor in synced_descriptors(traced.calls) and is_data(call)
+    ]
+    written: dict[tuple[str, int], int] = {}
+    for call in traced.calls:
+        if is_data(call) and name_of(call) != "data.mdb":
+            for offset, data in Disk._pieces(call, 0):
+                page = (name_of(call), offset // 4096)
+                if page in written and data.strip(b"\0"):
+                    assert any(written[page] < line <= call.began for line in meta)
+                if data.strip(b"\0"):
+                    written[page] = call.ended
 
 
 def synced_descriptors(calls: list[Call]) -> set[int]:
@@ -227,8 +256,17 @@ def synced_descriptors(calls: list[Call]) -> set[int]:
     }
 
 
+def name_of(call: Call) -> str:
+    """The name of the file that a call is about, as it was before and after it was given its own or lost it."""
+    return Path(call.file.removesuffix(" (deleted)").removesuffix("(deleted)")).name.replace(".new", ".log")
+
+
+def is_store(call: Call) -> bool:
+    return name_of(call) == "data.mdb" or re.fullmatch(r"commits-\d+\.log", name_of(call)) is not None
+
+
 def is_data(call: Call) -> bool:
-    return call.file.endswith("data.mdb") and call.name in {"pwrite64", "pwritev", "write", "writev"}
+    return is_store(call) and call.name in {"pwrite64", "pwritev", "pwritev2", "write", "writev"}
 
 
 @pytest.mark.parametrize("number", range(FRAGMENTS))
@@ -264,13 +302,14 @@ def test_new_directories_are_synced_into_their_parents(traced: Traced) -> None:
 
 
 class Disk:
-    """The data file as a disk might hold it: what was synced for sure, what was only written maybe."""
+    """One file as a disk might hold it: what was synced for sure, what was only written maybe."""
 
-    def __init__(self, calls: list[Call]) -> None:
+    def __init__(self, calls: list[Call], name: str) -> None:
         self._events: list[tuple[int, str, Call]] = []
         self._synced_descriptors = synced_descriptors(calls)
+        self._is_data_file = name == "data.mdb"
         for call in calls:
-            if call.file.endswith("data.mdb") and not call.failed:
+            if name_of(call) == name and not call.failed:
                 self._events += [(call.began, "began", call), (call.ended, "ended", call)]
         self._events.sort(key=lambda event: event[:2])
 
@@ -288,7 +327,7 @@ class Disk:
             elif is_data(call) and what == "began":
                 waiting.append((call, self._pieces(call, at)))
                 at += 0 if call.name.startswith("p") else sum(len(data) for data in strings(call.arguments))
-            elif is_data(call) and call.descriptor in self._synced_descriptors:
+            elif is_data(call) and self._is_data_file and call.descriptor in self._synced_descriptors:
                 waiting = self._settle(image, waiting, lambda other, call=call: other is call)
             elif call.is_sync and what == "began":
                 covered[id(call)] = line
@@ -318,7 +357,7 @@ class Disk:
         """What a call writes where, page by page: a disk may keep any of the pages."""
         data = b"".join(strings(call.arguments))
         if call.name.startswith("p"):
-            at = int(call.arguments.rpartition(", ")[2])
+            at = int(call.arguments.rsplit(", ", 2)[-2 if call.name == "pwritev2" else -1])
         return [(at + start, data[start : start + 4096]) for start in range(0, len(data), 4096)]
 
 
@@ -328,10 +367,41 @@ def put(image: bytearray, offset: int, data: bytes) -> None:
     image[offset : offset + len(data)] = data
 
 
-def survivors(traced: Traced, image: bytearray, directory: Path, role: str = "reader") -> dict[int, str]:
-    """What a store opened on the copy holds."""
+class Disks:
+    """All files of the store, and which of their names a disk might know."""
+
+    def __init__(self, traced: Traced) -> None:
+        names = {name_of(call) for call in traced.calls if is_store(call)}
+        self._files = {name: Disk(traced.calls, name) for name in names}
+        self._named: dict[str, int] = {}  # from which line on the name is durable
+        self._gone: dict[str, int] = {}
+        syncs = [call for call in traced.calls if call.is_sync and call.file == str(traced.directory)]
+        for call in traced.calls:
+            if call.failed or call.name not in {"rename", "renameat", "renameat2", "unlink"}:
+                continue
+            name = Path(strings(call.arguments)[-1].decode()).name
+            if name in names and call.name == "unlink":
+                self._gone[name] = call.ended
+            elif name in names:
+                self._named[name] = min(sync.ended for sync in syncs if sync.began >= call.ended)
+        assert set(self._named) == names - {"data.mdb"}
+
+    def images(self, cut: int, choose: random.Random | None) -> dict[str, bytearray]:
+        """The files after a power cut just before line `cut`."""
+        found = {}
+        for name, disk in self._files.items():
+            unsure = self._named.get(name, 0) >= cut or self._gone.get(name, cut) < cut
+            if unsure and (choose.random() < 0.5 if choose is not None else self._named.get(name, 0) >= cut):
+                continue
+            found[name] = disk.image(cut, choose)
+        return found
+
+
+def survivors(traced: Traced, images: dict[str, bytearray], directory: Path, role: str = "reader") -> dict[int, str]:
+    """What a store opened on the copies holds."""
     directory.mkdir(parents=True)
-    (directory / "data.mdb").write_bytes(image)
+    for name, image in images.items():
+        (directory / name).write_bytes(image)
     (directory / "objects").symlink_to(traced.directory / "objects")
     with detent.open(f"file:{directory}", role=role) as store:  # type: ignore[arg-type]
         if "j" not in store.journals():
@@ -344,39 +414,44 @@ def survivors(traced: Traced, image: bytearray, directory: Path, role: str = "re
         return found
 
 
-def test_the_replayed_file_is_the_file(traced: Traced, tmp_path: Path) -> None:
-    found = survivors(traced, Disk(traced.calls).image(1 << 59, None), tmp_path / "copy")
+def test_the_replayed_files_are_the_files(traced: Traced, tmp_path: Path) -> None:
+    found = survivors(traced, Disks(traced).images(1 << 59, None), tmp_path / "copy")
     assert found == {offset: body for _, offset, body in traced.acknowledged}
 
 
 def test_power_cuts_take_nothing_that_was_acknowledged(traced: Traced, tmp_path: Path) -> None:
     seed = int(os.environ.get("DETENT_SEED", time.time_ns() % 1_000_000))
     choose = random.Random(seed)
-    disk = Disk(traced.calls)
+    disks = Disks(traced)
     first, last = traced.phases["single"], traced.calls[-1].began
-    lost = unreadable = checked = 0
+    lost = unreadable = checked = logs = 0
     for number in range(CUTS):
         cut = choose.randint(first, last)
         expected = {offset: body for line, offset, body in traced.acknowledged if line < cut}
-        image = disk.image(cut, choose if number % 2 else None)
-        role = "auto" if number % 20 == 0 else "reader"
+        images = disks.images(cut, choose if number % 2 else None)
+        logs += len(images) > 1
+        role = "auto" if number % 5 == 0 else "reader"
         try:
-            found = survivors(traced, image, tmp_path / str(number), role)
+            found = survivors(traced, images, tmp_path / str(number), role)
         except DetentError as error:
             print(f"\nseed {seed}, cut at line {cut}: {error!r}")
             unreadable += 1
             continue
-        lost += sum(found.get(offset) != body for offset, body in expected.items())
+        gone = sorted(offset for offset, body in expected.items() if found.get(offset) != body)
+        if gone:
+            print(f"cut at line {cut} ({role}): {len(gone)} are gone, {gone[0]} to {gone[-1]}, of {sorted(images)}")
+        lost += len(gone)
         checked += len(expected)
     print(f"\nseed {seed}: {CUTS} power cuts, {checked} acknowledged messages looked for, {lost} lost, "
-          f"{unreadable} stores unreadable")  # fmt: skip
+          f"{unreadable} stores unreadable, {logs} with a commit log")  # fmt: skip
     assert (lost, unreadable) == (0, 0)
+    assert logs
 
 
 def test_a_disk_that_forgets_a_sync_is_found_out(traced: Traced, tmp_path: Path) -> None:
     """The simulation can fail: without the last sync before an acknowledgement, that message is gone."""
     line, offset, body = traced.acknowledged[SINGLE - 1]
-    commits = [c for c in traced.calls if c.descriptor in synced_descriptors(traced.calls) and c.name == "pwrite64"]
-    last = max(commit.began for commit in commits if commit.ended < line)
-    assert survivors(traced, Disk(traced.calls).image(line, None), tmp_path / "with")[offset] == body
-    assert offset not in survivors(traced, Disk(traced.calls).image(last, None), tmp_path / "without")
+    syncs = [call for call in traced.calls if call.is_sync and is_store(call)]
+    last = max(sync.began for sync in syncs if sync.ended < line)
+    assert survivors(traced, Disks(traced).images(line, None), tmp_path / "with")[offset] == body
+    assert offset not in survivors(traced, Disks(traced).images(last, None), tmp_path / "without")

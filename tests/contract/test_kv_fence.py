@@ -146,6 +146,8 @@ STEPS = st.one_of(
     st.tuples(st.just("commit"), PAIRS),
     st.tuples(st.just("commit"), PAIRS),
     st.tuples(st.just("scan"), st.tuples(KEYS, st.one_of(st.none(), KEYS), st.booleans(), st.integers(0, 4))),
+    st.tuples(st.just("commit much"), PAIRS),
+    st.tuples(st.just("maintain"), st.none()),
     st.tuples(st.just("keep a view"), st.none()),
     st.tuples(st.just("reopen"), st.none()),
     st.tuples(st.just("take over"), PAIRS),
@@ -174,6 +176,13 @@ class Comparison:
                 self.model.pop(key, None)
             else:
                 self.model[key] = value
+
+    def commit_much(self, pairs: list[tuple[bytes, bytes | None]]) -> None:
+        """Engines may take small and large commits different ways."""
+        self.commit([*pairs, (b"much", b"%d" % len(pairs) * 300_000)])
+
+    def maintain(self, _: None) -> None:
+        self.writer.maintain()
 
     def scan(self, argument: tuple[bytes, bytes | None, bool, int]) -> None:
         start, end, reverse, limit = argument

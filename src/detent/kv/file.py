@@ -1,220 +1,54 @@
-"""`file:PATH` — LMDB, the embedded default.
+"""`file:PATH` — LMDB behind a commit log, the embedded default.
 
-Durable means synced: a commit returns after LMDB has synced the data pages and then its meta page. Any number of
-processes read the same file while one writes. The traps of LMDB are handled here: one environment a process and file,
-reader slots left by killed processes, a map that grows, environments that must not cross a fork.
+Durable means synced. A small commit is one record in the commit log and one sync; a large one is a commit of LMDB,
+which syncs its pages and then its meta page, and takes along what the log holds. Any number of processes read the
+same files while one writes.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import lmdb
 
 from detent import crash
-from detent.errors import Corrupt, Fenced, Invalid, NotFound, Unavailable
+from detent.errors import DetentError, Fenced, Invalid, Unavailable
 from detent.kv.base import RESERVED_PREFIX, Batch, Objects
-from detent.kv.localobjects import LocalObjects, make_directories, sync_directory
+from detent.kv.commitlog import LOGGED_BYTES_MAX, CommitLog, encode_record, remove_logs, take_over
+from detent.kv.environment import STATE_KEY, Environment, State, acquire, release
+from detent.kv.localobjects import LocalObjects
+from detent.kv.overlay import Layer, merged
 
-MAP_BYTES_FIRST = 4 << 30
-"""Address space of a new map. It is not disk space; it doubles whenever it is full."""
-
-MAP_BYTES_MAX = 1 << 46
-"""64 TiB: half of what user space can address on common machines."""
-
-READERS_MAX = 4096
-"""Reader slots (64 bytes each in the lock file): every Spark worker of a large machine takes one."""
-
-GROW_WAIT_S = 30.0
-"""How long a resize waits for the views of this process to end before it gives up."""
-
-RESERVE_BYTES = 16 << 20
-RESERVE_LOW_BYTES = 1 << 20
-RESERVE_EVERY = 32
-"""Small commits are a third slower while each of them makes the file grow, because the sync then also writes the file's
-metadata. So the file is extended ahead, now and then and only while commits are small."""
-
-SMALL_COMMIT_BYTES = 16 << 10
-
-PUTMULTI_FROM = 8
+PUTMULTI_FROM: Final = 8
 """Batches with at least this many puts go through one C call."""
 
-FIRST_KEY = b"\x01"
-EPOCH_KEY = RESERVED_PREFIX + b"epoch"
-FORMAT_VERSION = 1
-_EPOCH = struct.Struct("<BQ")
+SUCCESSOR_WAIT_S: Final = 10.0
+"""How long a replaced writer waits to learn whether its successor found its last commit."""
 
+HEIRS_MAX: Final = 16
+"""Successions that are remembered, for writers that learn late that they were replaced."""
 
-class _Environment:
-    """One LMDB environment, shared by all readers and writers of this process that use the same file."""
+FIRST_KEY: Final = b"\x01"
+HEIRS_KEY: Final = RESERVED_PREFIX + b"heirs"
+_HEIR: Final = struct.Struct("<QQ")
 
-    def __init__(self, path: Path, *, create: bool) -> None:
-        self.path = path
-        self.users = 0
-        self._gate = threading.Condition()
-        self._views = 0
-        self._resizing = False
-        self.lmdb = self._open(path, create)
-        self.lmdb.reader_check()
-
-    @staticmethod
-    def _open(path: Path, create: bool) -> Any:
-        size = path / "data.mdb"
-        options: dict[str, Any] = {
-            "map_size": max(MAP_BYTES_FIRST, size.stat().st_size if size.exists() else 0),
-            "max_readers": READERS_MAX,
-            "max_dbs": 0,
-            "create": create,
-            "mode": 0o600,
-            "meminit": False,
-        }
-        try:
-            return lmdb.open(os.fspath(path), **options)
-        except lmdb.Error as error:
-            if "Read-only" in str(error):
-                # Nobody can write to a read-only file system, so readers need no lock there.
-                return lmdb.open(os.fspath(path), readonly=True, lock=False, **options)
-            if "denied" in str(error):
-                raise Unavailable(
-                    f"{path} may not be opened: readers too need to write its lock.mdb, or the owner would reuse what "
-                    "they read"
-                ) from error
-            if isinstance(error, lmdb.InvalidError | lmdb.VersionMismatchError | lmdb.CorruptedError):
-                raise Corrupt(f"{path} holds no readable store: {error}") from error
-            raise Unavailable(f"the store at {path} could not be opened: {error}") from error
-
-    @contextmanager
-    def read(self) -> Iterator[Any]:
-        """A read transaction; another process that grew the map is followed."""
-        transaction = self._begin()
-        try:
-            yield transaction
-        finally:
-            transaction.abort()
-            with self._gate:
-                self._views -= 1
-                if not self._views:
-                    self._gate.notify_all()
-
-    def _begin(self) -> Any:
-        while True:
-            with self._gate:
-                if not self._gate.wait_for(lambda: not self._resizing, GROW_WAIT_S):
-                    raise Unavailable("the store's map has been waiting to grow for too long")
-                self._views += 1
-            try:
-                return self.lmdb.begin()
-            except lmdb.MapResizedError:
-                self._leave()
-                self.resize(0)
-            except lmdb.ReadersFullError as error:
-                self._leave()
-                if not self.lmdb.reader_check():
-                    raise Unavailable(f"all {READERS_MAX} reader slots of {self.path} are taken") from error
-            except lmdb.Error as error:
-                self._leave()
-                raise Unavailable(f"the store at {self.path} was closed or cannot be read: {error}") from error
-            except BaseException:
-                self._leave()
-                raise
-
-    def quiesce(self) -> None:
-        """Wait, but not for ever, until no view of this process is open."""
-        with self._gate:
-            self._gate.wait_for(lambda: not self._views, GROW_WAIT_S)
-
-    def _leave(self) -> None:
-        with self._gate:
-            self._views -= 1
-            self._gate.notify_all()
-
-    def resize(self, size: int) -> None:
-        """Set the map's size (0: follow the file). LMDB wants no transaction of this process open meanwhile."""
-        with self._gate:
-            if not self._gate.wait_for(lambda: not self._resizing, GROW_WAIT_S):
-                raise Unavailable("the store's map has been waiting to grow for too long")
-            self._resizing = True
-            try:
-                if not self._gate.wait_for(lambda: not self._views, GROW_WAIT_S):
-                    raise Unavailable("the store's map must grow, but a view of this process stays open")
-                self.lmdb.set_mapsize(size)
-            finally:
-                self._resizing = False
-                self._gate.notify_all()
-
-    def grow(self) -> None:
-        """Double the map."""
-        size = self.lmdb.info()["map_size"] * 2
-        if size > MAP_BYTES_MAX:
-            raise Unavailable(f"the store has reached the largest map of {MAP_BYTES_MAX} bytes")
-        self.resize(size)
-
-
-_environments: dict[tuple[int, int], _Environment] = {}
-_environments_lock = threading.Lock()
-
-
-def _after_fork() -> None:
-    # LMDB forbids using an environment in a child. The child forgets it (without closing: that would touch the
-    # parent's locks) and opens its own.
-    global _environments, _environments_lock
-    _abandoned.append(_environments)
-    _environments = {}
-    _environments_lock = threading.Lock()
-
-
-_abandoned: list[dict[tuple[int, int], _Environment]] = []
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    try:
-        status = (path / "data.mdb").stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return (0, 0)  # no file has this
-    return status.st_dev, status.st_ino
-
-
-def _acquire(path: Path, *, create: bool) -> _Environment:
-    if create:
-        make_directories(path)
-    with _environments_lock:
-        # By the file, not by its folder: a store that was deleted and made anew is another one.
-        environment = _environments.get(_identity(path))
-        if environment is None:
-            if not create and not (path / "data.mdb").exists():
-                raise NotFound(f"there is no store at {path}")
-            environment = _Environment(path, create=create)
-            _environments[_identity(path)] = environment
-            if create:
-                sync_directory(path)
-        environment.users += 1
-        return environment
-
-
-def _release(environment: _Environment) -> None:
-    with _environments_lock:
-        environment.users -= 1
-        if environment.users:
-            return
-        for identity, candidate in list(_environments.items()):
-            if candidate is environment:
-                del _environments[identity]
-                environment.quiesce()
-                environment.lmdb.close()
+logger = logging.getLogger("detent.kv")
 
 
 class FileView:
-    """One LMDB read transaction."""
+    """One LMDB read transaction, and what the commit log had on top of it."""
 
-    def __init__(self, transaction: Any) -> None:
+    def __init__(self, transaction: Any, layer: Layer | None) -> None:
         self._transaction = transaction
+        self._layer = layer
         self.open = True
 
     def _require_open(self) -> None:
@@ -225,6 +59,10 @@ class FileView:
         self._require_open()
         if key < FIRST_KEY:
             return None
+        if self._layer is not None:
+            version = self._layer.find(key)
+            if version is not None:
+                return version[1]
         value: bytes | None = self._transaction.get(key)
         return value
 
@@ -234,17 +72,26 @@ class FileView:
         self._require_open()
         start = max(start, FIRST_KEY)
         left = -1 if limit is None else limit
+        pairs = self._stored(start, end, reverse)
+        changes = [] if self._layer is None else self._layer.between(start, end, reverse=reverse)
+        with closing(pairs):
+            for pair in merged(pairs, changes, reverse=reverse) if changes else pairs:
+                if left == 0:
+                    return
+                left -= 1
+                yield pair
+                self._require_open()
+
+    def _stored(self, start: bytes, end: bytes | None, reverse: bool) -> Generator[tuple[bytes, bytes]]:
         with self._transaction.cursor() as cursor:
             if reverse:
                 pairs = self._backward(cursor, end)
             else:
                 pairs = cursor.iternext() if cursor.set_range(start) else iter(())
             for key, value in pairs:
-                if left == 0 or (key < start if reverse else end is not None and key >= end):
+                if key < start if reverse else end is not None and key >= end:
                     return
-                left -= 1
                 yield key, value
-                self._require_open()
 
     @staticmethod
     def _backward(cursor: Any, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
@@ -263,10 +110,10 @@ class FileReader:
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self._pid = os.getpid()
-        self._environment: _Environment | None = _acquire(path, create=create)
+        self._environment: Environment | None = acquire(path, create=create)
         self.objects: Objects = LocalObjects(path / "objects")
 
-    def _live(self) -> _Environment:
+    def _live(self) -> Environment:
         if self._environment is None:
             raise Unavailable("this store was closed")
         if self._pid != os.getpid():
@@ -275,8 +122,8 @@ class FileReader:
 
     @contextmanager
     def view(self) -> Iterator[FileView]:
-        with self._live().read() as transaction:
-            view = FileView(transaction)
+        with self._live().snapshot() as (transaction, layer):
+            view = FileView(transaction, layer)
             try:
                 yield view
             finally:
@@ -290,39 +137,58 @@ class FileReader:
 
     def close(self) -> None:
         if self._environment is not None and self._pid == os.getpid():
-            _release(self._environment)
+            release(self._environment)
         self._environment = None
 
 
 class FileWriter(FileReader):
-    """The writer. Its epoch is checked inside every write transaction, so a replaced writer changes nothing."""
+    """The writer. A successor raises the epoch, and the fence of this one's log, before it reads that log to its end;
+    so what this one answers is read, and what is not read it does not answer."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, create=True)
+        self._lock = threading.Lock()
+        self._log: CommitLog | None = None
+        self._unsettled = 0  # the commit that was begun in the log and has not been accepted yet
+        self._fenced = False
+        self._folded = 0
+        self._without_log = False  # there was no room for one; it is tried again after a while
         try:
             self.epoch = self._raise_epoch()
+            self._inherit()
         except BaseException:
-            self.close()
+            super().close()
             raise
-        self._stored = _EPOCH.pack(FORMAT_VERSION, self.epoch)
-        self._fenced = False
-        self._commits = 0
-        self._small_commits = 0
+
+    # -- becoming the writer ------------------------------------------------------------------------------------
 
     def _raise_epoch(self) -> int:
         environment = self._live()
         crash.point("kv.open.before_epoch")
         try:
             with environment.lmdb.begin(write=True) as transaction:
-                stored = transaction.get(EPOCH_KEY)
+                stored = transaction.get(STATE_KEY)
                 if stored is None and transaction.stat(environment.lmdb.open_db(None, transaction))["entries"]:
                     raise Invalid(f"{environment.path} is an LMDB database of something else; choose another path")
-                epoch = _decode_epoch(stored) + 1
-                transaction.put(EPOCH_KEY, _EPOCH.pack(FORMAT_VERSION, epoch))
+                state = State.decode(stored)
+                epoch = state.epoch + 1
+                transaction.put(STATE_KEY, state._replace(epoch=epoch).encode())
         except lmdb.Error as error:
             raise Unavailable(f"the store at {environment.path} cannot be written: {error}") from error
         crash.point("kv.open.after_epoch")
         return epoch
+
+    def _inherit(self) -> None:
+        """Move what the last writer left in its log into LMDB; from here on the log is this writer's."""
+        environment = self._live()
+        with environment.read() as transaction:
+            state = State.decode(transaction.get(STATE_KEY))
+        left = take_over(environment.path, state.log_epoch, state.folded)
+        self._fold(left.latest(), left.last, heir_of=state.log_epoch)
+        crash.point("kv.open.after_fold")
+        remove_logs(environment.path, self.epoch - 1)
+
+    # -- committing ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def view(self) -> Iterator[FileView]:
@@ -332,13 +198,90 @@ class FileWriter(FileReader):
             yield view
 
     def commit(self, batch: Batch) -> None:
-        environment = self._live()
-        if self._fenced:
+        self._live()
+        with self._lock:
+            if self._fenced:
+                raise self._fence()
+            if self._unsettled:
+                raise Unavailable("a commit was interrupted; recover before the next one")
+            crash.point("kv.commit.before_sync")
+            if not (batch.bytes <= LOGGED_BYTES_MAX and self._commit_to_log(batch)):
+                self._fold(batch.operations, self._last + 1)
+            crash.point("kv.commit.after_sync")
+
+    @property
+    def _last(self) -> int:
+        return self._folded if self._log is None else self._log.overlay.last
+
+    def _commit_to_log(self, batch: Batch) -> bool:
+        """Whether the log had room; then the batch is durable."""
+        log = self._log or (None if self._without_log else self._create_log())
+        if log is None:
+            return False
+        number = log.overlay.last + 1
+        record = encode_record(number, self.epoch, batch.operations)
+        if not log.has_room(sum(map(len, record))):
+            return False
+        self._unsettled = number
+        try:
+            log.write(record)
+        except OSError as error:
+            raise Unavailable(f"the commit log of {self._live().path} could not be written: {error}") from error
+        if log.tip.fenced and not self._found_by_successor(number):
             raise self._fence()
-        crash.point("kv.commit.before_sync")
+        log.accept(number, batch.operations)
+        self._unsettled = 0
+        return True
+
+    def _create_log(self) -> CommitLog | None:
+        environment = self._live()
+        try:
+            log = CommitLog(environment.path, self.epoch, self._folded)
+        except OSError as error:
+            logger.warning("no commit log at %s, so each commit goes to LMDB for now: %s", environment.path, error)
+            self._without_log = True
+            return None
+        # A successor that looked for a log before there was one has raised the epoch before.
+        with environment.read() as transaction:
+            replaced = State.decode(transaction.get(STATE_KEY)).epoch != self.epoch
+        if replaced:
+            log.close()
+            self._fenced = True
+            raise self._fence()
+        environment.log = self._log = log
+        return log
+
+    def _found_by_successor(self, number: int) -> bool:
+        """This writer was replaced while it wrote. Its successor says whether the record had come in time."""
+        self._fenced = True
+        deadline = time.monotonic() + SUCCESSOR_WAIT_S
+        while time.monotonic() < deadline:
+            with self._live().read() as transaction:
+                state = State.decode(transaction.get(STATE_KEY))
+                if state.log_epoch != self.epoch:
+                    heirs = dict(_HEIR.iter_unpack(transaction.get(HEIRS_KEY) or b""))
+                    if self.epoch in heirs:
+                        return number <= int(heirs[self.epoch])
+                    break
+            time.sleep(0.01)
+        raise Unavailable("this writer was replaced during a commit, and cannot say whether it was kept")
+
+    def _fence(self) -> Fenced:
+        return Fenced(
+            f"another writer has taken over the store at {self._live().path}; this one had epoch {self.epoch}"
+        )
+
+    # -- LMDB ---------------------------------------------------------------------------------------------------
+
+    def _fold(self, changes: dict[bytes, bytes | None], number: int, *, heir_of: int | None = None) -> None:
+        """One commit of LMDB: what the log holds, then `changes`. It then stands at commit `number`."""
+        environment = self._live()
+        if self._log is not None and self._log.overlay.last > self._log.overlay.base:
+            changes = {**self._log.overlay.latest(), **changes}
+        crash.point("kv.fold.before_sync")
         while True:
             try:
-                self._write(environment, batch)
+                self._write(environment, changes, number, heir_of)
                 break
             except lmdb.MapFullError:
                 environment.grow()
@@ -348,65 +291,87 @@ class FileWriter(FileReader):
                 raise Unavailable(f"the disk of {environment.path} is full; nothing was committed") from error
             except lmdb.Error as error:
                 raise Unavailable(f"LMDB could not commit to {environment.path}: {error}") from error
-        crash.point("kv.commit.after_sync")
+        crash.point("kv.fold.after_sync")
+        self._restart(number)
 
-    def _write(self, environment: _Environment, batch: Batch) -> None:
+    def _restart(self, number: int) -> None:
+        self._folded = number
+        if self._log is not None:
+            self._log.restart(number)
+
+    def _write(
+        self, environment: Environment, changes: dict[bytes, bytes | None], number: int, heir_of: int | None
+    ) -> None:
         with environment.lmdb.begin(write=True) as transaction:
-            if transaction.get(EPOCH_KEY) != self._stored:
+            if State.decode(transaction.get(STATE_KEY)).epoch != self.epoch:
                 self._fenced = True
                 raise self._fence()
-            self._small_commits += batch.bytes <= SMALL_COMMIT_BYTES
-            self._commits += 1
-            if self._commits == RESERVE_EVERY:
-                if self._small_commits == RESERVE_EVERY:
-                    _reserve(environment)
-                self._commits = self._small_commits = 0
-            operations = batch.operations
-            if len(operations) >= PUTMULTI_FROM:
-                puts = [(key, value) for key, value in operations.items() if value is not None]
+            transaction.put(STATE_KEY, State(self.epoch, self.epoch, number).encode())
+            if heir_of is not None:
+                known = transaction.get(HEIRS_KEY) or b""
+                transaction.put(HEIRS_KEY, known[-_HEIR.size * (HEIRS_MAX - 1) :] + _HEIR.pack(heir_of, number))
+            if len(changes) >= PUTMULTI_FROM:
+                # In order of keys, most records go where the one before them went.
                 with transaction.cursor() as cursor:
-                    cursor.putmulti(puts)
-                for key, value in operations.items():
+                    cursor.putmulti(sorted((key, value) for key, value in changes.items() if value is not None))
+                for key, value in changes.items():
                     if value is None:
                         transaction.delete(key)
                 return
-            for key, value in operations.items():
+            for key, value in changes.items():
                 if value is None:
                     transaction.delete(key)
                 else:
                     transaction.put(key, value)
 
-    def _fence(self) -> Fenced:
-        return Fenced(
-            f"another writer has taken over the store at {self._live().path}; this one had epoch {self.epoch}"
-        )
+    # -- after a failure, now and then, at last -----------------------------------------------------------------
 
     def recover(self) -> None:
-        """LMDB's failed transaction left nothing behind, so there is nothing to redo."""
-        self._live()
+        """Settle a commit that was interrupted: either everybody has seen it, or nobody ever will."""
+        environment = self._live()
+        with self._lock:
+            with environment.read() as transaction:
+                state = State.decode(transaction.get(STATE_KEY))
+            if state.epoch != self.epoch:
+                self._fenced = True
+                raise self._fence()
+            if state.folded != self._folded:
+                self._restart(state.folded)  # LMDB's commit was durable
+            log, number = self._log, self._unsettled
+            if log is not None and number > self._last:
+                self._fold({}, number)  # past its number, the record in the log counts no more
+            elif log is not None and number == self._last > self._folded:
+                log.publish()
+            self._unsettled = 0
 
     def maintain(self) -> None:
-        """Free the reader slots of killed processes; they would keep replaced pages from being used again."""
+        """Free the reader slots of killed processes, and move what the log holds to LMDB."""
         self._live().lmdb.reader_check()
+        with self._lock:
+            self._without_log = False
+            if not self._unsettled and not self._fenced and self._last > self._folded:
+                self._fold({}, self._last)
 
+    def close(self) -> None:
+        """What the log holds moves to LMDB: a store that was closed is its data file, and no log."""
+        environment, log = self._environment, self._log
+        if environment is not None and log is not None and self._pid == os.getpid():
+            with self._lock:
+                try:
+                    self._empty_log(environment)
+                except DetentError as error:
+                    logger.warning("the next opener of %s will replay its commit log: %s", environment.path, error)
+                finally:
+                    if environment.log is log:
+                        environment.log = None
+                    self._log = None
+                    log.close()
+        super().close()
 
-def _reserve(environment: _Environment) -> None:
-    """Extend the file with zeros behind the last page in use. The caller is inside a write transaction, which keeps
-    every other writer, an old owner's too, from growing the file at the same time."""
-    used = (environment.lmdb.info()["last_pgno"] + 1) * environment.lmdb.stat()["psize"]
-    with (environment.path / "data.mdb").open("r+b", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size - used >= RESERVE_LOW_BYTES:
+    def _empty_log(self, environment: Environment) -> None:
+        if self._fenced or self._unsettled:
             return
-        try:
-            os.pwrite(file.fileno(), bytes(RESERVE_BYTES), size)
-        except OSError:
-            os.ftruncate(file.fileno(), size)  # no room for comfort; the commit itself will say if it has none
-
-
-def _decode_epoch(stored: bytes | None) -> int:
-    if stored is None:
-        return 0
-    if len(stored) != _EPOCH.size or stored[0] != FORMAT_VERSION:
-        raise Corrupt(f"the store's epoch record has version {stored[:1].hex()}; this release reads version 1")
-    return int(_EPOCH.unpack(stored)[1])
+        if self._last > self._folded:
+            self._fold({}, self._last)
+        crash.point("kv.close.after_fold")
+        remove_logs(environment.path, self.epoch)

@@ -1,0 +1,380 @@
+"""The commit log of `file:`: small commits are durable after one sync here, and move into LMDB many at a time.
+
+A log belongs to one writer, and its name to that writer's epoch, so a replaced writer can write into nobody's log but
+its own. Each record starts a new page: a page that holds an acknowledged commit is not written again before LMDB has
+that commit. Beside the log stands its tip, a page of shared memory in a file: the number through which commits are
+durable, which is how far readers of other processes look, and the fence, which a successor raises before it reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import xxhash
+
+from detent import crash
+from detent.errors import Corrupt
+from detent.kv.base import BATCH_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from detent.kv.localobjects import sync_directory
+from detent.kv.overlay import Layer, Overlay
+
+LOG_BYTES_FIRST: Final = 1 << 20
+LOG_BYTES_MAX: Final = 4 << 20
+"""The log's zeros are written ahead, because a sync that also records a new file size is slower. When it is full, its
+commits move to LMDB; this bounds what an opener has to replay, and the memory of the overlay."""
+
+LOGGED_BYTES_MAX: Final = 256 << 10
+"""Larger commits go to LMDB at once: they would be written twice, and gain little from the one sync saved."""
+
+PAGE: Final = 4096
+MAGIC: Final = 0x474C5444
+DELETED: Final = 0xFFFFFFFF
+NUMBER_MAX: Final = (1 << 64) - 1
+
+_HEAD: Final = struct.Struct("<IIQQQ")
+_CHANGE: Final = struct.Struct("<HI")
+_TIP: Final = struct.Struct("<8sQQ")
+_TIP_MAGIC: Final = b"dtnt-tip"
+_NUMBER: Final = struct.Struct("<Q")
+_PUBLISHED_AT, _FENCE_AT = 8, 16
+_NAME: Final = re.compile(r"commits-(\d{1,20})\.(log|tip|new)")
+
+
+class Record(NamedTuple):
+    """One commit in the log."""
+
+    number: int
+    epoch: int
+    changes: dict[bytes, bytes | None]
+
+
+def encode_record(number: int, epoch: int, changes: Mapping[bytes, bytes | None]) -> list[bytes]:
+    """Head (magic, body's length, number, epoch, checksum), then each change: lengths, key, value.
+
+    In pieces, to be written one after another: large values are not copied.
+    """
+    pieces: list[bytes] = []
+    small: list[bytes] = []
+    for key, value in changes.items():
+        if value is None:
+            small += (_CHANGE.pack(len(key), DELETED), key)
+        elif len(value) <= PAGE:
+            small += (_CHANGE.pack(len(key), len(value)), key, value)
+        else:
+            small += (_CHANGE.pack(len(key), len(value)), key)
+            pieces += (b"".join(small), value)
+            small.clear()
+    pieces.append(b"".join(small))
+    size = sum(map(len, pieces))
+    return [_HEAD.pack(MAGIC, size, number, epoch, _checksum(number, epoch, pieces)), *pieces]
+
+
+def _checksum(number: int, epoch: int, pieces: Sequence[bytes | memoryview]) -> int:
+    # The seed makes a record of another number or epoch a bad one, whatever its body.
+    seed = (number * 0x9E3779B97F4A7C15 ^ epoch) & NUMBER_MAX
+    if len(pieces) == 1:
+        return xxhash.xxh3_64_intdigest(pieces[0], seed=seed)
+    digest = xxhash.xxh3_64(seed=seed)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.intdigest()
+
+
+def decode_record(data: bytes | memoryview) -> Record | None:
+    """The record at the start of `data`; None where there is none, or only part of one. `Corrupt` if it is no commit
+    although its checksum is right."""
+    if len(data) < _HEAD.size:
+        return None
+    magic, length, number, epoch, checksum = _HEAD.unpack_from(data)
+    if magic != MAGIC or length > min(BATCH_BYTES_MAX, len(data) - _HEAD.size):
+        return None
+    body = memoryview(data)[_HEAD.size : _HEAD.size + length]
+    if _checksum(number, epoch, [body]) != checksum:
+        return None
+    return Record(number, epoch, dict(_decode_changes(bytes(body))))
+
+
+def _decode_changes(body: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    at, end = 0, len(body)
+    while at < end:
+        if end - at < _CHANGE.size:
+            raise Corrupt("a commit record ends inside a change")
+        key_size, value_size = _CHANGE.unpack_from(body, at)
+        at += _CHANGE.size
+        gone = value_size == DELETED
+        value_at = at + key_size
+        at = value_at if gone else value_at + value_size
+        if not 0 < key_size <= KEY_BYTES_MAX or at > end or (not gone and value_size > VALUE_BYTES_MAX):
+            raise Corrupt("a commit record has a change with impossible lengths")
+        yield body[value_at - key_size : value_at], None if gone else body[value_at:at]
+
+
+def pages(size: int) -> int:
+    """The bytes that a record of `size` takes in the log."""
+    return -(-size // PAGE) * PAGE
+
+
+def log_path(directory: Path, epoch: int) -> Path:
+    """The log of the writer with this epoch."""
+    return directory / f"commits-{epoch}.log"
+
+
+def tip_path(directory: Path, epoch: int) -> Path:
+    """The tip of that log."""
+    return directory / f"commits-{epoch}.tip"
+
+
+def remove_logs(directory: Path, through: int) -> None:
+    """Delete the logs of writers with epochs up to `through`. What they held must be in LMDB by now."""
+    for path in directory.glob("commits-*"):
+        found = _NAME.fullmatch(path.name)
+        if found and int(found[1]) <= through:
+            path.unlink(missing_ok=True)
+
+
+def take_over(directory: Path, epoch: int, folded: int) -> Overlay:
+    """All that a replaced writer's log holds beyond `folded`. From now on that writer answers nobody.
+
+    The caller has raised the epoch. The fence comes before the reading, so a commit that the old writer still answers
+    is one that is read here.
+    """
+    with contextlib.suppress(FileNotFoundError):  # the tip is never synced: after a power cut there may be none
+        tip = Tip(tip_path(directory, epoch))
+        tip.fence()
+        tip.close()
+    try:
+        follower = LogFollower(directory, epoch)
+    except FileNotFoundError:
+        return Overlay(folded)  # it never had a log, or left it empty and removed it
+    try:
+        return follower.read_all(folded)
+    finally:
+        follower.close()
+
+
+class Tip:
+    """The page that a log's writer shares with readers and with its successor."""
+
+    def __init__(self, path: Path, *, create: bool = False, writable: bool = True) -> None:
+        """`FileNotFoundError` if there is none, or if a power cut has left half of one: then nobody shares it."""
+        mode = os.O_RDWR if writable else os.O_RDONLY
+        descriptor = os.open(path, mode | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0), 0o600)
+        try:
+            if create:
+                if os.pwrite(descriptor, _TIP.pack(_TIP_MAGIC, 0, 0).ljust(PAGE, b"\0"), 0) != PAGE:
+                    path.unlink(missing_ok=True)
+                    raise OSError(errno.ENOSPC, "there is no room for the tip of the commit log")
+            elif os.fstat(descriptor).st_size < PAGE:
+                raise FileNotFoundError(f"{path} is not whole")
+            self._page = mmap.mmap(descriptor, PAGE, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
+
+    @property
+    def published(self) -> int:
+        """The last commit that readers may see."""
+        return int(_NUMBER.unpack_from(self._page, _PUBLISHED_AT)[0])
+
+    def publish(self, number: int) -> None:
+        """Let readers see all commits through `number`; they are durable."""
+        _NUMBER.pack_into(self._page, _PUBLISHED_AT, number)
+
+    @property
+    def fenced(self) -> bool:
+        """Whether a successor has come."""
+        return self._page[_FENCE_AT] != 0
+
+    def fence(self) -> None:
+        """From now on the log's writer answers nobody."""
+        self._page[_FENCE_AT] = 1
+
+    def close(self) -> None:
+        self._page.close()
+
+
+class CommitLog:
+    """A writer's own log. The overlay holds what is in it and not in LMDB."""
+
+    def __init__(self, directory: Path, epoch: int, base: int) -> None:
+        """A new log for the commits after `base`; its name is durable when this returns."""
+        self.epoch = epoch
+        self.overlay = Overlay(base)
+        self._directory = directory
+        self._at = self._end = 0
+        self._size = 0
+        self._file = -1
+        self.tip = Tip(tip_path(directory, epoch), create=True)
+        path = log_path(directory, epoch)
+        unnamed = path.with_suffix(".new")
+        try:
+            self._file = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            # Whoever may read the data file may read these too.
+            rights = (directory / "data.mdb").stat().st_mode & 0o777
+            unnamed.chmod(rights)
+            tip_path(directory, epoch).chmod(rights)
+            # Readers ask by this lock whether the writer is alive; it goes with the process. So it comes before the
+            # name under which they look.
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._extend(LOG_BYTES_FIRST)
+            unnamed.rename(path)
+            sync_directory(directory)
+        except BaseException:
+            self.close()
+            for left in (unnamed, path, tip_path(directory, epoch)):
+                left.unlink(missing_ok=True)
+            raise
+        crash.point("kv.log.after_create")
+
+    def _extend(self, size: int) -> None:
+        more = size - self._size
+        if os.pwrite(self._file, bytes(more), self._size) != more:
+            raise OSError(errno.ENOSPC, "there is no room for the commit log")
+        os.fsync(self._file)
+        self._size = size
+
+    def has_room(self, size: int) -> bool:
+        """Whether a record of `size` bytes fits; the log grows for it, up to its largest size."""
+        end = self._at + pages(size)
+        if end <= self._size:
+            return True
+        if end > LOG_BYTES_MAX:
+            return False
+        try:
+            self._extend(min(max(self._size * 2, pages(end)), LOG_BYTES_MAX))
+        except OSError:  # the disk is full: what is in the log moves to LMDB, which may have free pages
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            return False
+        return True
+
+    def write(self, record: Sequence[bytes]) -> None:
+        """Make a record durable behind the others. Readers do not see it yet."""
+        size = sum(map(len, record))
+        self._end = self._at + pages(size)
+        if os.pwritev(self._file, record, self._at) != size:
+            raise OSError(errno.ENOSPC, "only a part of a commit was written")
+        crash.point("kv.log.after_write")
+        os.fdatasync(self._file)
+        crash.point("kv.log.after_sync")
+
+    def accept(self, number: int, changes: Mapping[bytes, bytes | None]) -> None:
+        """The record that was written last counts: show it to everybody."""
+        self.overlay.add(number, changes)
+        self.publish()
+
+    def publish(self) -> None:
+        """Show other processes what this one shows."""
+        self._at = self._end
+        self.tip.publish(self.overlay.last)
+
+    def restart(self, base: int) -> None:
+        """LMDB holds everything through `base`: begin at the front again."""
+        self.overlay = Overlay(base)
+        self._at = self._end = 0
+
+    def layer(self, folded: int) -> Layer | None:
+        """The log over an LMDB snapshot that holds commits through `folded`; None if that snapshot is too old."""
+        overlay = self.overlay
+        return None if overlay.base > folded else Layer(overlay, folded, overlay.last)
+
+    def close(self) -> None:
+        """Let go of the files; they stay."""
+        self.tip.close()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class LogFollower:
+    """A log as processes see it that do not write it."""
+
+    def __init__(self, directory: Path, epoch: int) -> None:
+        """`FileNotFoundError` if there is no such log."""
+        self.epoch = epoch
+        self._file = os.open(log_path(directory, epoch), os.O_RDONLY | os.O_CLOEXEC)
+        self._at = 0
+        self.overlay = Overlay(-1)  # of no snapshot yet
+        self._tip: Tip | None = None
+        try:
+            if not self._writer_is_gone():
+                self._tip = Tip(tip_path(directory, epoch), writable=False)
+        except BaseException:
+            self.close()
+            raise
+
+    def _writer_is_gone(self) -> bool:
+        """Without a writer, what is in the log is all there will be; it counts once it is synced."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        try:
+            os.fdatasync(self._file)
+        except OSError as error:
+            if error.errno != errno.EROFS:  # nothing waits to be written on a read-only file system
+                raise
+        return True
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the file has lost its name; another log may have it now."""
+        return os.fstat(self._file).st_nlink == 0
+
+    def layer(self, folded: int) -> Layer | None:
+        """The log over an LMDB snapshot that holds commits through `folded`; None if that snapshot is too old."""
+        if self._tip is None:
+            overlay = self.read_all(folded)
+            return Layer(overlay, folded, overlay.last)
+        published = self._tip.published
+        if published > folded and not self._read_through(published, folded):
+            return None
+        return Layer(self.overlay, folded, max(published, folded))
+
+    def read_all(self, folded: int) -> Overlay:
+        """Everything after `folded` up to the first record that is not whole."""
+        self._read_through(NUMBER_MAX, folded)
+        return self.overlay
+
+    def _read_through(self, number: int, folded: int) -> bool:
+        if self.overlay.base != folded:
+            self.overlay = Overlay(folded)
+            self._at = 0
+        overlay = self.overlay
+        while overlay.last < number:
+            record = self._read(overlay.last + 1)
+            if record is None:
+                return False
+            overlay.add(record.number, record.changes)
+        return True
+
+    def _read(self, number: int) -> Record | None:
+        head = os.pread(self._file, PAGE, self._at)
+        if len(head) < _HEAD.size:
+            return None
+        size = _HEAD.size + _HEAD.unpack_from(head)[1]
+        if size > LOG_BYTES_MAX:
+            return None
+        data = head if size <= len(head) else os.pread(self._file, size, self._at)
+        record = decode_record(data)
+        if record is None or record.number != number or record.epoch != self.epoch:
+            return None
+        self._at += pages(size)
+        return record
+
+    def close(self) -> None:
+        """Let go of the files."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+            if self._tip is not None:
+                self._tip.close()

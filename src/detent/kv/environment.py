@@ -1,0 +1,300 @@
+"""One LMDB environment for each process and file, with the commit log of the file's writer laid over it.
+
+The traps of LMDB are handled here: an environment must not be opened twice in a process nor cross a fork, killed
+readers leave their slots behind, and the map has to grow.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import lmdb
+
+from detent.errors import Corrupt, NotFound, Unavailable
+from detent.kv.base import RESERVED_PREFIX
+from detent.kv.commitlog import CommitLog, LogFollower
+from detent.kv.localobjects import make_directories, sync_directory
+from detent.kv.overlay import Layer
+
+MAP_BYTES_FIRST = 4 << 30
+"""Address space of a new map. It is not disk space; it doubles whenever it is full."""
+
+MAP_BYTES_MAX: Final = 1 << 46
+"""64 TiB: half of what user space can address on common machines."""
+
+READERS_MAX: Final = 4096
+"""Reader slots (64 bytes each in the lock file): every Spark worker of a large machine takes one."""
+
+GROW_WAIT_S: Final = 30.0
+"""How long a resize waits for the views of this process to end before it gives up."""
+
+SNAPSHOT_TRIES: Final = 1000
+"""A snapshot is taken again when the log moved on between LMDB's part and its own, a few times a second at most."""
+
+STATE_KEY: Final = RESERVED_PREFIX + b"epoch"
+FORMAT_VERSION: Final = 2
+_STATE: Final = struct.Struct("<BQQQ")
+
+
+class State(NamedTuple):
+    """What LMDB says of its writers: the newest one's epoch, whose log continues it, and from which commit on."""
+
+    epoch: int = 0
+    log_epoch: int = 0
+    folded: int = 0
+
+    def encode(self) -> bytes:
+        """The record."""
+        return _STATE.pack(FORMAT_VERSION, *self)
+
+    @classmethod
+    def decode(cls, stored: bytes | None) -> State:
+        """The state; a new store has none."""
+        if stored is None:
+            return cls()
+        if len(stored) != _STATE.size or stored[0] != FORMAT_VERSION:
+            raise Corrupt(
+                f"the store's epoch record has version {stored[:1].hex()}; this release reads version {FORMAT_VERSION}"
+            )
+        return cls(*_STATE.unpack(stored)[1:])
+
+
+class Environment:
+    """One LMDB environment, shared by all readers and writers of this process that use the same file."""
+
+    def __init__(self, path: Path, *, create: bool) -> None:
+        self.path = path
+        self.users = 0
+        self._gate = threading.Condition()
+        self._views = 0
+        self._resizing = False
+        self.log: CommitLog | None = None  # of the writer in this process, if there is one
+        self._follower: LogFollower | None = None
+        self._following = threading.Lock()
+        self.lmdb = self._open(path, create)
+        self.lmdb.reader_check()
+
+    @staticmethod
+    def _open(path: Path, create: bool) -> Any:
+        size = path / "data.mdb"
+        options: dict[str, Any] = {
+            "map_size": max(MAP_BYTES_FIRST, size.stat().st_size if size.exists() else 0),
+            "max_readers": READERS_MAX,
+            "max_dbs": 0,
+            "create": create,
+            "mode": 0o600,
+            "meminit": False,
+        }
+        try:
+            return lmdb.open(os.fspath(path), **options)
+        except lmdb.Error as error:
+            if "Read-only" in str(error):
+                # Nobody can write to a read-only file system, so readers need no lock there.
+                return lmdb.open(os.fspath(path), readonly=True, lock=False, **options)
+            if "denied" in str(error):
+                raise Unavailable(
+                    f"{path} may not be opened: readers too need the right to write its lock.mdb, where they say what "
+                    "they read, and its data.mdb, which LMDB opens for writing"
+                ) from error
+            if "already open" in str(error):
+                raise Unavailable(
+                    f"{path} is open in the process that this one was forked from, and LMDB does not cross a fork: "
+                    "start workers with 'spawn' instead of 'fork', or open the store in the children only"
+                ) from error
+            if isinstance(error, lmdb.InvalidError | lmdb.VersionMismatchError | lmdb.CorruptedError):
+                raise Corrupt(f"{path} holds no readable store: {error}") from error
+            raise Unavailable(f"the store at {path} could not be opened: {error}") from error
+
+    @contextmanager
+    def read(self) -> Iterator[Any]:
+        """A read transaction; another process that grew the map is followed."""
+        transaction = self._begin()
+        try:
+            yield transaction
+        finally:
+            self._end(transaction)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[tuple[Any, Layer | None]]:
+        """A read transaction, and the commits that are only in the log: together one state of the store."""
+        transaction, layer = self._take_snapshot()
+        try:
+            yield transaction, layer
+        finally:
+            self._end(transaction)
+
+    def _take_snapshot(self) -> tuple[Any, Layer | None]:
+        without_log: State | None = None
+        for _ in range(SNAPSHOT_TRIES):
+            transaction = self._begin()
+            try:
+                state = State.decode(transaction.get(STATE_KEY))
+                if state == without_log:
+                    return transaction, None
+                log = self.log
+                try:
+                    if log is not None and log.epoch == state.log_epoch:
+                        layer = log.layer(state.folded)
+                    else:
+                        layer = self._follow(state)
+                    if layer is not None:
+                        return transaction, layer if layer.top > layer.floor else None
+                except FileNotFoundError:
+                    # Nothing was logged yet, or all of it is in LMDB and the log was removed: then the state changed.
+                    without_log = state
+            except BaseException:
+                self._end(transaction)
+                raise
+            self._end(transaction)
+        raise Corrupt(f"the commit log of {self.path} does not go with its data file")
+
+    def _follow(self, state: State) -> Layer | None:
+        """What another process has in its log over this state; None if LMDB must be looked at again."""
+        with self._following:
+            follower = self._follower
+            if follower is None or follower.epoch != state.log_epoch or follower.is_removed:
+                self._stop_following()
+                try:
+                    follower = self._follower = LogFollower(self.path, state.log_epoch)
+                except PermissionError as error:
+                    raise Unavailable(f"the commit log of {self.path} may not be read: {error}") from error
+            return follower.layer(state.folded)
+
+    def _stop_following(self) -> None:
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+
+    def close(self) -> None:
+        """Let go of the file, once the views of this process have ended."""
+        self.quiesce()
+        self._stop_following()
+        self.lmdb.close()
+
+    def _end(self, transaction: Any) -> None:
+        transaction.abort()
+        with self._gate:
+            self._views -= 1
+            if not self._views:
+                self._gate.notify_all()
+
+    def _begin(self) -> Any:
+        while True:
+            with self._gate:
+                if not self._gate.wait_for(lambda: not self._resizing, GROW_WAIT_S):
+                    raise Unavailable("the store's map has been waiting to grow for too long")
+                self._views += 1
+            try:
+                return self.lmdb.begin()
+            except lmdb.MapResizedError:
+                self._leave()
+                self.resize(0)
+            except lmdb.ReadersFullError as error:
+                self._leave()
+                if not self.lmdb.reader_check():
+                    raise Unavailable(f"all {READERS_MAX} reader slots of {self.path} are taken") from error
+            except lmdb.Error as error:
+                self._leave()
+                raise Unavailable(f"the store at {self.path} was closed or cannot be read: {error}") from error
+            except BaseException:
+                self._leave()
+                raise
+
+    def quiesce(self) -> None:
+        """Wait, but not for ever, until no view of this process is open."""
+        with self._gate:
+            self._gate.wait_for(lambda: not self._views, GROW_WAIT_S)
+
+    def _leave(self) -> None:
+        with self._gate:
+            self._views -= 1
+            self._gate.notify_all()
+
+    def resize(self, size: int) -> None:
+        """Set the map's size (0: follow the file). LMDB wants no transaction of this process open meanwhile."""
+        with self._gate:
+            if not self._gate.wait_for(lambda: not self._resizing, GROW_WAIT_S):
+                raise Unavailable("the store's map has been waiting to grow for too long")
+            self._resizing = True
+            try:
+                if not self._gate.wait_for(lambda: not self._views, GROW_WAIT_S):
+                    raise Unavailable("the store's map must grow, but a view of this process stays open")
+                self.lmdb.set_mapsize(size)
+            finally:
+                self._resizing = False
+                self._gate.notify_all()
+
+    def grow(self) -> None:
+        """Double the map."""
+        size = self.lmdb.info()["map_size"] * 2
+        if size > MAP_BYTES_MAX:
+            raise Unavailable(f"the store has reached the largest map of {MAP_BYTES_MAX} bytes")
+        self.resize(size)
+
+
+_environments: dict[tuple[int, int], Environment] = {}
+_environments_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    # LMDB forbids using an environment in a child. The child forgets it, without closing: that would touch the
+    # parent's locks. Other stores it may open.
+    global _environments, _environments_lock
+    _abandoned.append(_environments)
+    _environments = {}
+    _environments_lock = threading.Lock()
+
+
+_abandoned: list[dict[tuple[int, int], Environment]] = []
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    try:
+        status = (path / "data.mdb").stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return (0, 0)  # no file has this
+    return status.st_dev, status.st_ino
+
+
+def acquire(path: Path, *, create: bool) -> Environment:
+    """The environment of a store's file, opened at the first use in this process."""
+    try:
+        return _acquire(path, create)
+    except PermissionError as error:
+        raise Unavailable(f"the store at {path} may not be opened: {error}") from error
+
+
+def _acquire(path: Path, create: bool) -> Environment:
+    if create:
+        make_directories(path)
+    with _environments_lock:
+        # By the file, not by its folder: a store that was deleted and made anew is another one.
+        environment = _environments.get(_identity(path))
+        if environment is None:
+            if not create and not (path / "data.mdb").exists():
+                raise NotFound(f"there is no store at {path}")
+            environment = Environment(path, create=create)
+            _environments[_identity(path)] = environment
+            if create:
+                sync_directory(path)
+        environment.users += 1
+        return environment
+
+
+def release(environment: Environment) -> None:
+    """One user less; the last one closes it."""
+    with _environments_lock:
+        environment.users -= 1
+        if environment.users:
+            return
+        for identity, candidate in list(_environments.items()):
+            if candidate is environment:
+                del _environments[identity]
+                environment.close()

@@ -1,0 +1,366 @@
+"""The commit log of `file:`: what is in it counts from its sync on, once, for all, whatever its writer suffers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detent.errors import Corrupt, Fenced, Unavailable
+from detent.kv import Batch, Reader, commitlog, file
+from detent.kv.commitlog import LOG_BYTES_MAX, PAGE, CommitLog, LogFollower, decode_record, encode_record, take_over
+from detent.kv.file import FileWriter
+from detent.kv.overlay import Layer, Overlay, merged
+
+CHANGES = st.dictionaries(st.binary(min_size=1, max_size=4), st.none() | st.binary(max_size=4), max_size=5)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Any:
+    writer = FileWriter(tmp_path / "store")
+    yield writer
+    writer.close()
+
+
+def put(writer: FileWriter, **pairs: bytes | None) -> None:
+    batch = Batch()
+    batch.extend({key.encode(): value for key, value in pairs.items()})
+    writer.commit(batch)
+
+
+def everything(reader: Reader) -> dict[str, bytes]:
+    with reader.view() as view:
+        return {key.decode(): value for key, value in view.scan(b"")}
+
+
+def as_another_process_sees_it(path: Path) -> dict[str, bytes]:
+    """What the files hold for a process that shares no memory with the writer."""
+    found: dict[str, bytes] = {}
+    output = subprocess.run([sys.executable, "-c", READ, str(path)], check=True, capture_output=True).stdout
+    for line in output.splitlines():
+        key, value = line.split(b" ")
+        found[bytes.fromhex(key.decode()).decode()] = bytes.fromhex(value.decode())
+    return found
+
+
+READ = """
+import sys
+from detent.kv import open_reader
+with open_reader("file:" + sys.argv[1]).view() as view:
+    for key, value in view.scan(b""):
+        print(key.hex(), value.hex())
+"""
+
+
+# -- records ------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 2**64 - 1), st.integers(0, 2**64 - 1), CHANGES, st.binary(max_size=20))
+def test_records_come_back(number: int, epoch: int, changes: dict[bytes, bytes | None], behind: bytes) -> None:
+    assert decode_record(b"".join(encode_record(number, epoch, changes)) + behind) == (number, epoch, changes)
+
+
+@given(CHANGES, st.data())
+def test_a_record_that_lost_anything_is_none(changes: dict[bytes, bytes | None], data: st.DataObject) -> None:
+    record = b"".join(encode_record(7, 3, changes))
+    assert decode_record(record[: data.draw(st.integers(0, len(record) - 1))]) is None
+    at = data.draw(st.integers(0, len(record) - 1))
+    flipped = bytearray(record)
+    flipped[at] ^= 1 << data.draw(st.integers(0, 7))
+    assert decode_record(bytes(flipped)) is None
+
+
+def test_nonsense_with_a_right_checksum_is_corrupt() -> None:
+    for body in (b"\x01", b"\x00\x00\x00\x00\x00\x00", b"\x05\x00\x00\x00\x00\x00ab", b"\x01\x00\xfe\xff\xff\xffk"):
+        head = commitlog._HEAD.pack(commitlog.MAGIC, len(body), 1, 1, commitlog._checksum(1, 1, [body]))
+        with pytest.raises(Corrupt):
+            decode_record(head + body)
+
+
+def test_the_bytes_of_a_record() -> None:
+    record = encode_record(2, 1, {b"k": b"value", b"gone": None})
+    assert b"".join(record).hex() == GOLDEN
+    large = encode_record(3, 1, {b"k": bytes(PAGE + 1), b"l": b"", b"m": bytes(2 * PAGE)})
+    assert decode_record(b"".join(large)) == (3, 1, {b"k": bytes(PAGE + 1), b"l": b"", b"m": bytes(2 * PAGE)})
+
+
+GOLDEN = (
+    "44544c47" "16000000" "0200000000000000" "0100000000000000" "b5321c6c1f1c8a51"
+    "0100" "05000000" "6b" "76616c7565"
+    "0400" "ffffffff" "676f6e65"
+)  # fmt: skip
+
+
+# -- the overlay --------------------------------------------------------------------------------------------------
+
+
+@given(st.dictionaries(st.binary(min_size=1, max_size=2), st.binary(max_size=2)), st.lists(CHANGES), st.data())
+def test_an_overlay_is_a_dictionary_of_its_time(
+    stored: dict[bytes, bytes], commits: list[dict[bytes, bytes | None]], data: st.DataObject
+) -> None:
+    """LMDB holds the commits through `floor`; a view of time `top` sees those and the overlay's, both ways."""
+    base = data.draw(st.integers(0, len(commits)))
+    floor = data.draw(st.integers(base, len(commits)))
+    top = data.draw(st.integers(floor, len(commits)))
+    overlay = Overlay(base)
+    at_floor, expected = dict(stored), dict(stored)
+    for number, changes in enumerate(commits, 1):
+        if number > base:
+            overlay.add(number, changes)
+        for model, end in ((at_floor, floor), (expected, top)):
+            if number <= end:
+                for key, value in changes.items():
+                    model.pop(key, None) if value is None else model.update({key: value})
+    layer = Layer(overlay, floor, top)
+    start, end = sorted([data.draw(st.binary(max_size=2)), data.draw(st.binary(max_size=2))])
+    for reverse in (False, True):
+        pairs = sorted(((k, v) for k, v in at_floor.items() if start <= k < end), reverse=reverse)
+        found = merged(iter(pairs), layer.between(start, end, reverse=reverse), reverse=reverse)
+        assert list(found) == sorted(((k, v) for k, v in expected.items() if start <= k < end), reverse=reverse)
+    for key in at_floor.keys() | expected.keys():
+        version = layer.find(key)
+        assert (at_floor.get(key) if version is None else version[1]) == expected.get(key)
+
+
+# -- a writer and its log -----------------------------------------------------------------------------------------
+
+
+def test_small_commits_are_in_the_log_and_everybody_sees_them(writer: FileWriter, tmp_path: Path) -> None:
+    put(writer, a=b"1", b=b"2")
+    put(writer, a=None, c=b"3")
+    with writer._live().read() as transaction:
+        assert transaction.get(b"b") is None, "it is not in LMDB yet"
+    assert everything(writer) == as_another_process_sees_it(tmp_path / "store") == {"b": b"2", "c": b"3"}
+    writer.maintain()
+    with writer._live().read() as transaction:
+        assert transaction.get(b"b") == b"2"
+    put(writer, d=b"4")
+    assert everything(writer) == as_another_process_sees_it(tmp_path / "store") == {"b": b"2", "c": b"3", "d": b"4"}
+
+
+def test_a_closed_store_has_no_log(tmp_path: Path) -> None:
+    for _ in range(3):
+        writer = FileWriter(tmp_path)
+        put(writer, a=b"1")
+        assert list(tmp_path.glob("commits-*"))
+        writer.close()
+        assert not list(tmp_path.glob("commits-*"))
+
+
+def test_the_log_is_bounded(writer: FileWriter, tmp_path: Path) -> None:
+    for number in range(3 * LOG_BYTES_MAX // 100_000):
+        put(writer, **{f"k{number}": bytes(100_000)})
+    (log,) = (tmp_path / "store").glob("commits-*.log")
+    assert log.stat().st_size <= LOG_BYTES_MAX
+    assert len(everything(writer)) == 3 * LOG_BYTES_MAX // 100_000
+    assert everything(writer) == as_another_process_sees_it(tmp_path / "store")
+
+
+def test_a_view_stays_as_it_was_while_the_log_moves(writer: FileWriter) -> None:
+    put(writer, a=b"1", gone=b"x")
+    with writer.view() as view:
+        put(writer, a=b"2", gone=None)
+        writer.maintain()
+        put(writer, a=b"3", b=b"3")
+        assert (view.get(b"a"), view.get(b"gone"), view.get(b"b")) == (b"1", b"x", None)
+        assert list(view.scan(b"")) == [(b"a", b"1"), (b"gone", b"x")]
+    assert everything(writer) == {"a": b"3", "b": b"3"}
+
+
+def test_what_a_replaced_writer_left_in_its_log_is_kept_and_its_next_commit_is_not(tmp_path: Path) -> None:
+    first = FileWriter(tmp_path)
+    put(first, a=b"1")
+    second = FileWriter(tmp_path)
+    with pytest.raises(Fenced):
+        put(first, a=b"zombie")
+    put(second, b=b"2")
+    assert everything(second) == as_another_process_sees_it(tmp_path) == {"a": b"1", "b": b"2"}
+    first.close()
+    second.close()
+    third = FileWriter(tmp_path)
+    assert everything(third) == {"a": b"1", "b": b"2"}
+    third.close()
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_replaced_in_the_middle_of_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_time: bool) -> None:
+    """Written before the successor read the log: kept, and said so. Written after: refused, and nobody's."""
+    first = FileWriter(tmp_path)
+    put(first, a=b"1")
+    write, second = CommitLog.write, []
+
+    def replaced(log: CommitLog, record: list[bytes]) -> None:
+        monkeypatch.setattr(CommitLog, "write", write)
+        if in_time:
+            write(log, record)
+        second.append(FileWriter(tmp_path))
+        if not in_time:
+            write(log, record)
+
+    monkeypatch.setattr(CommitLog, "write", replaced)
+    if in_time:
+        put(first, b=b"2")
+    else:
+        with pytest.raises(Fenced):
+            put(first, b=b"2")
+    with pytest.raises(Fenced):
+        put(first, c=b"3")
+    assert everything(second[0]) == ({"a": b"1", "b": b"2"} if in_time else {"a": b"1"})
+    first.close()
+    second[0].close()
+
+
+def test_a_log_that_comes_too_late_is_not_begun(tmp_path: Path) -> None:
+    """A writer that had no log yet when it was replaced: its successor has looked for one already."""
+    first = FileWriter(tmp_path)
+    second = FileWriter(tmp_path)
+    with pytest.raises(Fenced):
+        put(first, a=b"1")
+    put(second, b=b"2")
+    assert everything(second) == {"b": b"2"}
+    first.close()
+    second.close()
+
+
+# -- when something fails -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
+def test_a_commit_that_failed_in_the_log_never_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    writer = FileWriter(tmp_path)
+    put(writer, a=b"1")
+    real = getattr(os, call)
+
+    def fails(*arguments: Any) -> int:
+        if call == "fdatasync":
+            real(*arguments)  # the worst case: it was written, and the error is about something else
+        raise OSError(errno.EIO, "the disk has a bad day")
+
+    monkeypatch.setattr(commitlog.os, call, fails)
+    with pytest.raises(Unavailable, match="bad day"):
+        put(writer, a=b"2")
+    monkeypatch.setattr(commitlog.os, call, real)
+    with pytest.raises(Unavailable, match="recover"):
+        put(writer, a=b"3")
+    assert everything(writer) == as_another_process_sees_it(tmp_path) == {"a": b"1"}
+    writer.recover()
+    put(writer, b=b"2")
+    assert everything(writer) == as_another_process_sees_it(tmp_path) == {"a": b"1", "b": b"2"}
+    successor = FileWriter(tmp_path)
+    assert everything(successor) == {"a": b"1", "b": b"2"}
+    writer.close()
+    successor.close()
+
+
+STEPS = ["write", "add", "publish", "after"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_interrupt_at_any_step_leaves_all_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    writer = FileWriter(tmp_path)
+    put(writer, a=b"1")
+    homes: dict[str, Any] = {"write": CommitLog, "add": Overlay, "publish": CommitLog, "after": CommitLog}
+    name = "publish" if step == "after" else step
+    real = getattr(homes[step], name)
+
+    def strikes(*arguments: Any) -> None:
+        if step in {"write", "after"}:
+            real(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(homes[step], name, strikes)
+        with pytest.raises(KeyboardInterrupt):
+            put(writer, a=b"2")
+    seen = everything(writer)
+    writer.recover()
+    assert everything(writer) == as_another_process_sees_it(tmp_path)
+    if step in {"publish", "after"}:
+        assert everything(writer) == seen == {"a": b"2"}, "it was seen, so it stays"
+    else:
+        assert everything(writer) == seen == {"a": b"1"}, "it was not seen, so it never will be"
+    kept = everything(writer)
+    put(writer, b=b"3")
+    assert everything(writer) == as_another_process_sees_it(tmp_path) == {**kept, "b": b"3"}
+    successor = FileWriter(tmp_path)
+    assert everything(successor) == {**kept, "b": b"3"}
+    writer.close()
+    successor.close()
+
+
+def test_without_room_for_a_log_commits_go_to_lmdb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commitlog.os, "pwrite", lambda *arguments: len(arguments[1]) // 2)  # as on a full disk
+    writer = FileWriter(tmp_path)
+    put(writer, a=b"1")
+    put(writer, b=b"2")
+    assert everything(writer) == as_another_process_sees_it(tmp_path) == {"a": b"1", "b": b"2"}
+    assert not list(tmp_path.glob("commits-*"))
+    writer.close()
+
+
+def test_a_torn_last_record_is_dropped_and_the_ones_before_stay(tmp_path: Path) -> None:
+    log = log_with(tmp_path, {b"a": b"1"}, {b"b": bytes(3 * PAGE)}, {b"c": b"3"})
+    path = commitlog.log_path(tmp_path, 1)
+    data = bytearray(path.read_bytes())
+    data[PAGE + 2 * PAGE] ^= 1  # in the middle of the second
+    path.write_bytes(data)
+    left = take_over(tmp_path, 1, 0)
+    assert (left.last, left.latest()) == (1, {b"a": b"1"})
+    log.close()
+
+
+def test_records_of_an_earlier_lap_do_not_count(tmp_path: Path) -> None:
+    log = log_with(tmp_path, {b"a": b"1"}, {b"b": b"2"}, {b"c": b"3"})
+    log.restart(3)
+    log.write(encode_record(4, 1, {b"d": b"4"}))
+    log.accept(4, {b"d": b"4"})
+    assert take_over(tmp_path, 1, 3).latest() == {b"d": b"4"}
+    log.close()
+    for folded in (0, 1, 2, 4, 5):
+        assert take_over(tmp_path, 1, folded).latest() == {}, "the records do not continue this state"
+
+
+def log_with(directory: Path, *commits: dict[bytes, bytes | None]) -> CommitLog:
+    (directory / "data.mdb").touch()
+    log = CommitLog(directory, 1, 0)
+    for number, changes in enumerate(commits, 1):
+        log.write(encode_record(number, 1, changes))
+        log.accept(number, changes)
+    return log
+
+
+def test_a_reader_does_not_see_what_is_not_published(tmp_path: Path) -> None:
+    """Written is not durable: the record may still be lost with the machine."""
+    log = log_with(tmp_path, {b"a": b"1"})
+    log.write(encode_record(2, 1, {b"b": b"2"}))
+    follower = LogFollower(tmp_path, 1)
+    layer = follower.layer(0)
+    assert layer is not None
+    assert (layer.find(b"a"), layer.find(b"b")) == ((1, b"1"), None)
+    log.accept(2, {b"b": b"2"})
+    layer = follower.layer(0)
+    assert layer is not None
+    assert layer.find(b"b") == (2, b"2")
+    follower.close()
+    log.close()
+
+
+def test_a_log_far_too_large_commit_goes_to_lmdb_and_takes_the_log_along(writer: FileWriter, tmp_path: Path) -> None:
+    put(writer, a=b"1", b=b"1")
+    put(writer, b=b"2", big=bytes(file.LOGGED_BYTES_MAX + 1))
+    with writer._live().read() as transaction:
+        assert (transaction.get(b"a"), transaction.get(b"b")) == (b"1", b"2")
+    put(writer, a=b"3")
+    found = as_another_process_sees_it(tmp_path / "store")
+    assert (found["a"], found["b"], len(found["big"])) == (b"3", b"2", file.LOGGED_BYTES_MAX + 1)

@@ -76,9 +76,11 @@ class Sessions:
             for session, floor, sequence, answer, now_ms in decode_answers(value):
                 self._remember(session, floor, sequence, answer, record, now_ms)
             self._group = record + 1
-        # A record that one session still needs may hold answers of others that have expired.
+        # A record that one session still needs may hold answers of others that have expired. One whose answers go only
+        # now (the wall clock was set back and it came after a "later" expiry) must be remembered as expired.
+        through = self.expired_through
         self._forget(self._expired_before_ms)
-        self._expired_dirty = False
+        self._expired_dirty = self.expired_through > through
         self._obsolete += [record for record, count in self._references.items() if not count]
         for record in self._obsolete:
             self._references.pop(record, None)
@@ -161,7 +163,8 @@ class Sessions:
         """Forget the sessions that have been idle too long; the next flush makes it durable. Returns how many."""
         count = self._forget(now_ms - SESSION_IDLE_MS)
         if count:
-            self._expired_before_ms = now_ms - SESSION_IDLE_MS
+            # Never back, even if the wall clock went back over a restart: what has expired stays expired.
+            self._expired_before_ms = max(self._expired_before_ms, now_ms - SESSION_IDLE_MS)
         return count
 
     def _forget(self, before_ms: int) -> int:

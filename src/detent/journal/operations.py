@@ -260,8 +260,10 @@ def check_append(operation: Append) -> tuple[int, int, Any]:
 
 def unpack(op: AppendPacked) -> list[Any]:
     """The content columns of packed bodies; refused when the lengths do not add up."""
-    if len(op.sizes) % 4 or not 4 <= len(op.sizes) <= 4 * APPEND_ROWS_MAX:
-        raise Invalid(f"packed bodies have 1 to {APPEND_ROWS_MAX} lengths of 4 bytes")
+    if len(op.sizes) % 4 or not op.sizes:
+        raise Invalid("packed bodies have lengths of 4 bytes each, and at least one")
+    if len(op.sizes) > 4 * APPEND_ROWS_MAX:
+        raise LimitExceeded(f"one append holds at most {APPEND_ROWS_MAX} messages, not {len(op.sizes) // 4}")
     sizes = np.frombuffer(op.sizes, "<i4").astype(np.int64)
     if int(sizes.min()) < 0 or int(sizes.sum()) != len(op.blob):
         raise Invalid("the lengths of packed bodies do not add up to their bytes")

@@ -809,13 +809,13 @@ def closes_with_transactions_under_way(io: Io) -> None:
         return Request(engine.new_session(), 0, 0, [Append("j", [b"x"])])
 
     answered: list[Any] = []
-    engine.submit(request(), answered.append)  # from now on there is a committing thread
+    engine.submit(request(), answered.extend)  # from now on there is a committing thread
     eventually(lambda: answered)
     writer.commit = slowly
     caller = threading.Thread(target=lambda: engine.commit(request()))
     caller.start()
     time.sleep(0.1)
-    engine.submit(request(), answered.append)
+    engine.submit(request(), answered.extend)
     closing = threading.Thread(target=engine.close, daemon=True)
     closing.start()
     caller.join()

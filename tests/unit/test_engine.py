@@ -91,9 +91,9 @@ class TestGroups:
         done: list[Ticket] = []
         finished = threading.Semaphore(0)
 
-        def callback(ticket: Ticket) -> None:
-            done.append(ticket)
-            finished.release()
+        def callback(tickets: list[Ticket]) -> None:
+            done.extend(tickets)
+            finished.release(len(tickets))
 
         def submit() -> None:
             for _ in range(50):
@@ -375,7 +375,9 @@ class TestBackPressure:
         writer.entered.acquire()
         answered = threading.Semaphore(0)
         for i in range(3):
-            world.engine.submit(world.request(ops.Append("j", [b"%d" % i]), answered=0), lambda _: answered.release())
+            world.engine.submit(
+                world.request(ops.Append("j", [b"%d" % i]), answered=0), lambda tickets: answered.release(len(tickets))
+            )
         with pytest.raises(LimitExceeded):
             world.engine.submit(world.request(ops.Append("j", [b"over"]), answered=0), lambda _: None)
         writer.gate.release(5)

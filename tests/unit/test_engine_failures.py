@@ -76,8 +76,8 @@ class TestOneBadTransaction:
     def test_a_callback_that_fails_stops_nobody(self, world: World) -> None:
         answered = threading.Semaphore(0)
 
-        def explode(_: Ticket) -> None:
-            answered.release()
+        def explode(tickets: list[Ticket]) -> None:
+            answered.release(len(tickets))
             raise RuntimeError("the loop is closed")
 
         world.concurrent = True

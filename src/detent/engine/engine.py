@@ -18,7 +18,7 @@ import msgspec
 from detent import crash
 from detent.engine.lead import Lead
 from detent.engine.operation import Context, Done, Machine, Operation, Result
-from detent.engine.request import Request, Ticket, refusal
+from detent.engine.request import Callback, Request, Ticket, finish, refusal
 from detent.engine.sessions import Sessions
 from detent.errors import DetentError, Fenced, Invalid, Unavailable
 from detent.kv import Batch, Writer
@@ -86,10 +86,11 @@ class Engine:
         self._lead.commit(ticket)
         return ticket.outcome()
 
-    def submit(self, request: Request, callback: Callable[[Ticket], None], waiter: Any = None) -> None:
+    def submit(self, request: Request, callback: Callback, waiter: Any = None) -> None:
         """Apply a transaction in the background; the committing thread calls `callback` when it is done.
 
-        `waiter` is the caller's own: the ticket carries it to the callback. Operations that need slow checks first
+        The callback gets all tickets of a group that were submitted with it. `waiter` is the caller's own: the ticket
+        carries it there. Operations that need slow checks first
         belong to `commit`, in a thread: see `is_prepared`.
         """
         request.check()
@@ -137,9 +138,7 @@ class Engine:
                 logger.exception("a group commit failed")
         finally:
             crash.point("engine.group.before_answer")
-            for ticket in group:
-                if ticket.decided:
-                    ticket.finish()
+            finish(group)
 
     def _decide(self, group: list[Ticket]) -> None:
         self._refuse()

@@ -223,5 +223,5 @@ class Lead:
                 return
 
 
-def _nobody_waits(_: Ticket) -> None:
+def _nobody_waits(_: list[Ticket]) -> None:
     """The callback of a ticket whose caller has gone."""

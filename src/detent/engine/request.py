@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -66,7 +66,7 @@ class Ticket:
         "waiter",
     )
 
-    def __init__(self, request: Request, callback: Callable[[Ticket], None] | None = None, waiter: Any = None) -> None:
+    def __init__(self, request: Request, callback: Callback | None = None, waiter: Any = None) -> None:
         self.request = request
         self.callback = callback
         self.waiter = waiter
@@ -121,19 +121,6 @@ class Ticket:
             self.error = refusal(error)
             self.decided = True
 
-    def finish(self) -> None:
-        """Hand the answer over, once. A callback that fails is its owner's affair, not the group's."""
-        if self.finished:
-            return
-        if self.callback is None:
-            self.wake()
-        else:
-            try:
-                self.callback(self)
-            except Exception:
-                logger.exception("the callback of a transaction failed")
-        self.finished = True
-
     def outcome(self) -> list[Result]:
         """The results, or the error raised."""
         if self.error is not None:
@@ -141,6 +128,30 @@ class Ticket:
         if self.results is None:
             raise Unavailable("the engine stopped before this transaction was applied")
         return self.results
+
+
+Callback = Callable[[list[Ticket]], None]
+"""Takes the answered tickets of one group that were submitted with it, in order."""
+
+
+def finish(group: Iterable[Ticket]) -> None:
+    """Hand the answers over, each once. A callback that fails is its owner's affair, not the group's."""
+    together: dict[Callback, list[Ticket]] = {}
+    for ticket in group:
+        if not ticket.decided or ticket.finished:
+            continue
+        if ticket.callback is None:
+            ticket.wake()
+            ticket.finished = True
+        else:
+            together.setdefault(ticket.callback, []).append(ticket)
+    for callback, tickets in together.items():
+        try:
+            callback(tickets)
+        except Exception:
+            logger.exception("the callback of a transaction failed")
+        for ticket in tickets:
+            ticket.finished = True
 
 
 def refusal(error: BaseException) -> DetentError:

@@ -10,16 +10,17 @@ from detent.engine import Ticket
 
 
 class Dispatcher:
-    """Brings tickets to futures of one loop. Waking a loop costs a system call, so a group of answers shares one."""
+    """Brings tickets to futures of one loop. Waking a loop costs a system call, and lets the loop's thread run before
+    the next answer is in, so a group of answers shares one."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._ready: deque[Ticket] = deque()
         self._scheduled = False
 
-    def deliver(self, ticket: Ticket) -> None:
-        """The callback for a ticket whose `waiter` is a future of this loop."""
-        self._ready.append(ticket)
+    def deliver(self, tickets: list[Ticket]) -> None:
+        """The callback for tickets whose `waiter` is a future of this loop."""
+        self._ready.extend(tickets)
         if not self._scheduled and not self._loop.is_closed():
             self._scheduled = True
             with contextlib.suppress(RuntimeError):  # the loop was closed at this moment: nobody waits any more

@@ -349,13 +349,14 @@ class LogFollower:
         if self.overlay.base != folded:
             self.overlay = Overlay(folded)
             self._at = 0
-        overlay = self.overlay
+        overlay, self.overlay = self.overlay, Overlay(-1)  # if this is interrupted, the next one starts over
         while overlay.last < number:
             record = self._read(overlay.last + 1)
             if record is None:
-                return False
+                break
             overlay.add(record.number, record.changes)
-        return True
+        self.overlay = overlay
+        return overlay.last >= number
 
     def _read(self, number: int) -> Record | None:
         head = os.pread(self._file, PAGE, self._at)

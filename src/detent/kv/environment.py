@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import struct
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +35,9 @@ READERS_MAX: Final = 4096
 
 GROW_WAIT_S: Final = 30.0
 """How long a resize waits for the views of this process to end before it gives up."""
+
+LOST_VIEWS_S: Final = 0.05
+"""How often a resize looks whether a view that an interrupt has lost is gone; nobody says so."""
 
 SNAPSHOT_TRIES: Final = 1000
 """A snapshot is taken again when the log moved on between LMDB's part and its own, a few times a second at most."""
@@ -65,6 +70,15 @@ class State(NamedTuple):
         return cls(*_STATE.unpack(stored)[1:])
 
 
+class _Hold:
+    """A read transaction of this process. Where an interrupt loses one, it is gone with its last reference."""
+
+    __slots__ = ("__weakref__", "transaction")
+
+    def __init__(self) -> None:
+        self.transaction: Any = None
+
+
 class Environment:
     """One LMDB environment, shared by all readers and writers of this process that use the same file."""
 
@@ -72,7 +86,7 @@ class Environment:
         self.path = path
         self.users = 0
         self._gate = threading.Condition()
-        self._views = 0
+        self._views: weakref.WeakSet[_Hold] = weakref.WeakSet()
         self._resizing = False
         self.log: CommitLog | None = None  # of the writer in this process, if there is one
         self._follower: LogFollower | None = None
@@ -114,29 +128,29 @@ class Environment:
     @contextmanager
     def read(self) -> Iterator[Any]:
         """A read transaction; another process that grew the map is followed."""
-        transaction = self._begin()
+        hold = self._begin()
         try:
-            yield transaction
+            yield hold.transaction
         finally:
-            self._end(transaction)
+            self._end(hold)
 
     @contextmanager
     def snapshot(self) -> Iterator[tuple[Any, Layer | None]]:
         """A read transaction, and the commits that are only in the log: together one state of the store."""
-        transaction, layer = self._take_snapshot()
+        hold, layer = self._take_snapshot()
         try:
-            yield transaction, layer
+            yield hold.transaction, layer
         finally:
-            self._end(transaction)
+            self._end(hold)
 
-    def _take_snapshot(self) -> tuple[Any, Layer | None]:
+    def _take_snapshot(self) -> tuple[_Hold, Layer | None]:
         without_log: State | None = None
         for _ in range(SNAPSHOT_TRIES):
-            transaction = self._begin()
+            hold = self._begin()
             try:
-                state = State.decode(transaction.get(STATE_KEY))
+                state = State.decode(hold.transaction.get(STATE_KEY))
                 if state == without_log:
-                    return transaction, None
+                    return hold, None
                 log = self.log
                 try:
                     if log is not None and log.epoch == state.log_epoch:
@@ -144,14 +158,14 @@ class Environment:
                     else:
                         layer = self._follow(state)
                     if layer is not None:
-                        return transaction, layer if layer.top > layer.floor else None
+                        return hold, layer if layer.top > layer.floor else None
                 except FileNotFoundError:
                     # Nothing was logged yet, or all of it is in LMDB and the log was removed: then the state changed.
                     without_log = state
             except BaseException:
-                self._end(transaction)
+                self._end(hold)
                 raise
-            self._end(transaction)
+            self._end(hold)
         raise Corrupt(f"the commit log of {self.path} does not go with its data file")
 
     def _follow(self, state: State) -> Layer | None:
@@ -177,44 +191,48 @@ class Environment:
         self._stop_following()
         self.lmdb.close()
 
-    def _end(self, transaction: Any) -> None:
-        transaction.abort()
-        with self._gate:
-            self._views -= 1
-            if not self._views:
-                self._gate.notify_all()
+    def _end(self, hold: _Hold) -> None:
+        hold.transaction.abort()
+        self._leave(hold)
 
-    def _begin(self) -> Any:
+    def _begin(self) -> _Hold:
         while True:
+            hold = _Hold()
             with self._gate:
                 if not self._gate.wait_for(lambda: not self._resizing, GROW_WAIT_S):
                     raise Unavailable("the store's map has been waiting to grow for too long")
-                self._views += 1
+                self._views.add(hold)
             try:
-                return self.lmdb.begin()
+                hold.transaction = self.lmdb.begin()
+                return hold
             except lmdb.MapResizedError:
-                self._leave()
+                self._leave(hold)
                 self.resize(0)
             except lmdb.ReadersFullError as error:
-                self._leave()
+                self._leave(hold)
                 if not self.lmdb.reader_check():
                     raise Unavailable(f"all {READERS_MAX} reader slots of {self.path} are taken") from error
             except lmdb.Error as error:
-                self._leave()
+                self._leave(hold)
                 raise Unavailable(f"the store at {self.path} was closed or cannot be read: {error}") from error
-            except BaseException:
-                self._leave()
-                raise
+
+    def _leave(self, hold: _Hold) -> None:
+        with self._gate:
+            self._views.discard(hold)
+            if not self._views:
+                self._gate.notify_all()
+
+    def _wait_for_views(self) -> bool:
+        """Whether all views of this process have ended, after a while. The caller holds the gate."""
+        deadline = time.monotonic() + GROW_WAIT_S
+        while self._views and time.monotonic() < deadline:
+            self._gate.wait(LOST_VIEWS_S)
+        return not self._views
 
     def quiesce(self) -> None:
         """Wait, but not for ever, until no view of this process is open."""
         with self._gate:
-            self._gate.wait_for(lambda: not self._views, GROW_WAIT_S)
-
-    def _leave(self) -> None:
-        with self._gate:
-            self._views -= 1
-            self._gate.notify_all()
+            self._wait_for_views()
 
     def resize(self, size: int) -> None:
         """Set the map's size (0: follow the file). LMDB wants no transaction of this process open meanwhile."""
@@ -223,7 +241,7 @@ class Environment:
                 raise Unavailable("the store's map has been waiting to grow for too long")
             self._resizing = True
             try:
-                if not self._gate.wait_for(lambda: not self._views, GROW_WAIT_S):
+                if not self._wait_for_views():
                     raise Unavailable("the store's map must grow, but a view of this process stays open")
                 self.lmdb.set_mapsize(size)
             finally:

@@ -152,6 +152,7 @@ class FileWriter(FileReader):
         self._unsettled = 0  # the commit that was begun in the log and has not been accepted yet
         self._fenced = False
         self._folded = 0
+        self._moving = False  # whether LMDB may be ahead of what this object believes
         self._without_log = False  # there was no room for one; it is tried again after a while
         try:
             self.epoch = self._raise_epoch()
@@ -204,6 +205,8 @@ class FileWriter(FileReader):
                 raise self._fence()
             if self._unsettled:
                 raise Unavailable("a commit was interrupted; recover before the next one")
+            if self._moving:
+                self._look_again()
             crash.point("kv.commit.before_sync")
             if not (batch.bytes <= LOGGED_BYTES_MAX and self._commit_to_log(batch)):
                 self._fold(batch.operations, self._last + 1)
@@ -279,6 +282,7 @@ class FileWriter(FileReader):
         if self._log is not None and self._log.overlay.last > self._log.overlay.base:
             changes = {**self._log.overlay.latest(), **changes}
         crash.point("kv.fold.before_sync")
+        self._moving = True
         while True:
             try:
                 self._write(environment, changes, number, heir_of)
@@ -295,9 +299,10 @@ class FileWriter(FileReader):
         self._restart(number)
 
     def _restart(self, number: int) -> None:
-        self._folded = number
         if self._log is not None:
             self._log.restart(number)
+        self._folded = number
+        self._moving = False
 
     def _write(
         self, environment: Environment, changes: dict[bytes, bytes | None], number: int, heir_of: int | None
@@ -328,15 +333,8 @@ class FileWriter(FileReader):
 
     def recover(self) -> None:
         """Settle a commit that was interrupted: either everybody has seen it, or nobody ever will."""
-        environment = self._live()
         with self._lock:
-            with environment.read() as transaction:
-                state = State.decode(transaction.get(STATE_KEY))
-            if state.epoch != self.epoch:
-                self._fenced = True
-                raise self._fence()
-            if state.folded != self._folded:
-                self._restart(state.folded)  # LMDB's commit was durable
+            self._look_again()
             log, number = self._log, self._unsettled
             if log is not None and number > self._last:
                 self._fold({}, number)  # past its number, the record in the log counts no more
@@ -344,11 +342,27 @@ class FileWriter(FileReader):
                 log.publish()
             self._unsettled = 0
 
+    def _look_again(self) -> None:
+        """Ask LMDB how far it is: a commit of it may have been durable when it was interrupted."""
+        with self._live().read() as transaction:
+            state = State.decode(transaction.get(STATE_KEY))
+        if state.epoch != self.epoch:
+            self._fenced = True
+            raise self._fence()
+        overlay = None if self._log is None else self._log.overlay
+        if state.folded != self._folded or (overlay is not None and overlay.base != state.folded):
+            self._restart(state.folded)
+        elif self._log is not None and self._log.overlay.last == state.folded:
+            self._log.restart(state.folded)
+        self._moving = False
+
     def maintain(self) -> None:
         """Free the reader slots of killed processes, and move what the log holds to LMDB."""
         self._live().lmdb.reader_check()
         with self._lock:
             self._without_log = False
+            if self._moving:
+                self._look_again()
             if not self._unsettled and not self._fenced and self._last > self._folded:
                 self._fold({}, self._last)
 
@@ -371,6 +385,8 @@ class FileWriter(FileReader):
     def _empty_log(self, environment: Environment) -> None:
         if self._fenced or self._unsettled:
             return
+        if self._moving:
+            self._look_again()
         if self._last > self._folded:
             self._fold({}, self._last)
         crash.point("kv.close.after_fold")

@@ -7,6 +7,8 @@ import fcntl
 import json
 import os
 import signal
+import socket
+import stat
 import subprocess
 import tempfile
 import time
@@ -22,6 +24,7 @@ SOCKET_PATH_MAX: Final = 100
 """The kernel cuts socket paths near 108 bytes; longer ones live in the temporary directory."""
 
 END_WAIT_S: Final = 10.0
+_SOCKET: Final = "owner.sock"
 _SOCKET_FOLDER: Final = "detent-socket-"
 SOCKET_FOLDER_MAX: Final = 36
 
@@ -65,6 +68,7 @@ class OwnerLock:
             return False
         self._file = file
         _held.add(self)
+        _remove_remains(self._directory)  # at once: whatever fails from now on may take the note of it along
         return True
 
     def announce(self, epoch: int, socket: str) -> None:
@@ -100,13 +104,20 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def read_owner(directory: Path) -> Owner | None:
-    """The owner that announced itself last, if it still lives."""
+def _read_note(directory: Path) -> Owner | None:
+    """The owner that announced itself last, dead or alive."""
     try:
-        owner = Owner(**json.loads((directory / "owner.json").read_text()))
+        return Owner(**json.loads((directory / "owner.json").read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    return owner if process_born(owner.pid) == owner.born and not _is_zombie(owner.pid) else None
+
+
+def read_owner(directory: Path) -> Owner | None:
+    """The owner that announced itself last, if it still lives."""
+    owner = _read_note(directory)
+    if owner is None or process_born(owner.pid) != owner.born or _is_zombie(owner.pid):
+        return None
+    return owner
 
 
 def end_owner(directory: Path, owner: Owner) -> None:
@@ -134,12 +145,12 @@ def _is_zombie(pid: int) -> bool:
 
 def socket_path(directory: Path) -> Path:
     """Where the owner of a store listens."""
-    path = directory / "owner.sock"
+    path = directory / _SOCKET
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
         return path
     for base in (tempfile.gettempdir(), "/tmp"):
         if len(os.fsencode(base)) + SOCKET_FOLDER_MAX <= SOCKET_PATH_MAX:
-            return Path(tempfile.mkdtemp(prefix=_SOCKET_FOLDER, dir=base)) / "owner.sock"
+            return Path(tempfile.mkdtemp(prefix=_SOCKET_FOLDER, dir=base)) / _SOCKET
     raise Unavailable(f"{directory} and the temporary directory have too long names for a socket")
 
 
@@ -148,3 +159,35 @@ def remove_socket_folder(path: Path) -> None:
     if path.parent.name.startswith(_SOCKET_FOLDER):
         with contextlib.suppress(OSError):
             path.parent.rmdir()
+
+
+def _remove_remains(directory: Path) -> None:
+    """Remove what a killed owner has left in the temporary directory. Its note may be a copy, or anybody's words: what
+    goes is a socket on which nobody listens, in a folder such as we make, of our own user; and nothing else."""
+    note = _read_note(directory)
+    if note is None or not isinstance(note.socket, str):
+        return
+    path = Path(note.socket)
+    if not path.is_absolute() or path.name != _SOCKET or not path.parent.name.startswith(_SOCKET_FOLDER):
+        return
+    with contextlib.suppress(OSError, ValueError):
+        folder = path.parent.lstat()
+        ours = stat.S_ISDIR(folder.st_mode) and folder.st_uid == os.geteuid() and not folder.st_mode & 0o077
+        if not ours or _is_served(path):
+            return
+        path.unlink(missing_ok=True)
+        remove_socket_folder(path)
+
+
+def _is_served(path: Path) -> bool:
+    """Whether a socket has a listener, or is something else altogether."""
+    try:
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+                caller.setblocking(False)
+                caller.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    except BlockingIOError:
+        pass  # more callers than it can take: somebody is there
+    return True

@@ -33,9 +33,11 @@ class OwnerApp:
         self._reader = reader
         self._dispatcher: Dispatcher | None = None
         self._waits: set[Callable[[], None]] = set()
+        self._closing = False
 
     def end_waits(self) -> None:
-        """Answer everybody who waits for a journal to grow: the owner is closing."""
+        """Answer everybody who waits for a journal to grow, and who asks again at once: the owner is closing."""
+        self._closing = True
         for wake in list(self._waits):
             wake()
 
@@ -67,8 +69,10 @@ class OwnerApp:
             return 200, JSON, msgspec.json.encode({"next_offset": await self._wait(name, scope["query_string"])})
         raise NotFound(f"there is no {method} {path} here")
 
-    async def _commit(self, request: Request) -> list[Any] | DetentError:
+    async def _commit(self, request: Request | Invalid) -> list[Any] | DetentError:
         """One transaction of perhaps several; what is wrong with it is its own affair."""
+        if isinstance(request, Invalid):
+            return request
         try:
             if self._engine.is_prepared(request.operations):
                 # Checking fragments reads files: not on the loop that everybody else is answered from.
@@ -101,7 +105,7 @@ class OwnerApp:
         self._waits.add(wake)
         try:
             found = self._reader.next_offset(name)
-            if found <= offset:
+            if found <= offset and not self._closing:
                 try:
                     await asyncio.wait_for(woken.wait(), timeout_ms / 1000)
                 except TimeoutError:

@@ -14,6 +14,7 @@ import msgspec
 
 from detent.engine import Request, Ticket
 from detent.engine.lead import GROUP_BYTES_MAX, Lead
+from detent.engine.request import finish, refusal
 from detent.errors import DetentError, Unavailable
 from detent.remote import wire
 
@@ -23,7 +24,12 @@ ANSWER_S: Final = 30.0
 
 ANSWER_S_MIN: Final = 0.05
 CONNECTIONS_MAX: Final = 16
+WAITS_MAX: Final = 12
+"""Connections on which calls wait for a journal to grow. Transactions must not wait for these to come back."""
+
 WAIT_SLACK_S: Final = 5.0
+LOOK_S: Final = 0.02
+"""How often those look who find no room to wait at the owner."""
 
 
 class Disconnected(Unavailable):
@@ -40,6 +46,11 @@ def _timeout(answer_s: float) -> httpx.Timeout:
 
 
 _HEADERS: Final = {"content-type": wire.TRANSACTION_TYPE}
+
+NO_TLS: Final = False
+"""Nothing is encrypted on a Unix socket; certificates for it would take 25 ms to load."""
+
+GIVEN_UP: Final = "this connection to the store's owner was given up"
 
 
 def _wait_path(journal: str, offset: int, timeout_ms: int) -> str:
@@ -63,26 +74,25 @@ def _grown(content: bytes, offset: int) -> bool:
     return msgspec.json.decode(content, type=dict[str, int])["next_offset"] > offset
 
 
-def _weight(request: Request) -> int:
-    return sum(operation.weight() for operation in request.operations)
-
-
 class RemoteOwner:
     """An owner in another process."""
 
     def __init__(self, socket: str, *, answer_s: float = ANSWER_S) -> None:
         self._http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=socket, limits=_limits()),
+            transport=httpx.HTTPTransport(uds=socket, limits=_limits(), verify=NO_TLS),
             base_url="http://owner",
             timeout=_timeout(answer_s),
         )
         self._lead = Lead(self._send_group)
+        self._waits = threading.Semaphore(WAITS_MAX)
         self._lock = threading.Lock()
         self._users = 0
         self._retired = False
 
     def _call(self, method: str, path: str, **options: Any) -> bytes:
         with self._lock:
+            if self._retired:  # the last user closes the connections: nobody comes after the last
+                raise Disconnected(GIVEN_UP)
             self._users += 1
         try:
             return _content(self._http.request(method, path, **options))
@@ -91,7 +101,7 @@ class RemoteOwner:
         except RuntimeError as error:
             if not self._http.is_closed:
                 raise
-            raise Disconnected("this connection to the store's owner was given up") from error
+            raise Disconnected(GIVEN_UP) from error
         finally:
             with self._lock:
                 self._users -= 1
@@ -118,7 +128,7 @@ class RemoteOwner:
 
     def commit(self, request: Request, timeout_s: float) -> list[Any]:
         """Have a transaction applied. Those of other threads that wait meanwhile travel in one request."""
-        ticket = Ticket(request, waiter=time.monotonic() + timeout_s)
+        ticket = Ticket(request, waiter=(wire.encode_request(request), time.monotonic() + timeout_s))
         self._lead.commit(ticket)
         return ticket.outcome()
 
@@ -127,8 +137,9 @@ class RemoteOwner:
         try:
             left = [ticket for ticket in group if not ticket.decided]
             if left:
-                data = wire.encode_requests([ticket.request for ticket in left])
-                timeout = _timeout(max(ticket.waiter for ticket in left) - time.monotonic())
+                encoded, deadlines = zip(*(ticket.waiter for ticket in left), strict=True)
+                data = wire.encode_requests(encoded)
+                timeout = _timeout(max(deadlines) - time.monotonic())
                 answer = self._call("POST", "/v1/transactions", content=data, headers=_HEADERS, timeout=timeout)
                 for ticket, outcome in zip(left, wire.decode_answers(answer, len(left)), strict=True):
                     ticket.decide(outcome)
@@ -136,19 +147,27 @@ class RemoteOwner:
             for ticket in group:
                 ticket.refuse_undecided(error)
         finally:
-            for ticket in group:
-                if ticket.decided:  # an interrupted leader leaves the others to be sent again, under their names
-                    ticket.finish()
+            finish(group)  # an interrupted leader leaves the undecided ones to be sent again, under their names
 
     def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """Wait until the journal's next offset is above `offset`. False after the time."""
         timeout_ms = min(timeout_ms, wire.WAIT_MS_MAX)
         timeout = _timeout(timeout_ms / 1000 + WAIT_SLACK_S)
-        return _grown(self._call("GET", _wait_path(journal, offset, timeout_ms), timeout=timeout), offset)
+        if not self._waits.acquire(blocking=False):
+            time.sleep(min(LOOK_S, timeout_ms / 1000))
+            return False
+        try:
+            return _grown(self._call("GET", _wait_path(journal, offset, timeout_ms), timeout=timeout), offset)
+        finally:
+            self._waits.release()
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+
+
+_Waiting = tuple[msgspec.Raw, float, "asyncio.Future[list[Any]]"]
+"""A transaction, its deadline, and who waits for its answer."""
 
 
 class AsyncRemoteOwner:
@@ -156,16 +175,19 @@ class AsyncRemoteOwner:
 
     def __init__(self, socket: str, *, answer_s: float = ANSWER_S) -> None:
         self._http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=socket, limits=_limits()),
+            transport=httpx.AsyncHTTPTransport(uds=socket, limits=_limits(), verify=NO_TLS),
             base_url="http://owner",
             timeout=_timeout(answer_s),
         )
-        self._waiting: deque[tuple[Request, float, asyncio.Future[list[Any]]]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._sender: asyncio.Task[None] | None = None
+        self._waits = 0
         self._users = 0
         self._retired = False
 
     async def _call(self, method: str, path: str, **options: Any) -> bytes:
+        if self._retired:
+            raise Disconnected(GIVEN_UP)
         self._users += 1
         try:
             return _content(await self._http.request(method, path, **options))
@@ -174,7 +196,7 @@ class AsyncRemoteOwner:
         except RuntimeError as error:
             if not self._http.is_closed:
                 raise
-            raise Disconnected("this connection to the store's owner was given up") from error
+            raise Disconnected(GIVEN_UP) from error
         finally:
             self._users -= 1
             if self._retired and not self._users:
@@ -193,7 +215,7 @@ class AsyncRemoteOwner:
     async def commit(self, request: Request, timeout_s: float) -> list[Any]:
         """Have a transaction applied. Those that wait meanwhile travel in one request."""
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, time.monotonic() + timeout_s, future))
+        self._waiting.append((wire.encode_request(request), time.monotonic() + timeout_s, future))
         if self._sender is None:
             self._sender = asyncio.create_task(self._send_waiting())
         return await future
@@ -203,23 +225,23 @@ class AsyncRemoteOwner:
         try:
             while self._waiting:
                 group = [self._waiting.popleft()]
-                weight = _weight(group[0][0])
-                while self._waiting and len(group) < wire.REQUESTS_MAX and weight < GROUP_BYTES_MAX:
+                size = len(memoryview(group[0][0]))
+                while self._waiting and len(group) < wire.REQUESTS_MAX and size < GROUP_BYTES_MAX:
                     group.append(self._waiting.popleft())
-                    weight += _weight(group[-1][0])
+                    size += len(memoryview(group[-1][0]))
                 await self._send_group(group)
         finally:
             self._sender = None
 
-    async def _send_group(self, group: list[tuple[Request, float, asyncio.Future[list[Any]]]]) -> None:
+    async def _send_group(self, group: list[_Waiting]) -> None:
         outcomes: list[list[Any] | DetentError]
         try:
-            data = wire.encode_requests([request for request, _, _ in group])
+            data = wire.encode_requests([encoded for encoded, _, _ in group])
             timeout = _timeout(max(deadline for _, deadline, _ in group) - time.monotonic())
             answer = await self._call("POST", "/v1/transactions", content=data, headers=_HEADERS, timeout=timeout)
             outcomes = wire.decode_answers(answer, len(group))
-        except DetentError as error:
-            outcomes = [type(error)(*error.args) for _ in group]
+        except Exception as error:  # noqa: BLE001 - each caller gets it
+            outcomes = [refusal(error) for _ in group]
         except BaseException:
             for _, _, future in group:
                 future.cancel()
@@ -234,9 +256,16 @@ class AsyncRemoteOwner:
 
     async def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """Wait until the journal's next offset is above `offset`. False after the time."""
+        if self._waits >= WAITS_MAX:
+            await asyncio.sleep(min(LOOK_S, timeout_ms / 1000))
+            return False
         timeout_ms = min(timeout_ms, wire.WAIT_MS_MAX)
         timeout = _timeout(timeout_ms / 1000 + WAIT_SLACK_S)
-        return _grown(await self._call("GET", _wait_path(journal, offset, timeout_ms), timeout=timeout), offset)
+        self._waits += 1
+        try:
+            return _grown(await self._call("GET", _wait_path(journal, offset, timeout_ms), timeout=timeout), offset)
+        finally:
+            self._waits -= 1
 
     async def close(self) -> None:
         """Close the connections."""

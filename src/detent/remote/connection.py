@@ -89,6 +89,7 @@ class Connection:
             if known != hung:
                 hung, hung_since = known, now
             elif self._force and hung is not None and now - hung_since >= HUNG_S:
+                self._force = False  # one blow, for this one
                 end_owner(self._location.directory, hung)
                 continue
             if now >= deadline:

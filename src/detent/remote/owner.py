@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -27,6 +28,16 @@ TICK_S: Final = 1.0
 SWEEP_EVERY_S: Final = 3600.0
 SERVER_START_S: Final = 10.0
 SOCKET_BACKLOG: Final = 512
+
+SERVER_TICK_S: Final = 1.0
+"""How often the server renews the date that it puts into its answers."""
+
+SERVER_CLOSE_S: Final = 2.0
+"""How long requests under way may take when the owner closes."""
+
+SERVER_CLOSE_STEP_S: Final = 0.001
+ACCEPT_TURNS: Final = 8
+"""Turns of the loop after which a caller that the kernel has let in is among the connections."""
 
 logger = logging.getLogger("detent.owner")
 
@@ -143,9 +154,9 @@ class SocketServer:
         self._socket.listen(SOCKET_BACKLOG)
         config = uvicorn.Config(
             app, log_config=None, log_level="warning", access_log=False, lifespan="off", http="h11", loop="asyncio",
-            ws="none", timeout_keep_alive=600, timeout_graceful_shutdown=2,
+            ws="none", timeout_keep_alive=600,
         )  # fmt: skip
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
         self._thread = threading.Thread(target=self._run, name="detent-socket", daemon=True)
         self._thread.start()
         _servers.add(self)
@@ -170,11 +181,46 @@ class SocketServer:
 
     def stop(self) -> None:
         """Stop listening and end the thread."""
-        self._server.should_exit = True
+        self._server.end()
         self._thread.join()
         self._socket.close()
         self.path.unlink(missing_ok=True)
         remove_socket_folder(self.path)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's server looks ten times a second whether it shall end, and as often whether it may. This one is told."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._told = asyncio.Event()
+        await super().startup(sockets)
+
+    def end(self) -> None:
+        """Answer what is under way and no more. For any thread, once the server has started."""
+        self.should_exit = True
+        with contextlib.suppress(RuntimeError):  # it has ended by itself
+            self._loop.call_soon_threadsafe(self._told.set)
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._told.wait(), SERVER_TICK_S)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in sockets or ():
+            self._loop.remove_reader(listener)
+        # asyncio forgets a caller, and leaves it hanging, that it has let in and not yet served when its server closes.
+        for _ in range(ACCEPT_TURNS):
+            await asyncio.sleep(0)
+        for one in (*self.servers, *(sockets or ())):
+            one.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        deadline = self._loop.time() + SERVER_CLOSE_S
+        while (state.connections or state.tasks) and self._loop.time() < deadline:
+            await asyncio.sleep(SERVER_CLOSE_STEP_S)
 
 
 _servers: weakref.WeakSet[SocketServer] = weakref.WeakSet()

@@ -10,7 +10,8 @@ HTTP carries it, on a Unix socket or TCP. Transactions are MessagePack; everythi
 
 from __future__ import annotations
 
-from typing import Any, Union
+from collections.abc import Sequence
+from typing import Annotated, Any, Union
 
 import msgspec
 
@@ -44,11 +45,17 @@ _WireRequest = msgspec.defstruct(
     frozen=True,
 )
 _results = {Done, *(kind for machine in MACHINES for kind in machine.results)}
-_requests_decoder = msgspec.msgpack.Decoder(list[_WireRequest])  # type: ignore[valid-type]
 _encoder = msgspec.msgpack.Encoder(enc_hook=lambda batch: batch.serialize().to_pybytes())  # Arrow batches only
 
 REQUESTS_MAX = 1024
 """Transactions in one HTTP request: those of one client that waited together."""
+
+REQUEST_BYTES_MAX = BODY_BYTES_MAX - (16 << 20)
+"""One transaction's share of a body: those that travel with it find room too."""
+
+_request_decoder = msgspec.msgpack.Decoder(_WireRequest)
+# Many more than allowed are refused before they are taken apart, the others by the limit's own error.
+_parts_decoder = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=16 * REQUESTS_MAX)])
 
 
 class Problem(msgspec.Struct):
@@ -82,19 +89,39 @@ STATUS = {
 }
 
 
-def encode_requests(requests: list[Request]) -> bytes:
+def encode_request(request: Request) -> msgspec.Raw:
+    """One transaction, by itself: what cannot travel is refused before it is among others."""
+    try:
+        data = _encoder.encode(request)
+    except Exception as error:  # whatever a user has put into it
+        raise Invalid(f"this transaction cannot be sent: {error}") from error
+    if len(data) > REQUEST_BYTES_MAX:
+        raise LimitExceeded(f"a transaction of {len(data)} bytes is over the limit of {REQUEST_BYTES_MAX}")
+    return msgspec.Raw(data)
+
+
+def encode_requests(requests: Sequence[Request | msgspec.Raw]) -> bytes:
+    """Several transactions, encoded before or not."""
     return _encoder.encode(requests)
 
 
-def decode_requests(data: bytes) -> list[Request]:
-    """Requests from bytes; what is malformed or of a wrong type is `Invalid`."""
+def decode_requests(data: bytes) -> list[Request | Invalid]:
+    """Requests from bytes; in the place of one that is malformed or of a wrong type, what is wrong with it."""
     try:
-        wired: list[Any] = _requests_decoder.decode(data)
+        parts = _parts_decoder.decode(data)
     except MALFORMED as error:
         raise Invalid(f"these are no transactions: {error}") from error
-    if not 1 <= len(wired) <= REQUESTS_MAX:
-        raise LimitExceeded(f"one request holds 1 to {REQUESTS_MAX} transactions, not {len(wired)}")
-    return [Request(wire.session, wire.sequence, wire.answered, wire.operations) for wire in wired]
+    if not 1 <= len(parts) <= REQUESTS_MAX:
+        raise LimitExceeded(f"one request holds 1 to {REQUESTS_MAX} transactions, not {len(parts)}")
+    return [_decode_request(part) for part in parts]
+
+
+def _decode_request(part: msgspec.Raw) -> Request | Invalid:
+    try:
+        wire: Any = _request_decoder.decode(part)
+    except MALFORMED as error:
+        return Invalid(f"this is no transaction: {error}")
+    return Request(wire.session, wire.sequence, wire.answered, wire.operations)
 
 
 def encode_answers(outcomes: list[list[Any] | DetentError]) -> bytes:

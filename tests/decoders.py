@@ -23,7 +23,7 @@ from detent.errors import Invalid
 from detent.journal import AckIntent
 from detent.journal import operations as ops
 from detent.journal.publisher import decode_intents, encode_intents
-from detent.kv.commitlog import decode_record, encode_record
+from detent.kv.commitlog import LogName, decode_record, encode_record
 from detent.kv.environment import State
 from detent.remote import wire
 from world import World
@@ -160,13 +160,13 @@ DECODERS: list[DecoderCase] = [
     DecoderCase("number", lambda data: journal.decode_number(data, "number"), [journal.encode_number(5)]),
     DecoderCase("answers", decode_answers, [encode_answers([(b"s" * 16, 1, 2, b"answer")] * 2, 99)]),
     DecoderCase("intents", decode_intents, [encode_intents([AckIntent("j", b"6bytes", 160)] * 2)]),
-    DecoderCase("epoch", State.decode, [State(5, 4, 1000).encode()]),
+    DecoderCase("epoch", State.decode, [State(99, 5, 4, 1000).encode()]),
     DecoderCase(
         "commit record",
-        decode_record,
+        lambda data: decode_record(LogName(9, 3), data),
         [
-            b"".join(encode_record(7, 3, {b"key": b"value", b"gone": None})),
-            b"".join(encode_record(1, 1, {b"k": bytes(5000)})),
+            b"".join(encode_record(LogName(9, 3), 7, {b"key": b"value", b"gone": None})),
+            b"".join(encode_record(LogName(9, 3), 1, {b"k": bytes(5000)})),
         ],
     ),
     DecoderCase(

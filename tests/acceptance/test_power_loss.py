@@ -262,7 +262,7 @@ def name_of(call: Call) -> str:
 
 
 def is_store(call: Call) -> bool:
-    return name_of(call) == "data.mdb" or re.fullmatch(r"commits-\d+\.log", name_of(call)) is not None
+    return name_of(call) == "data.mdb" or re.fullmatch(r"commits-[0-9a-f]+-\d+\.log", name_of(call)) is not None
 
 
 def is_data(call: Call) -> bool:

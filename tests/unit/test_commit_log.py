@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent.errors import Corrupt, Fenced, Unavailable
-from detent.kv import Batch, Reader, commitlog, file
-from detent.kv.commitlog import LOG_BYTES_MAX, PAGE, CommitLog, LogFollower, decode_record, encode_record, take_over
-from detent.kv.file import FileWriter
+from detent.engine import Engine, Request
+from detent.errors import Corrupt, Fenced, OutcomeUnknown, Unavailable
+from detent.journal import JournalMachine
+from detent.journal.operations import Append, Appended
+from detent.kv import Batch, Reader, commitlog, environment, file
+from detent.kv.commitlog import (
+    LOG_BYTES_MAX,
+    PAGE,
+    CommitLog,
+    LogFollower,
+    LogName,
+    decode_record,
+    encode_record,
+    take_over,
+)
+from detent.kv.file import FileReader, FileWriter
 from detent.kv.overlay import Layer, Overlay, merged
 
 CHANGES = st.dictionaries(st.binary(min_size=1, max_size=4), st.none() | st.binary(max_size=4), max_size=5)
@@ -62,37 +76,48 @@ with open_reader("file:" + sys.argv[1]).view() as view:
 # -- records ------------------------------------------------------------------------------------------------------
 
 
-@given(st.integers(1, 2**64 - 1), st.integers(0, 2**64 - 1), CHANGES, st.binary(max_size=20))
-def test_records_come_back(number: int, epoch: int, changes: dict[bytes, bytes | None], behind: bytes) -> None:
-    assert decode_record(b"".join(encode_record(number, epoch, changes)) + behind) == (number, epoch, changes)
+NUMBERS = st.integers(0, 2**64 - 1)
+NAME = LogName(0x0123456789ABCDEF, 1)
+
+
+@given(NUMBERS, NUMBERS, NUMBERS, CHANGES, st.binary(max_size=20))
+def test_records_come_back(
+    number: int, store: int, epoch: int, changes: dict[bytes, bytes | None], behind: bytes
+) -> None:
+    name = LogName(store, epoch)
+    record = b"".join(encode_record(name, number, changes))
+    assert decode_record(name, record + behind) == (number, changes)
+    assert decode_record(LogName(store ^ 1, epoch), record) is None
+    assert decode_record(LogName(store, epoch ^ 1), record) is None
 
 
 @given(CHANGES, st.data())
 def test_a_record_that_lost_anything_is_none(changes: dict[bytes, bytes | None], data: st.DataObject) -> None:
-    record = b"".join(encode_record(7, 3, changes))
-    assert decode_record(record[: data.draw(st.integers(0, len(record) - 1))]) is None
+    record = b"".join(encode_record(NAME, 7, changes))
+    assert decode_record(NAME, record[: data.draw(st.integers(0, len(record) - 1))]) is None
     at = data.draw(st.integers(0, len(record) - 1))
     flipped = bytearray(record)
     flipped[at] ^= 1 << data.draw(st.integers(0, 7))
-    assert decode_record(bytes(flipped)) is None
+    assert decode_record(NAME, bytes(flipped)) is None
 
 
 def test_nonsense_with_a_right_checksum_is_corrupt() -> None:
     for body in (b"\x01", b"\x00\x00\x00\x00\x00\x00", b"\x05\x00\x00\x00\x00\x00ab", b"\x01\x00\xfe\xff\xff\xffk"):
-        head = commitlog._HEAD.pack(commitlog.MAGIC, len(body), 1, 1, commitlog._checksum(1, 1, [body]))
+        checksum = commitlog._checksum(NAME.seed(1), [body])
         with pytest.raises(Corrupt):
-            decode_record(head + body)
+            decode_record(NAME, commitlog._HEAD.pack(commitlog.MAGIC, len(body), 1, NAME.epoch, checksum) + body)
 
 
 def test_the_bytes_of_a_record() -> None:
-    record = encode_record(2, 1, {b"k": b"value", b"gone": None})
+    record = encode_record(NAME, 2, {b"k": b"value", b"gone": None})
     assert b"".join(record).hex() == GOLDEN
-    large = encode_record(3, 1, {b"k": bytes(PAGE + 1), b"l": b"", b"m": bytes(2 * PAGE)})
-    assert decode_record(b"".join(large)) == (3, 1, {b"k": bytes(PAGE + 1), b"l": b"", b"m": bytes(2 * PAGE)})
+    large = {b"k": bytes(PAGE + 1), b"l": b"", b"m": bytes(2 * PAGE)}
+    assert decode_record(NAME, b"".join(encode_record(NAME, 3, large))) == (3, large)
+    assert NAME.path(Path("store"), "log") == Path("store/commits-0123456789abcdef-1.log")
 
 
 GOLDEN = (
-    "44544c47" "16000000" "0200000000000000" "0100000000000000" "b5321c6c1f1c8a51"
+    "44544c47" "16000000" "0200000000000000" "0100000000000000" "b11ac2c0d879a46f"
     "0100" "05000000" "6b" "76616c7565"
     "0400" "ffffffff" "676f6e65"
 )  # fmt: skip
@@ -311,11 +336,11 @@ def test_without_room_for_a_log_commits_go_to_lmdb(tmp_path: Path, monkeypatch: 
 
 def test_a_torn_last_record_is_dropped_and_the_ones_before_stay(tmp_path: Path) -> None:
     log = log_with(tmp_path, {b"a": b"1"}, {b"b": bytes(3 * PAGE)}, {b"c": b"3"})
-    path = commitlog.log_path(tmp_path, 1)
+    path = NAME.path(tmp_path, "log")
     data = bytearray(path.read_bytes())
     data[PAGE + 2 * PAGE] ^= 1  # in the middle of the second
     path.write_bytes(data)
-    left = take_over(tmp_path, 1, 0)
+    left = take_over(tmp_path, NAME, 0)
     assert (left.last, left.latest()) == (1, {b"a": b"1"})
     log.close()
 
@@ -323,19 +348,19 @@ def test_a_torn_last_record_is_dropped_and_the_ones_before_stay(tmp_path: Path) 
 def test_records_of_an_earlier_lap_do_not_count(tmp_path: Path) -> None:
     log = log_with(tmp_path, {b"a": b"1"}, {b"b": b"2"}, {b"c": b"3"})
     log.restart(3)
-    log.write(encode_record(4, 1, {b"d": b"4"}))
+    log.write(encode_record(NAME, 4, {b"d": b"4"}))
     log.accept(4, {b"d": b"4"})
-    assert take_over(tmp_path, 1, 3).latest() == {b"d": b"4"}
+    assert take_over(tmp_path, NAME, 3).latest() == {b"d": b"4"}
     log.close()
     for folded in (0, 1, 2, 4, 5):
-        assert take_over(tmp_path, 1, folded).latest() == {}, "the records do not continue this state"
+        assert take_over(tmp_path, NAME, folded).latest() == {}, "the records do not continue this state"
 
 
 def log_with(directory: Path, *commits: dict[bytes, bytes | None]) -> CommitLog:
     (directory / "data.mdb").touch()
-    log = CommitLog(directory, 1, 0)
+    log = CommitLog(directory, NAME, 0)
     for number, changes in enumerate(commits, 1):
-        log.write(encode_record(number, 1, changes))
+        log.write(encode_record(NAME, number, changes))
         log.accept(number, changes)
     return log
 
@@ -343,8 +368,8 @@ def log_with(directory: Path, *commits: dict[bytes, bytes | None]) -> CommitLog:
 def test_a_reader_does_not_see_what_is_not_published(tmp_path: Path) -> None:
     """Written is not durable: the record may still be lost with the machine."""
     log = log_with(tmp_path, {b"a": b"1"})
-    log.write(encode_record(2, 1, {b"b": b"2"}))
-    follower = LogFollower(tmp_path, 1)
+    log.write(encode_record(NAME, 2, {b"b": b"2"}))
+    follower = LogFollower(tmp_path, NAME)
     layer = follower.layer(0)
     assert layer is not None
     assert (layer.find(b"a"), layer.find(b"b")) == ((1, b"1"), None)
@@ -364,3 +389,214 @@ def test_a_log_far_too_large_commit_goes_to_lmdb_and_takes_the_log_along(writer:
     put(writer, a=b"3")
     found = as_another_process_sees_it(tmp_path / "store")
     assert (found["a"], found["b"], len(found["big"])) == (b"3", b"2", file.LOGGED_BYTES_MAX + 1)
+
+
+# -- what a review found --------------------------------------------------------------------------------------------
+
+
+WRITE = """
+import sys
+from detent.kv import Batch, open_writer
+writer = open_writer("file:" + sys.argv[1])
+print("ready", flush=True)
+for line in sys.stdin:
+    name, *arguments = line.split()
+    if name == "put":
+        batch = Batch()
+        batch.put(arguments[0].encode(), arguments[1].encode())
+        writer.commit(batch)
+    elif name == "count":
+        for number in range(int(arguments[0])):
+            batch = Batch()
+            batch.put(b"n", b"%d" % number)
+            writer.commit(batch)
+            if number % 500 == 0:
+                writer.maintain()
+    else:
+        getattr(writer, name)()
+    print("ok", flush=True)
+"""
+
+
+class Writing:
+    """A writer in a process of its own, to be killed."""
+
+    def __init__(self, path: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WRITE, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._hear("ready")
+
+    def ask(self, line: str) -> None:
+        self.send(line)
+        self._hear("ok")
+
+    def send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def _hear(self, word: str) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().strip() == word
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def test_views_of_another_process_never_go_back(tmp_path: Path) -> None:
+    """The tip's number changes in one step: a reader that saw a zero in between would take the log for empty."""
+    writing = Writing(tmp_path)
+    writing.ask("put n 0")
+    writing.send("count 3000")
+    reader = FileReader(tmp_path)
+    seen, views = 0, 0
+    while seen < 2999:
+        with reader.view() as view:
+            found = int(view.get(b"n") or b"-1")
+        if seen == 0 or found:  # it starts again from 0 once
+            assert found >= seen, f"from {seen} back to {found}"
+        seen, views = max(seen, found), views + 1
+    reader.close()
+    writing.kill()
+    assert views > 100
+
+
+def test_a_tip_never_shows_half_a_number(tmp_path: Path) -> None:
+    tip = commitlog.Tip(tmp_path / "tip", create=True)
+    other = commitlog.Tip(tmp_path / "tip", writable=False)
+    for number in (1, 0xFFFF_FFFF, 0x1_0000_0000, 2**64 - 1):
+        tip.publish(number)
+        assert other.published == number
+    assert type(tip._words) is memoryview, "struct writes zeros before it writes the number"
+    assert not other.fenced
+    tip.fence()
+    assert (other.fenced, other.published) == (True, 2**64 - 1)
+    tip.close()
+    other.close()
+
+
+@pytest.mark.parametrize("how", ["close", "first small commit"])
+def test_the_writer_of_a_deleted_store_leaves_the_one_in_its_place_alone(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "store"
+    old = FileWriter(path)
+    if how == "close":
+        put(old, old=b"x")
+    shutil.rmtree(path)
+    writing = Writing(path)
+    writing.ask("put a 1")
+    if how == "close":
+        old.close()
+    else:
+        put(old, old=b"x")
+    writing.ask("put b 2")
+    assert as_another_process_sees_it(path) == {"a": b"1", "b": b"2"}
+    writing.kill()
+    successor = FileWriter(path)
+    assert everything(successor) == {"a": b"1", "b": b"2"}
+    successor.close()
+    if how != "close":
+        old.close()
+
+
+def test_a_restored_backup_does_not_bring_a_later_log_to_life(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    writer = FileWriter(path)
+    put(writer, kept=b"1")
+    writer.close()
+    shutil.copy(path / "data.mdb", tmp_path / "backup")
+    writing = Writing(path)
+    writing.ask("put undone 1")
+    writing.kill()
+    shutil.copy(tmp_path / "backup", path / "data.mdb")
+    writer = FileWriter(path)
+    assert everything(writer) == as_another_process_sees_it(path) == {"kept": b"1"}
+    put(writer, new=b"1")
+    assert everything(writer) == as_another_process_sees_it(path) == {"kept": b"1", "new": b"1"}
+    writer.close()
+
+
+def test_a_writer_that_dies_between_the_two_halves_of_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMDB's half is old by then: everything moved on into LMDB, and the log that is left does not continue the old."""
+    writing = Writing(tmp_path)
+    for number in range(3):
+        writing.ask(f"put k{number} 1")
+    follow = environment.Environment._follow
+    struck: list[bool] = []
+
+    def late(self: Any, state: Any) -> Any:
+        if not struck:
+            struck.append(True)
+            writing.ask("maintain")
+            writing.ask("put late 1")
+            writing.kill()
+        return follow(self, state)
+
+    monkeypatch.setattr(environment.Environment, "_follow", late)
+    reader = FileReader(tmp_path)
+    assert sorted(everything(reader)) == ["k0", "k1", "k2", "late"]
+    reader.close()
+
+
+def test_a_log_that_cannot_be_removed_does_not_stop_the_store_from_closing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = FileWriter(tmp_path)
+    put(writer, a=b"1")
+    unlink = Path.unlink
+
+    def refused(self: Path, missing_ok: bool = False) -> None:
+        if self.name.startswith("commits-"):
+            raise PermissionError(errno.EACCES, "not yours")
+        unlink(self, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refused)
+        writer.close()
+    assert not environment._environments
+    assert as_another_process_sees_it(tmp_path) == {"a": b"1"}
+    successor = FileWriter(tmp_path)
+    assert everything(successor) == {"a": b"1"}
+    assert not list(tmp_path.glob("commits-*"))
+    successor.close()
+
+
+def test_a_writer_follows_a_map_that_another_process_grew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "MAP_BYTES_FIRST", 1 << 20)
+    FileWriter(tmp_path).close()
+    reader = FileReader(tmp_path)
+    assert everything(reader) == {}
+    writing = Writing(tmp_path)
+    for number in range(12):
+        writing.ask(f"put k{number} {'x' * 300_000}")
+    writing.kill()
+    writer = FileWriter(tmp_path)
+    assert len(everything(writer)) == 12
+    writer.close()
+    reader.close()
+
+
+def test_an_unknown_outcome_is_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sync fails, and so does what would settle it: the record may count for whoever opens the store next."""
+    writer = FileWriter(tmp_path)
+    engine = Engine(writer, [JournalMachine(writer)])
+    session = engine.new_session()
+    engine.commit(Request(session, 0, 0, [Append("j", [b"first"])]))
+
+    def fails(*_: Any) -> None:
+        raise OSError(errno.EIO, "the disk has a bad day")
+
+    def fails_too(*_: Any) -> None:
+        raise lmdb.DiskError("and a worse one")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commitlog.os, "fdatasync", fails)
+        patch.setattr(FileWriter, "_write", fails_too)
+        with pytest.raises(OutcomeUnknown):
+            engine.commit(Request(session, 1, 1, [Append("j", [b"second"])]))
+    (result,) = engine.commit(Request(session, 2, 2, [Append("j", [b"third"])]))
+    assert result == Appended(1, 1, 1, 1), "once the disk is well, it was settled as never applied"
+    engine.close()

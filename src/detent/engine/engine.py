@@ -20,7 +20,7 @@ from detent.engine.lead import Lead
 from detent.engine.operation import Context, Done, Machine, Operation, Result
 from detent.engine.request import Callback, Request, Ticket, finish, refusal
 from detent.engine.sessions import Sessions
-from detent.errors import DetentError, Fenced, Invalid, Unavailable
+from detent.errors import DetentError, Fenced, Invalid, OutcomeUnknown, Unavailable
 from detent.kv import Batch, Writer
 
 logger = logging.getLogger("detent.engine")
@@ -274,7 +274,16 @@ class Engine:
         """
         logger.warning("a commit failed, the engine starts over from what is durable: %s", error)
         self._stale = True
-        self._recover()
+        try:
+            self._recover()
+        except Exception as failure:
+            # Whether it is durable, whoever opens the store next will find out.
+            for ticket in group:
+                ticket.results, ticket.decided = None, True
+                ticket.error = OutcomeUnknown(
+                    f"a commit failed ({error}), and so did asking for its outcome: {failure}"
+                )
+            raise
         for ticket in group:
             known = None
             if ticket.request.sequence >= 0:

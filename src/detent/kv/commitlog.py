@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import re
@@ -35,6 +36,9 @@ commits move to LMDB; this bounds what an opener has to replay, and the memory o
 LOGGED_BYTES_MAX: Final = 256 << 10
 """Larger commits go to LMDB at once: they would be written twice, and gain little from the one sync saved."""
 
+LOGGED_KEYS_MAX: Final = 16_384
+"""Different keys in the log; they are put in order for scans."""
+
 PAGE: Final = 4096
 MAGIC: Final = 0x474C5444
 DELETED: Final = 0xFFFFFFFF
@@ -44,20 +48,21 @@ _HEAD: Final = struct.Struct("<IIQQQ")
 _CHANGE: Final = struct.Struct("<HI")
 _TIP: Final = struct.Struct("<8sQQ")
 _TIP_MAGIC: Final = b"dtnt-tip"
-_NUMBER: Final = struct.Struct("<Q")
-_PUBLISHED_AT, _FENCE_AT = 8, 16
-_NAME: Final = re.compile(r"commits-(\d{1,20})\.(log|tip|new)")
+_PUBLISHED, _FENCE = 1, 2
+_NAME: Final = re.compile(r"commits-([0-9a-f]{16})-(\d{1,20})\.(log|tip|new)")
+
+
+logger = logging.getLogger("detent.kv")
 
 
 class Record(NamedTuple):
     """One commit in the log."""
 
     number: int
-    epoch: int
     changes: dict[bytes, bytes | None]
 
 
-def encode_record(number: int, epoch: int, changes: Mapping[bytes, bytes | None]) -> list[bytes]:
+def encode_record(name: LogName, number: int, changes: Mapping[bytes, bytes | None]) -> list[bytes]:
     """Head (magic, body's length, number, epoch, checksum), then each change: lengths, key, value.
 
     In pieces, to be written one after another: large values are not copied.
@@ -75,12 +80,10 @@ def encode_record(number: int, epoch: int, changes: Mapping[bytes, bytes | None]
             small.clear()
     pieces.append(b"".join(small))
     size = sum(map(len, pieces))
-    return [_HEAD.pack(MAGIC, size, number, epoch, _checksum(number, epoch, pieces)), *pieces]
+    return [_HEAD.pack(MAGIC, size, number, name.epoch, _checksum(name.seed(number), pieces)), *pieces]
 
 
-def _checksum(number: int, epoch: int, pieces: Sequence[bytes | memoryview]) -> int:
-    # The seed makes a record of another number or epoch a bad one, whatever its body.
-    seed = (number * 0x9E3779B97F4A7C15 ^ epoch) & NUMBER_MAX
+def _checksum(seed: int, pieces: Sequence[bytes | memoryview]) -> int:
     if len(pieces) == 1:
         return xxhash.xxh3_64_intdigest(pieces[0], seed=seed)
     digest = xxhash.xxh3_64(seed=seed)
@@ -89,18 +92,18 @@ def _checksum(number: int, epoch: int, pieces: Sequence[bytes | memoryview]) -> 
     return digest.intdigest()
 
 
-def decode_record(data: bytes | memoryview) -> Record | None:
-    """The record at the start of `data`; None where there is none, or only part of one. `Corrupt` if it is no commit
-    although its checksum is right."""
+def decode_record(name: LogName, data: bytes | memoryview) -> Record | None:
+    """The record at the start of `data`; None where there is none of this log, or only part of one. `Corrupt` if its
+    checksum is right and it is no commit all the same."""
     if len(data) < _HEAD.size:
         return None
     magic, length, number, epoch, checksum = _HEAD.unpack_from(data)
-    if magic != MAGIC or length > min(BATCH_BYTES_MAX, len(data) - _HEAD.size):
+    if magic != MAGIC or epoch != name.epoch or length > min(BATCH_BYTES_MAX, len(data) - _HEAD.size):
         return None
     body = memoryview(data)[_HEAD.size : _HEAD.size + length]
-    if _checksum(number, epoch, [body]) != checksum:
+    if _checksum(name.seed(number), [body]) != checksum:
         return None
-    return Record(number, epoch, dict(_decode_changes(bytes(body))))
+    return Record(number, dict(_decode_changes(bytes(body))))
 
 
 def _decode_changes(body: bytes) -> Iterator[tuple[bytes, bytes | None]]:
@@ -123,36 +126,46 @@ def pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
-def log_path(directory: Path, epoch: int) -> Path:
-    """The log of the writer with this epoch."""
-    return directory / f"commits-{epoch}.log"
+class LogName(NamedTuple):
+    """Whose log it is: of which store (a number made with it: a store that is deleted and made anew, at the same place,
+    is another one), and of the writer with which epoch."""
+
+    store: int
+    epoch: int
+
+    def path(self, directory: Path, kind: str) -> Path:
+        """Where the log, its tip, or a log that has no name yet, is: kind is "log", "tip" or "new"."""
+        return directory / f"commits-{self.store:016x}-{self.epoch}.{kind}"
+
+    def seed(self, number: int) -> int:
+        """For a record's checksum: one of another log or another number is a bad one, whatever its body."""
+        return (number * 0x9E3779B97F4A7C15 ^ self.epoch ^ self.store) & NUMBER_MAX
 
 
-def tip_path(directory: Path, epoch: int) -> Path:
-    """The tip of that log."""
-    return directory / f"commits-{epoch}.tip"
-
-
-def remove_logs(directory: Path, through: int) -> None:
-    """Delete the logs of writers with epochs up to `through`. What they held must be in LMDB by now."""
+def remove_logs(directory: Path, store: int, epochs: range, *, strangers: bool = False) -> None:
+    """Delete the logs of a store's writers with these epochs; what they held must be in LMDB by now. `strangers`: also
+    those of a store that was here before."""
     for path in directory.glob("commits-*"):
         found = _NAME.fullmatch(path.name)
-        if found and int(found[1]) <= through:
-            path.unlink(missing_ok=True)
+        if found and (int(found[2]) in epochs if int(found[1], 16) == store else strangers):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:  # it takes room and does no harm: LMDB is past it
+                logger.warning("%s was not removed: %s", path, error)
 
 
-def take_over(directory: Path, epoch: int, folded: int) -> Overlay:
+def take_over(directory: Path, name: LogName, folded: int) -> Overlay:
     """All that a replaced writer's log holds beyond `folded`. From now on that writer answers nobody.
 
     The caller has raised the epoch. The fence comes before the reading, so a commit that the old writer still answers
     is one that is read here.
     """
     with contextlib.suppress(FileNotFoundError):  # the tip is never synced: after a power cut there may be none
-        tip = Tip(tip_path(directory, epoch))
+        tip = Tip(name.path(directory, "tip"))
         tip.fence()
         tip.close()
     try:
-        follower = LogFollower(directory, epoch)
+        follower = LogFollower(directory, name)
     except FileNotFoundError:
         return Overlay(folded)  # it never had a log, or left it empty and removed it
     try:
@@ -167,7 +180,9 @@ class Tip:
     def __init__(self, path: Path, *, create: bool = False, writable: bool = True) -> None:
         """`FileNotFoundError` if there is none, or if a power cut has left half of one: then nobody shares it."""
         mode = os.O_RDWR if writable else os.O_RDONLY
-        descriptor = os.open(path, mode | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0), 0o600)
+        if create:
+            path.unlink(missing_ok=True)  # never cut short: whoever has mapped it would die of that
+        descriptor = os.open(path, mode | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
         try:
             if create:
                 if os.pwrite(descriptor, _TIP.pack(_TIP_MAGIC, 0, 0).ljust(PAGE, b"\0"), 0) != PAGE:
@@ -176,51 +191,55 @@ class Tip:
             elif os.fstat(descriptor).st_size < PAGE:
                 raise FileNotFoundError(f"{path} is not whole")
             self._page = mmap.mmap(descriptor, PAGE, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+            # Whole words, so that others see the old number or the new one; `struct` writes zeros in between.
+            self._words = memoryview(self._page).cast("Q")
         finally:
             os.close(descriptor)
 
     @property
     def published(self) -> int:
         """The last commit that readers may see."""
-        return int(_NUMBER.unpack_from(self._page, _PUBLISHED_AT)[0])
+        return self._words[_PUBLISHED]
 
     def publish(self, number: int) -> None:
         """Let readers see all commits through `number`; they are durable."""
-        _NUMBER.pack_into(self._page, _PUBLISHED_AT, number)
+        self._words[_PUBLISHED] = number
 
     @property
     def fenced(self) -> bool:
         """Whether a successor has come."""
-        return self._page[_FENCE_AT] != 0
+        return self._words[_FENCE] != 0
 
     def fence(self) -> None:
         """From now on the log's writer answers nobody."""
-        self._page[_FENCE_AT] = 1
+        self._words[_FENCE] = 1
 
     def close(self) -> None:
+        """Let go of the page."""
+        self._words.release()
         self._page.close()
 
 
 class CommitLog:
     """A writer's own log. The overlay holds what is in it and not in LMDB."""
 
-    def __init__(self, directory: Path, epoch: int, base: int) -> None:
+    def __init__(self, directory: Path, name: LogName, base: int) -> None:
         """A new log for the commits after `base`; its name is durable when this returns."""
-        self.epoch = epoch
+        self.name = name
         self.overlay = Overlay(base)
-        self._directory = directory
         self._at = self._end = 0
         self._size = 0
         self._file = -1
-        self.tip = Tip(tip_path(directory, epoch), create=True)
-        path = log_path(directory, epoch)
-        unnamed = path.with_suffix(".new")
+        tip, path, unnamed = (name.path(directory, kind) for kind in ("tip", "log", "new"))
+        self.tip = Tip(tip, create=True)
         try:
             self._file = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             # Whoever may read the data file may read these too.
-            rights = (directory / "data.mdb").stat().st_mode & 0o777
-            unnamed.chmod(rights)
-            tip_path(directory, epoch).chmod(rights)
+            like = (directory / "data.mdb").stat()
+            for made in (unnamed, tip):
+                with contextlib.suppress(PermissionError):
+                    os.chown(made, -1, like.st_gid)
+                made.chmod(like.st_mode & 0o777)
             # Readers ask by this lock whether the writer is alive; it goes with the process. So it comes before the
             # name under which they look.
             fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -229,7 +248,7 @@ class CommitLog:
             sync_directory(directory)
         except BaseException:
             self.close()
-            for left in (unnamed, path, tip_path(directory, epoch)):
+            for left in (unnamed, path, tip):
                 left.unlink(missing_ok=True)
             raise
         crash.point("kv.log.after_create")
@@ -244,10 +263,10 @@ class CommitLog:
     def has_room(self, size: int) -> bool:
         """Whether a record of `size` bytes fits; the log grows for it, up to its largest size."""
         end = self._at + pages(size)
+        if end > LOG_BYTES_MAX or len(self.overlay) > LOGGED_KEYS_MAX:
+            return False
         if end <= self._size:
             return True
-        if end > LOG_BYTES_MAX:
-            return False
         try:
             self._extend(min(max(self._size * 2, pages(end)), LOG_BYTES_MAX))
         except OSError:  # the disk is full: what is in the log moves to LMDB, which may have free pages
@@ -288,25 +307,30 @@ class CommitLog:
 
     def close(self) -> None:
         """Let go of the files; they stay."""
-        self.tip.close()
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+            self.tip.close()
+
+    def __del__(self) -> None:
+        # An interrupt may lose one that was just made; its lock would then tell readers that it is in use.
+        if hasattr(self, "tip"):
+            self.close()
 
 
 class LogFollower:
     """A log as processes see it that do not write it."""
 
-    def __init__(self, directory: Path, epoch: int) -> None:
+    def __init__(self, directory: Path, name: LogName) -> None:
         """`FileNotFoundError` if there is no such log."""
-        self.epoch = epoch
-        self._file = os.open(log_path(directory, epoch), os.O_RDONLY | os.O_CLOEXEC)
+        self.name = name
+        self._file = os.open(name.path(directory, "log"), os.O_RDONLY | os.O_CLOEXEC)
         self._at = 0
         self.overlay = Overlay(-1)  # of no snapshot yet
         self._tip: Tip | None = None
         try:
             if not self._writer_is_gone():
-                self._tip = Tip(tip_path(directory, epoch), writable=False)
+                self._tip = Tip(name.path(directory, "tip"), writable=False)
         except BaseException:
             self.close()
             raise
@@ -324,6 +348,11 @@ class LogFollower:
             if error.errno != errno.EROFS:  # nothing waits to be written on a read-only file system
                 raise
         return True
+
+    @property
+    def is_final(self) -> bool:
+        """Whether there will be no more in it, because its writer is dead."""
+        return self._tip is None
 
     @property
     def is_removed(self) -> bool:
@@ -366,16 +395,17 @@ class LogFollower:
         if size > LOG_BYTES_MAX:
             return None
         data = head if size <= len(head) else os.pread(self._file, size, self._at)
-        record = decode_record(data)
-        if record is None or record.number != number or record.epoch != self.epoch:
+        record = decode_record(self.name, data)
+        if record is None or record.number != number:
             return None
         self._at += pages(size)
         return record
 
     def close(self) -> None:
-        """Let go of the files."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-            if self._tip is not None:
-                self._tip.close()
+        """Let go of the files. Forgotten first: a number that was closed may be somebody else's a moment later."""
+        file, self._file = self._file, -1
+        tip, self._tip = self._tip, None
+        if file >= 0:
+            os.close(file)
+        if tip is not None:
+            tip.close()

@@ -20,7 +20,7 @@ import lmdb
 
 from detent.errors import Corrupt, NotFound, Unavailable
 from detent.kv.base import RESERVED_PREFIX
-from detent.kv.commitlog import CommitLog, LogFollower
+from detent.kv.commitlog import CommitLog, LogFollower, LogName
 from detent.kv.localobjects import make_directories, sync_directory
 from detent.kv.overlay import Layer
 
@@ -44,15 +44,24 @@ SNAPSHOT_TRIES: Final = 1000
 
 STATE_KEY: Final = RESERVED_PREFIX + b"epoch"
 FORMAT_VERSION: Final = 2
-_STATE: Final = struct.Struct("<BQQQ")
+_STATE: Final = struct.Struct("<BQQQQ")
 
 
 class State(NamedTuple):
-    """What LMDB says of its writers: the newest one's epoch, whose log continues it, and from which commit on."""
+    """What LMDB says of its writers: the newest one's epoch, whose log continues it, and from which commit on.
 
+    `store` is a number that no other store has.
+    """
+
+    store: int = 0
     epoch: int = 0
     log_epoch: int = 0
     folded: int = 0
+
+    @property
+    def log(self) -> LogName:
+        """The log that continues LMDB."""
+        return LogName(self.store, self.log_epoch)
 
     def encode(self) -> bytes:
         """The record."""
@@ -153,14 +162,15 @@ class Environment:
                     return hold, None
                 log = self.log
                 try:
-                    if log is not None and log.epoch == state.log_epoch:
+                    if log is not None and log.name == state.log:
                         layer = log.layer(state.folded)
                     else:
                         layer = self._follow(state)
                     if layer is not None:
                         return hold, layer if layer.top > layer.floor else None
                 except FileNotFoundError:
-                    # Nothing was logged yet, or all of it is in LMDB and the log was removed: then the state changed.
+                    # Nothing was logged yet, or all of it is in LMDB, and the log was removed or its writer died: if
+                    # that was just now, the state has changed too.
                     without_log = state
             except BaseException:
                 self._end(hold)
@@ -172,18 +182,21 @@ class Environment:
         """What another process has in its log over this state; None if LMDB must be looked at again."""
         with self._following:
             follower = self._follower
-            if follower is None or follower.epoch != state.log_epoch or follower.is_removed:
+            if follower is None or follower.name != state.log or follower.is_removed:
                 self._stop_following()
                 try:
-                    follower = self._follower = LogFollower(self.path, state.log_epoch)
+                    follower = self._follower = LogFollower(self.path, state.log)
                 except PermissionError as error:
                     raise Unavailable(f"the commit log of {self.path} may not be read: {error}") from error
-            return follower.layer(state.folded)
+            layer = follower.layer(state.folded)
+            if follower.is_final and layer is not None and layer.top == layer.floor:
+                raise FileNotFoundError("a log that does not continue this state is as good as none")
+            return layer
 
     def _stop_following(self) -> None:
-        if self._follower is not None:
-            self._follower.close()
-            self._follower = None
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            follower.close()
 
     def close(self) -> None:
         """Let go of the file, once the views of this process have ended."""

@@ -22,7 +22,7 @@ import lmdb
 from detent import crash
 from detent.errors import DetentError, Fenced, Invalid, Unavailable
 from detent.kv.base import RESERVED_PREFIX, Batch, Objects
-from detent.kv.commitlog import LOGGED_BYTES_MAX, CommitLog, encode_record, remove_logs, take_over
+from detent.kv.commitlog import LOGGED_BYTES_MAX, CommitLog, LogName, encode_record, remove_logs, take_over
 from detent.kv.environment import STATE_KEY, Environment, State, acquire, release
 from detent.kv.localobjects import LocalObjects
 from detent.kv.overlay import Layer, merged
@@ -73,9 +73,11 @@ class FileView:
         start = max(start, FIRST_KEY)
         left = -1 if limit is None else limit
         pairs = self._stored(start, end, reverse)
-        changes = [] if self._layer is None else self._layer.between(start, end, reverse=reverse)
+        layer = self._layer
         with closing(pairs):
-            for pair in merged(pairs, changes, reverse=reverse) if changes else pairs:
+            for pair in (
+                pairs if layer is None else merged(pairs, layer.between(start, end, reverse=reverse), reverse=reverse)
+            ):
                 if left == 0:
                     return
                 left -= 1
@@ -155,7 +157,8 @@ class FileWriter(FileReader):
         self._moving = False  # whether LMDB may be ahead of what this object believes
         self._without_log = False  # there was no room for one; it is tried again after a while
         try:
-            self.epoch = self._raise_epoch()
+            self._name = self._raise_epoch()
+            self.epoch = self._name.epoch
             self._inherit()
         except BaseException:
             super().close()
@@ -163,31 +166,42 @@ class FileWriter(FileReader):
 
     # -- becoming the writer ------------------------------------------------------------------------------------
 
-    def _raise_epoch(self) -> int:
+    def _raise_epoch(self) -> LogName:
         environment = self._live()
         crash.point("kv.open.before_epoch")
-        try:
-            with environment.lmdb.begin(write=True) as transaction:
-                stored = transaction.get(STATE_KEY)
-                if stored is None and transaction.stat(environment.lmdb.open_db(None, transaction))["entries"]:
-                    raise Invalid(f"{environment.path} is an LMDB database of something else; choose another path")
-                state = State.decode(stored)
-                epoch = state.epoch + 1
-                transaction.put(STATE_KEY, state._replace(epoch=epoch).encode())
-        except lmdb.Error as error:
-            raise Unavailable(f"the store at {environment.path} cannot be written: {error}") from error
+        while True:
+            try:
+                name = self._next_writer(environment)
+                break
+            except lmdb.MapResizedError:
+                environment.resize(0)
+            except lmdb.Error as error:
+                raise Unavailable(f"the store at {environment.path} cannot be written: {error}") from error
         crash.point("kv.open.after_epoch")
-        return epoch
+        return name
+
+    @staticmethod
+    def _next_writer(environment: Environment) -> LogName:
+        with environment.lmdb.begin(write=True) as transaction:
+            stored = transaction.get(STATE_KEY)
+            if stored is None and transaction.stat(environment.lmdb.open_db(None, transaction))["entries"]:
+                raise Invalid(f"{environment.path} is an LMDB database of something else; choose another path")
+            state = State(store=int.from_bytes(os.urandom(8), "big")) if stored is None else State.decode(stored)
+            state = state._replace(epoch=state.epoch + 1)
+            transaction.put(STATE_KEY, state.encode())
+        return LogName(state.store, state.epoch)
 
     def _inherit(self) -> None:
         """Move what the last writer left in its log into LMDB; from here on the log is this writer's."""
-        environment = self._live()
-        with environment.read() as transaction:
+        path = self._live().path
+        with self._live().read() as transaction:
             state = State.decode(transaction.get(STATE_KEY))
-        left = take_over(environment.path, state.log_epoch, state.folded)
+        left = take_over(path, state.log, state.folded)
+        # A data file that was restored from a backup may stand beside a later log, of an epoch that comes again.
+        remove_logs(path, state.store, range(self.epoch, self.epoch + 1))
         self._fold(left.latest(), left.last, heir_of=state.log_epoch)
         crash.point("kv.open.after_fold")
-        remove_logs(environment.path, self.epoch - 1)
+        remove_logs(path, state.store, range(self.epoch), strangers=True)
 
     # -- committing ---------------------------------------------------------------------------------------------
 
@@ -222,7 +236,7 @@ class FileWriter(FileReader):
         if log is None:
             return False
         number = log.overlay.last + 1
-        record = encode_record(number, self.epoch, batch.operations)
+        record = encode_record(self._name, number, batch.operations)
         if not log.has_room(sum(map(len, record))):
             return False
         self._unsettled = number
@@ -239,7 +253,7 @@ class FileWriter(FileReader):
     def _create_log(self) -> CommitLog | None:
         environment = self._live()
         try:
-            log = CommitLog(environment.path, self.epoch, self._folded)
+            log = CommitLog(environment.path, self._name, self._folded)
         except OSError as error:
             logger.warning("no commit log at %s, so each commit goes to LMDB for now: %s", environment.path, error)
             self._without_log = True
@@ -311,7 +325,7 @@ class FileWriter(FileReader):
             if State.decode(transaction.get(STATE_KEY)).epoch != self.epoch:
                 self._fenced = True
                 raise self._fence()
-            transaction.put(STATE_KEY, State(self.epoch, self.epoch, number).encode())
+            transaction.put(STATE_KEY, State(self._name.store, self.epoch, self.epoch, number).encode())
             if heir_of is not None:
                 known = transaction.get(HEIRS_KEY) or b""
                 transaction.put(HEIRS_KEY, known[-_HEIR.size * (HEIRS_MAX - 1) :] + _HEIR.pack(heir_of, number))
@@ -390,4 +404,4 @@ class FileWriter(FileReader):
         if self._last > self._folded:
             self._fold({}, self._last)
         crash.point("kv.close.after_fold")
-        remove_logs(environment.path, self.epoch)
+        remove_logs(environment.path, self._name.store, range(self.epoch, self.epoch + 1))

@@ -6,7 +6,6 @@ it was opened nor what LMDB's own snapshot holds already.
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -15,31 +14,30 @@ Version = tuple[int, bytes | None]
 
 
 class Overlay:
-    """The changes of the commits after `base`, up to `last`. One thread adds, any number look."""
+    """The changes of the commits after `base`, up to `last`. One thread adds, any number look, and none waits."""
 
-    __slots__ = ("_keys", "_lock", "_new", "_versions", "base", "last")
+    __slots__ = ("_added", "_order", "_versions", "base", "last")
 
     def __init__(self, base: int) -> None:
         self.base = base
         self.last = base
         self._versions: dict[bytes, list[Version]] = {}
-        self._keys: list[bytes] = []
-        self._new: list[bytes] = []
-        self._lock = threading.Lock()
+        self._added: list[bytes] = []  # every key, in the order in which it came
+        self._order: tuple[list[bytes], int] = ([], 0)  # the keys in order, and how many of the added ones that are
+
+    def __len__(self) -> int:
+        return len(self._versions)
 
     def add(self, number: int, changes: Mapping[bytes, bytes | None]) -> None:
         """Lay the next commit over the others; views see it from the moment in which `last` says so."""
-        versions = self._versions
-        fresh = []
+        versions, added = self._versions, self._added
         for key, value in changes.items():
             known = versions.get(key)
             if known is None:
                 versions[key] = [(number, value)]
-                fresh.append(key)
+                added.append(key)
             else:
                 known.append((number, value))
-        with self._lock:
-            self._new += fresh
         self.last = number
 
     def latest(self) -> dict[bytes, bytes | None]:
@@ -51,17 +49,14 @@ class Overlay:
         """All that was done to a key, oldest first."""
         return self._versions.get(key)
 
-    def keys_between(self, start: bytes, end: bytes | None) -> list[bytes]:
-        """The touched keys with start <= key < end, in order."""
-        if not self._versions:
-            return []
-        with self._lock:
-            if self._new:
-                self._keys += self._new
-                self._keys.sort()
-                self._new.clear()
-            keys = self._keys
-            return keys[bisect_left(keys, start) : len(keys) if end is None else bisect_left(keys, end)]
+    def keys(self) -> list[bytes]:
+        """The touched keys in order; a list that nobody changes any more."""
+        keys, sorted_ones = self._order
+        count = len(self._added)
+        if count > sorted_ones:
+            keys = sorted(keys + self._added[sorted_ones:count])
+            self._order = (keys, count)  # in one step: an interrupt, or another thread, finds all of it or nothing
+        return keys
 
 
 class Layer(NamedTuple):
@@ -80,36 +75,34 @@ class Layer(NamedTuple):
                     return version if version[0] > self.floor else None
         return None
 
-    def between(self, start: bytes, end: bytes | None, *, reverse: bool) -> list[tuple[bytes, bytes | None]]:
-        """The changes in a range of keys, in the order of a scan."""
-        changes = [
-            (key, version[1])
-            for key in self.overlay.keys_between(start, end)
-            if (version := self.find(key)) is not None
-        ]
-        if reverse:
-            changes.reverse()
-        return changes
+    def between(self, start: bytes, end: bytes | None, *, reverse: bool) -> Iterator[tuple[bytes, bytes | None]]:
+        """The changes in a range of keys, in the order of a scan, found as they are asked for."""
+        keys = self.overlay.keys()
+        first = bisect_left(keys, start)
+        behind = len(keys) if end is None else bisect_left(keys, end)
+        for at in range(behind - 1, first - 1, -1) if reverse else range(first, behind):
+            version = self.find(keys[at])
+            if version is not None:
+                yield keys[at], version[1]
 
 
 def merged(
-    stored: Iterator[tuple[bytes, bytes]], changes: list[tuple[bytes, bytes | None]], *, reverse: bool
+    stored: Iterator[tuple[bytes, bytes]], changes: Iterator[tuple[bytes, bytes | None]], *, reverse: bool
 ) -> Iterator[tuple[bytes, bytes]]:
     """Stored pairs with the changes laid over them; both in the order of the scan."""
-    position = 0
+    change = next(changes, None)
     for key, value in stored:
-        while position < len(changes) and (changes[position][0] > key if reverse else changes[position][0] < key):
-            changed, new = changes[position]
-            position += 1
-            if new is not None:
-                yield changed, new
-        if position < len(changes) and changes[position][0] == key:
-            new = changes[position][1]
-            position += 1
-            if new is not None:
-                yield key, new
-        else:
+        while change is not None and (change[0] > key if reverse else change[0] < key):
+            if change[1] is not None:
+                yield change[0], change[1]
+            change = next(changes, None)
+        if change is None or change[0] != key:
             yield key, value
-    for changed, new in changes[position:]:
-        if new is not None:
-            yield changed, new
+            continue
+        if change[1] is not None:
+            yield key, change[1]
+        change = next(changes, None)
+    while change is not None:
+        if change[1] is not None:
+            yield change[0], change[1]
+        change = next(changes, None)

@@ -125,8 +125,9 @@ class Lead:
         return len(self.waiting) >= WAITING_TRANSACTIONS_MAX or self._waiting_bytes + ticket.weight > WAITING_BYTES_MAX
 
     def _enqueue(self, ticket: Ticket) -> None:
+        weight = ticket.weight  # first: an operation that cannot say how heavy it is must not be left in the queue
         self.waiting.append(ticket)
-        self._waiting_bytes += ticket.weight
+        self._waiting_bytes += weight
 
     # -- leading ------------------------------------------------------------------------------------------------
 

@@ -99,6 +99,7 @@ class Environment:
         self._resizing = False
         self.log: CommitLog | None = None  # of the writer in this process, if there is one
         self._follower: LogFollower | None = None
+        self._without_log: State | None = None  # the last state that no log continued
         self._following = threading.Lock()
         self.lmdb = self._open(path, create)
         self.lmdb.reader_check()
@@ -153,7 +154,10 @@ class Environment:
             self._end(hold)
 
     def _take_snapshot(self) -> tuple[_Hold, Layer | None]:
-        without_log: State | None = None
+        # Where there was no log the last time, there is mostly none now: then one look at LMDB, after it, is enough.
+        without_log = self._without_log
+        if without_log is not None and without_log.log.path(self.path, "log").exists():
+            without_log = None
         for _ in range(SNAPSHOT_TRIES):
             hold = self._begin()
             try:
@@ -171,7 +175,7 @@ class Environment:
                 except FileNotFoundError:
                     # Nothing was logged yet, or all of it is in LMDB, and the log was removed or its writer died: if
                     # that was just now, the state has changed too.
-                    without_log = state
+                    self._without_log = without_log = state
             except BaseException:
                 self._end(hold)
                 raise

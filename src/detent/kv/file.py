@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,29 +72,33 @@ class FileView:
     ) -> Iterator[tuple[bytes, bytes]]:
         self._require_open()
         start = max(start, FIRST_KEY)
-        left = -1 if limit is None else limit
-        pairs = self._stored(start, end, reverse)
-        layer = self._layer
-        with closing(pairs):
-            for pair in (
-                pairs if layer is None else merged(pairs, layer.between(start, end, reverse=reverse), reverse=reverse)
-            ):
-                if left == 0:
-                    return
-                left -= 1
-                yield pair
-                self._require_open()
+        if self._layer is None:
+            return self._stored(start, end, reverse, limit)
+        return self._merged(self._layer, start, end, reverse, limit)
 
-    def _stored(self, start: bytes, end: bytes | None, reverse: bool) -> Generator[tuple[bytes, bytes]]:
+    def _merged(
+        self, layer: Layer, start: bytes, end: bytes | None, reverse: bool, limit: int | None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        changes = layer.between(start, end, reverse=reverse)
+        with closing(self._stored(start, end, reverse, None)) as stored:
+            yield from islice(merged(stored, changes, reverse=reverse), limit)
+
+    def _stored(
+        self, start: bytes, end: bytes | None, reverse: bool, limit: int | None
+    ) -> Generator[tuple[bytes, bytes]]:
+        left = -1 if limit is None else limit
+        self._require_open()
         with self._transaction.cursor() as cursor:
             if reverse:
                 pairs = self._backward(cursor, end)
             else:
                 pairs = cursor.iternext() if cursor.set_range(start) else iter(())
             for key, value in pairs:
-                if key < start if reverse else end is not None and key >= end:
+                if left == 0 or (key < start if reverse else end is not None and key >= end):
                     return
+                left -= 1
                 yield key, value
+                self._require_open()
 
     @staticmethod
     def _backward(cursor: Any, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
@@ -108,7 +113,7 @@ class FileView:
 class FileReader:
     """Reads a store's file directly, in any process."""
 
-    view_bytes = 1 << 18
+    view_bytes = 1 << 20
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self._pid = os.getpid()

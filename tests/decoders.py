@@ -23,7 +23,7 @@ from detent.errors import Invalid
 from detent.journal import AckIntent
 from detent.journal import operations as ops
 from detent.journal.publisher import decode_intents, encode_intents
-from detent.kv.commitlog import LogName, decode_record, encode_record
+from detent.kv.commitrecord import LogName, decode_record, encode_record
 from detent.kv.environment import State
 from detent.remote import wire
 from world import World

@@ -20,16 +20,8 @@ from detent.errors import Corrupt, Fenced, OutcomeUnknown, Unavailable
 from detent.journal import JournalMachine
 from detent.journal.operations import Append, Appended
 from detent.kv import Batch, Reader, commitlog, environment, file
-from detent.kv.commitlog import (
-    LOG_BYTES_MAX,
-    PAGE,
-    CommitLog,
-    LogFollower,
-    LogName,
-    decode_record,
-    encode_record,
-    take_over,
-)
+from detent.kv.commitlog import LOG_BYTES_MAX, CommitLog, LogFollower, take_over
+from detent.kv.commitrecord import HEAD, MAGIC, PAGE, LogName, checksum_of, decode_record, encode_record
 from detent.kv.file import FileReader, FileWriter
 from detent.kv.overlay import Layer, Overlay, merged
 
@@ -86,7 +78,7 @@ def test_records_come_back(
 ) -> None:
     name = LogName(store, epoch)
     record = b"".join(encode_record(name, number, changes))
-    assert decode_record(name, record + behind) == (number, changes)
+    assert decode_record(name, record + behind) == (number, changes, len(record))
     assert decode_record(LogName(store ^ 1, epoch), record) is None
     assert decode_record(LogName(store, epoch ^ 1), record) is None
 
@@ -103,16 +95,17 @@ def test_a_record_that_lost_anything_is_none(changes: dict[bytes, bytes | None],
 
 def test_nonsense_with_a_right_checksum_is_corrupt() -> None:
     for body in (b"\x01", b"\x00\x00\x00\x00\x00\x00", b"\x05\x00\x00\x00\x00\x00ab", b"\x01\x00\xfe\xff\xff\xffk"):
-        checksum = commitlog._checksum(NAME.seed(1), [body])
+        checksum = checksum_of(NAME.seed(1), [body])
         with pytest.raises(Corrupt):
-            decode_record(NAME, commitlog._HEAD.pack(commitlog.MAGIC, len(body), 1, NAME.epoch, checksum) + body)
+            decode_record(NAME, HEAD.pack(MAGIC, len(body), 1, NAME.epoch, checksum) + body)
 
 
 def test_the_bytes_of_a_record() -> None:
     record = encode_record(NAME, 2, {b"k": b"value", b"gone": None})
     assert b"".join(record).hex() == GOLDEN
     large = {b"k": bytes(PAGE + 1), b"l": b"", b"m": bytes(2 * PAGE)}
-    assert decode_record(NAME, b"".join(encode_record(NAME, 3, large))) == (3, large)
+    data = b"".join(encode_record(NAME, 3, large))
+    assert decode_record(NAME, data) == (3, large, len(data))
     assert NAME.path(Path("store"), "log") == Path("store/commits-0123456789abcdef-1.log")
 
 
@@ -334,14 +327,27 @@ def test_without_room_for_a_log_commits_go_to_lmdb(tmp_path: Path, monkeypatch: 
     writer.close()
 
 
-def test_a_torn_last_record_is_dropped_and_the_ones_before_stay(tmp_path: Path) -> None:
-    log = log_with(tmp_path, {b"a": b"1"}, {b"b": bytes(3 * PAGE)}, {b"c": b"3"})
-    path = NAME.path(tmp_path, "log")
+def damage(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
-    data[PAGE + 2 * PAGE] ^= 1  # in the middle of the second
+    data[at] ^= 1
     path.write_bytes(data)
+
+
+def test_a_torn_last_record_is_dropped_and_the_ones_before_stay(tmp_path: Path) -> None:
+    log = log_with(tmp_path, {b"a": b"1"}, {b"b": b"2"}, {b"c": bytes(3 * PAGE)})
+    damage(NAME.path(tmp_path, "log"), 4 * PAGE)  # in the middle of the third
     left = take_over(tmp_path, NAME, 0)
-    assert (left.last, left.latest()) == (1, {b"a": b"1"})
+    assert (left.last, left.latest()) == (2, {b"a": b"1", b"b": b"2"})
+    log.close()
+
+
+@pytest.mark.parametrize("at", [0, 38, PAGE, 3 * PAGE])
+def test_a_damaged_record_with_others_behind_it_is_no_torn_one(tmp_path: Path, at: int) -> None:
+    """Those behind it were acknowledged; dropping them in silence would be the one thing a log must not do."""
+    log = log_with(tmp_path, {b"a": b"1"}, {b"b": bytes(3 * PAGE)}, {b"c": b"3"})
+    damage(NAME.path(tmp_path, "log"), at)
+    with pytest.raises(Corrupt, match="damaged"):
+        take_over(tmp_path, NAME, 0)
     log.close()
 
 

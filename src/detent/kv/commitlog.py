@@ -16,15 +16,13 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
-
-import xxhash
+from typing import Final
 
 from detent import crash
 from detent.errors import Corrupt
-from detent.kv.base import BATCH_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from detent.kv.commitrecord import HEAD, MAGIC, NUMBER_MAX, PAGE, LogName, Record, decode_record, pages
 from detent.kv.localobjects import sync_directory
 from detent.kv.overlay import Layer, Overlay
 
@@ -39,13 +37,6 @@ LOGGED_BYTES_MAX: Final = 256 << 10
 LOGGED_KEYS_MAX: Final = 16_384
 """Different keys in the log; they are put in order for scans."""
 
-PAGE: Final = 4096
-MAGIC: Final = 0x474C5444
-DELETED: Final = 0xFFFFFFFF
-NUMBER_MAX: Final = (1 << 64) - 1
-
-_HEAD: Final = struct.Struct("<IIQQQ")
-_CHANGE: Final = struct.Struct("<HI")
 _TIP: Final = struct.Struct("<8sQQ")
 _TIP_MAGIC: Final = b"dtnt-tip"
 _PUBLISHED, _FENCE = 1, 2
@@ -53,93 +44,6 @@ _NAME: Final = re.compile(r"commits-([0-9a-f]{16})-(\d{1,20})\.(log|tip|new)")
 
 
 logger = logging.getLogger("detent.kv")
-
-
-class Record(NamedTuple):
-    """One commit in the log."""
-
-    number: int
-    changes: dict[bytes, bytes | None]
-
-
-def encode_record(name: LogName, number: int, changes: Mapping[bytes, bytes | None]) -> list[bytes]:
-    """Head (magic, body's length, number, epoch, checksum), then each change: lengths, key, value.
-
-    In pieces, to be written one after another: large values are not copied.
-    """
-    pieces: list[bytes] = []
-    small: list[bytes] = []
-    for key, value in changes.items():
-        if value is None:
-            small += (_CHANGE.pack(len(key), DELETED), key)
-        elif len(value) <= PAGE:
-            small += (_CHANGE.pack(len(key), len(value)), key, value)
-        else:
-            small += (_CHANGE.pack(len(key), len(value)), key)
-            pieces += (b"".join(small), value)
-            small.clear()
-    pieces.append(b"".join(small))
-    size = sum(map(len, pieces))
-    return [_HEAD.pack(MAGIC, size, number, name.epoch, _checksum(name.seed(number), pieces)), *pieces]
-
-
-def _checksum(seed: int, pieces: Sequence[bytes | memoryview]) -> int:
-    if len(pieces) == 1:
-        return xxhash.xxh3_64_intdigest(pieces[0], seed=seed)
-    digest = xxhash.xxh3_64(seed=seed)
-    for piece in pieces:
-        digest.update(piece)
-    return digest.intdigest()
-
-
-def decode_record(name: LogName, data: bytes | memoryview) -> Record | None:
-    """The record at the start of `data`; None where there is none of this log, or only part of one. `Corrupt` if its
-    checksum is right and it is no commit all the same."""
-    if len(data) < _HEAD.size:
-        return None
-    magic, length, number, epoch, checksum = _HEAD.unpack_from(data)
-    if magic != MAGIC or epoch != name.epoch or length > min(BATCH_BYTES_MAX, len(data) - _HEAD.size):
-        return None
-    body = memoryview(data)[_HEAD.size : _HEAD.size + length]
-    if _checksum(name.seed(number), [body]) != checksum:
-        return None
-    return Record(number, dict(_decode_changes(bytes(body))))
-
-
-def _decode_changes(body: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-    at, end = 0, len(body)
-    while at < end:
-        if end - at < _CHANGE.size:
-            raise Corrupt("a commit record ends inside a change")
-        key_size, value_size = _CHANGE.unpack_from(body, at)
-        at += _CHANGE.size
-        gone = value_size == DELETED
-        value_at = at + key_size
-        at = value_at if gone else value_at + value_size
-        if not 0 < key_size <= KEY_BYTES_MAX or at > end or (not gone and value_size > VALUE_BYTES_MAX):
-            raise Corrupt("a commit record has a change with impossible lengths")
-        yield body[value_at - key_size : value_at], None if gone else body[value_at:at]
-
-
-def pages(size: int) -> int:
-    """The bytes that a record of `size` takes in the log."""
-    return -(-size // PAGE) * PAGE
-
-
-class LogName(NamedTuple):
-    """Whose log it is: of which store (a number made with it: a store that is deleted and made anew, at the same place,
-    is another one), and of the writer with which epoch."""
-
-    store: int
-    epoch: int
-
-    def path(self, directory: Path, kind: str) -> Path:
-        """Where the log, its tip, or a log that has no name yet, is: kind is "log", "tip" or "new"."""
-        return directory / f"commits-{self.store:016x}-{self.epoch}.{kind}"
-
-    def seed(self, number: int) -> int:
-        """For a record's checksum: one of another log or another number is a bad one, whatever its body."""
-        return (number * 0x9E3779B97F4A7C15 ^ self.epoch ^ self.store) & NUMBER_MAX
 
 
 def remove_logs(directory: Path, store: int, epochs: range, *, strangers: bool = False) -> None:
@@ -370,8 +274,25 @@ class LogFollower:
         return Layer(self.overlay, folded, max(published, folded))
 
     def read_all(self, folded: int) -> Overlay:
-        """Everything after `folded` up to the first record that is not whole."""
+        """Everything after `folded`, up to a last record that may not be whole.
+
+        `Corrupt` if there are more behind it: each was written after the one before it was synced, so what is not whole
+        there was damaged, and those behind it were acknowledged.
+        """
         self._read_through(NUMBER_MAX, folded)
+        last, size = self.overlay.last, os.fstat(self._file).st_size
+        if self._at == 0 and self._record_at(0) is not None:
+            return self.overlay  # nothing is damaged: it is a log that does not continue this state
+        for at in range(self._at, size, PAGE):
+            head = os.pread(self._file, HEAD.size, at)
+            if len(head) == HEAD.size and HEAD.unpack(head)[0] == MAGIC and HEAD.unpack(head)[2] > last:
+                record = self._record_at(at)
+                if record is not None:
+                    raise Corrupt(
+                        f"the commit log {self.name.path(Path(), 'log')} is damaged after commit {last}: commit "
+                        f"{record.number} is there, and the one before it cannot be read. Restore the store from a "
+                        "copy; or move the log away, which loses these commits"
+                    )
         return self.overlay
 
     def _read_through(self, number: int, folded: int) -> bool:
@@ -388,18 +309,20 @@ class LogFollower:
         return overlay.last >= number
 
     def _read(self, number: int) -> Record | None:
-        head = os.pread(self._file, PAGE, self._at)
-        if len(head) < _HEAD.size:
-            return None
-        size = _HEAD.size + _HEAD.unpack_from(head)[1]
-        if size > LOG_BYTES_MAX:
-            return None
-        data = head if size <= len(head) else os.pread(self._file, size, self._at)
-        record = decode_record(self.name, data)
+        record = self._record_at(self._at)
         if record is None or record.number != number:
             return None
-        self._at += pages(size)
+        self._at += pages(record.size)
         return record
+
+    def _record_at(self, at: int) -> Record | None:
+        head = os.pread(self._file, PAGE, at)
+        if len(head) < HEAD.size:
+            return None
+        size = HEAD.size + HEAD.unpack_from(head)[1]
+        if size > LOG_BYTES_MAX:
+            return None
+        return decode_record(self.name, head if size <= len(head) else os.pread(self._file, size, at))
 
     def close(self) -> None:
         """Let go of the files. Forgotten first: a number that was closed may be somebody else's a moment later."""

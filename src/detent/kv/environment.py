@@ -20,7 +20,8 @@ import lmdb
 
 from detent.errors import Corrupt, NotFound, Unavailable
 from detent.kv.base import RESERVED_PREFIX
-from detent.kv.commitlog import CommitLog, LogFollower, LogName
+from detent.kv.commitlog import CommitLog, LogFollower
+from detent.kv.commitrecord import LogName
 from detent.kv.localobjects import make_directories, sync_directory
 from detent.kv.overlay import Layer
 
@@ -158,6 +159,7 @@ class Environment:
         without_log = self._without_log
         if without_log is not None and without_log.log.path(self.path, "log").exists():
             without_log = None
+        doubtful: State | None = None
         for _ in range(SNAPSHOT_TRIES):
             hold = self._begin()
             try:
@@ -172,6 +174,10 @@ class Environment:
                         layer = self._follow(state)
                     if layer is not None:
                         return hold, layer if layer.top > layer.floor else None
+                except Corrupt:
+                    if state == doubtful:
+                        raise
+                    doubtful = state  # it may be the state that is old
                 except FileNotFoundError:
                     # Nothing was logged yet, or all of it is in LMDB, and the log was removed or its writer died: if
                     # that was just now, the state has changed too.

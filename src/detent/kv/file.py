@@ -12,21 +12,21 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
-from itertools import islice
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import lmdb
 
 from detent import crash
 from detent.errors import DetentError, Fenced, Invalid, Unavailable
 from detent.kv.base import RESERVED_PREFIX, Batch, Objects
-from detent.kv.commitlog import LOGGED_BYTES_MAX, CommitLog, LogName, encode_record, remove_logs, take_over
+from detent.kv.commitlog import LOGGED_BYTES_MAX, CommitLog, remove_logs, take_over
+from detent.kv.commitrecord import LogName, encode_record
 from detent.kv.environment import STATE_KEY, Environment, State, acquire, release
+from detent.kv.fileview import FileView
 from detent.kv.localobjects import LocalObjects
-from detent.kv.overlay import Layer, merged
 
 PUTMULTI_FROM: Final = 8
 """Batches with at least this many puts go through one C call."""
@@ -37,77 +37,10 @@ SUCCESSOR_WAIT_S: Final = 10.0
 HEIRS_MAX: Final = 16
 """Successions that are remembered, for writers that learn late that they were replaced."""
 
-FIRST_KEY: Final = b"\x01"
 HEIRS_KEY: Final = RESERVED_PREFIX + b"heirs"
 _HEIR: Final = struct.Struct("<QQ")
 
 logger = logging.getLogger("detent.kv")
-
-
-class FileView:
-    """One LMDB read transaction, and what the commit log had on top of it."""
-
-    def __init__(self, transaction: Any, layer: Layer | None) -> None:
-        self._transaction = transaction
-        self._layer = layer
-        self.open = True
-
-    def _require_open(self) -> None:
-        if not self.open:
-            raise Invalid("this view has ended: read inside its with-block")
-
-    def get(self, key: bytes) -> bytes | None:
-        self._require_open()
-        if key < FIRST_KEY:
-            return None
-        if self._layer is not None:
-            version = self._layer.find(key)
-            if version is not None:
-                return version[1]
-        value: bytes | None = self._transaction.get(key)
-        return value
-
-    def scan(
-        self, start: bytes, end: bytes | None = None, *, reverse: bool = False, limit: int | None = None
-    ) -> Iterator[tuple[bytes, bytes]]:
-        self._require_open()
-        start = max(start, FIRST_KEY)
-        if self._layer is None:
-            return self._stored(start, end, reverse, limit)
-        return self._merged(self._layer, start, end, reverse, limit)
-
-    def _merged(
-        self, layer: Layer, start: bytes, end: bytes | None, reverse: bool, limit: int | None
-    ) -> Iterator[tuple[bytes, bytes]]:
-        changes = layer.between(start, end, reverse=reverse)
-        with closing(self._stored(start, end, reverse, None)) as stored:
-            yield from islice(merged(stored, changes, reverse=reverse), limit)
-
-    def _stored(
-        self, start: bytes, end: bytes | None, reverse: bool, limit: int | None
-    ) -> Generator[tuple[bytes, bytes]]:
-        left = -1 if limit is None else limit
-        self._require_open()
-        with self._transaction.cursor() as cursor:
-            if reverse:
-                pairs = self._backward(cursor, end)
-            else:
-                pairs = cursor.iternext() if cursor.set_range(start) else iter(())
-            for key, value in pairs:
-                if left == 0 or (key < start if reverse else end is not None and key >= end):
-                    return
-                left -= 1
-                yield key, value
-                self._require_open()
-
-    @staticmethod
-    def _backward(cursor: Any, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        if end is not None and cursor.set_range(end):
-            if not cursor.prev():
-                return
-        elif not cursor.last():
-            return
-        yield from cursor.iterprev()
 
 
 class FileReader:

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 import detent
 from detent.codec import journal as records
 from detent.kv import Batch, open_writer
+from processes import Processes
 
 PATIENCE_S = 60
 Command = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -422,3 +424,59 @@ def test_debugging_shows_where_an_error_came_from(url: str) -> None:
     done = detent_command("store", "info", url, env=environment(DETENT_DEBUG="1"))
     assert done.returncode == 1
     assert b"Traceback" in done.stderr
+
+
+# -- stores that were damaged, copied or put in odd places ----------------------------------------------------------
+
+
+def kill_an_owner(url: str, processes: Processes) -> None:
+    """Leave a store with commits in its log."""
+    owner = processes.store(url)
+    for number in range(5):
+        owner.call("append", journal="j", body=f"m{number}")
+    owner.kill()
+
+
+def test_a_damaged_log_is_found_refused_and_given_up_only_on_demand(
+    url: str, store_dir: Path, processes: Processes
+) -> None:
+    kill_an_owner(url, processes)
+    (log,) = store_dir.glob("commits-*.log")
+    data = bytearray(log.read_bytes())
+    data[4096 + 50] ^= 1
+    log.write_bytes(data)
+    assert "damaged" in refused("store", "verify", url, code=1)
+    assert "damaged" in refused("journal", "append", url, "j", "--body", "more", code=1)
+    assert "--yes" in refused("store", "abandon-log", url, code=1)
+    assert b".abandoned" in ok("store", "abandon-log", url, "--yes")
+    ok("store", "verify", url)
+    ok("journal", "append", url, "j", "--body", "more")
+
+
+def test_verify_outlives_a_data_file_that_ends_processes(url: str, store_dir: Path) -> None:
+    ok("journal", "append", url, "j", stdin=b"\n".join(b"%d" % number for number in range(3000)))
+    with (store_dir / "data.mdb").open("r+b") as data:
+        size = data.seek(0, 2)
+        for page in range(2, size // 4096):  # all but the meta pages
+            data.seek(page * 4096)
+            data.write(bytes(4096))
+    done = detent_command("store", "verify", url, "--json")
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_copy_of_a_store_in_use_has_no_owner(url: str, store_dir: Path, tmp_path: Path, processes: Processes) -> None:
+    owner = processes.store(url)
+    owner.call("append", journal="j", body="m")
+    assert json.loads(ok("store", "info", url, "--json"))["owner"]
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in store_dir.iterdir():
+        if file.is_file():
+            shutil.copy(file, copy)
+    assert not json.loads(ok("store", "info", f"file:{copy}", "--json"))["owner"]
+
+
+@pytest.mark.parametrize("place", ["file://elsewhere/tmp/store", "file:/dev/null/store", "file:./" + "x" * 300])
+def test_places_where_no_store_can_be(place: str) -> None:
+    assert "OSError" not in refused("journal", "append", place, "j", "--body", "x", code=1)

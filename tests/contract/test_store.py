@@ -59,6 +59,9 @@ class TestJournals:
     def test_many_keys_and_headers(self, store: Store) -> None:
         journal = store.journal("j")
         journal.append_many([b"a", (b"b", b"key"), (b"c", None, {"h": "ü"}), (b"", b"", {})])
+        for wrong in ((), (b"d", b"key", {}, 4)):
+            with pytest.raises(detent.Invalid):
+                journal.append_many([wrong])
         found = [(m.body, m.key, m.headers) for m in journal.read()]
         assert found == [(b"a", None, {}), (b"b", b"key", {}), (b"c", None, {"h": "ü"}), (b"", b"", {})]
 
@@ -276,6 +279,27 @@ class TestTailing:
             time.sleep(0.005)
         thread.join(20)
         assert got == [b"0", b"1", b"2", b"3", b"4"]
+
+    def test_a_journal_that_is_deleted_under_a_tail(self, store: Store) -> None:
+        """The one that is made in its place has offsets of its own: going on would skip its first messages."""
+        journal = store.journal("j")
+        journal.append_many([b"0", b"1"])
+        tail = journal.tail(0, timeout="5s")
+        assert [next(tail).body, next(tail).body] == [b"0", b"1"]
+        journal.delete()
+        journal.append_many([b"a", b"b", b"c"])
+        with pytest.raises(detent.NotFound, match="deleted"):
+            next(tail)
+        tail = journal.tail(2, timeout="100ms")
+        assert next(tail).body == b"c"
+        journal.delete()
+        with pytest.raises(detent.NotFound):
+            list(tail)
+
+    def test_a_tail_may_begin_before_its_journal(self, store: Store) -> None:
+        tail = store.journal("later").tail(timeout="5s")
+        threading.Timer(0.1, lambda: store.journal("later").append(b"x")).start()
+        assert next(tail).body == b"x"
 
     def test_a_timeout_ends_it(self, store: Store) -> None:
         journal = store.journal("j")

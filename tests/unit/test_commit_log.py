@@ -22,7 +22,7 @@ from detent.journal.operations import Append, Appended
 from detent.kv import Batch, Reader, commitlog, environment, file
 from detent.kv.commitlog import LOG_BYTES_MAX, CommitLog, LogFollower, take_over
 from detent.kv.commitrecord import HEAD, MAGIC, PAGE, LogName, checksum_of, decode_record, encode_record
-from detent.kv.file import FileReader, FileWriter
+from detent.kv.file import FileReader, FileWriter, abandon_log
 from detent.kv.overlay import Layer, Overlay, merged
 
 CHANGES = st.dictionaries(st.binary(min_size=1, max_size=4), st.none() | st.binary(max_size=4), max_size=5)
@@ -337,6 +337,7 @@ def test_a_torn_last_record_is_dropped_and_the_ones_before_stay(tmp_path: Path) 
     log = log_with(tmp_path, {b"a": b"1"}, {b"b": b"2"}, {b"c": bytes(3 * PAGE)})
     damage(NAME.path(tmp_path, "log"), 4 * PAGE)  # in the middle of the third
     left = take_over(tmp_path, NAME, 0)
+    assert left is not None
     assert (left.last, left.latest()) == (2, {b"a": b"1", b"b": b"2"})
     log.close()
 
@@ -356,10 +357,17 @@ def test_records_of_an_earlier_lap_do_not_count(tmp_path: Path) -> None:
     log.restart(3)
     log.write(encode_record(NAME, 4, {b"d": b"4"}))
     log.accept(4, {b"d": b"4"})
-    assert take_over(tmp_path, NAME, 3).latest() == {b"d": b"4"}
+    left = take_over(tmp_path, NAME, 3)
+    assert left is not None
+    assert left.latest() == {b"d": b"4"}
     log.close()
-    for folded in (0, 1, 2, 4, 5):
-        assert take_over(tmp_path, NAME, folded).latest() == {}, "the records do not continue this state"
+    for folded in (4, 5):
+        left = take_over(tmp_path, NAME, folded)
+        assert left is not None
+        assert left.latest() == {}, "LMDB has them all"
+    for folded in (0, 1, 2):
+        with pytest.raises(Corrupt):
+            take_over(tmp_path, NAME, folded)  # as when an older data file was put beside the log
 
 
 def log_with(directory: Path, *commits: dict[bytes, bytes | None]) -> CommitLog:
@@ -533,13 +541,13 @@ def test_a_writer_that_dies_between_the_two_halves_of_a_snapshot(
     follow = environment.Environment._follow
     struck: list[bool] = []
 
-    def late(self: Any, state: Any) -> Any:
+    def late(self: Any, *arguments: Any) -> Any:
         if not struck:
             struck.append(True)
             writing.ask("maintain")
             writing.ask("put late 1")
             writing.kill()
-        return follow(self, state)
+        return follow(self, *arguments)
 
     monkeypatch.setattr(environment.Environment, "_follow", late)
     reader = FileReader(tmp_path)
@@ -606,3 +614,109 @@ def test_an_unknown_outcome_is_called_one(tmp_path: Path, monkeypatch: pytest.Mo
     (result,) = engine.commit(Request(session, 2, 2, [Append("j", [b"third"])]))
     assert result == Appended(1, 1, 1, 1), "once the disk is well, it was settled as never applied"
     engine.close()
+
+
+# -- files that do not go together ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crashed(tmp_path: Path) -> Path:
+    """A store whose writer was killed with commits in its log."""
+    path = tmp_path / "store"
+    writing = Writing(path)
+    for number in range(5):
+        writing.ask(f"put k{number} {number}")
+    writing.kill()
+    return path
+
+
+def log_of(path: Path) -> Path:
+    (log,) = path.glob("commits-*.log")
+    return log
+
+
+def check_refused(path: Path, match: str) -> None:
+    """Readers and writers alike, and again: nothing was changed by the attempt."""
+    for _ in range(2):
+        with pytest.raises(Corrupt, match=match):
+            as_reader(path)
+        with pytest.raises(Corrupt, match=match):
+            FileWriter(path)
+
+
+def as_reader(path: Path) -> dict[str, bytes]:
+    reader = FileReader(path)
+    try:
+        return everything(reader)
+    finally:
+        reader.close()
+
+
+def test_a_missing_log_is_not_taken_for_an_empty_one(crashed: Path) -> None:
+    log = log_of(crashed).rename(crashed / "elsewhere")
+    check_refused(crashed, "missing")
+    log.rename(crashed / next(crashed.glob("commits-*.tip")).with_suffix(".log").name)
+    assert len(as_reader(crashed)) == 5
+
+
+def test_a_damaged_log_is_refused_by_everybody_and_can_be_given_up(crashed: Path) -> None:
+    damage(log_of(crashed), PAGE + 40)
+    check_refused(crashed, "damaged")
+    kept = abandon_log(crashed)
+    assert kept is not None
+    assert kept.exists()
+    writer = FileWriter(crashed)
+    assert everything(writer) == {}
+    put(writer, new=b"1")
+    writer.close()
+    assert as_another_process_sees_it(crashed) == {"new": b"1"}
+
+
+def test_a_data_file_older_than_its_log_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    writing = Writing(path)
+    writing.ask("put a 1")
+    shutil.copy(path / "data.mdb", tmp_path / "older")
+    writing.ask("maintain")
+    writing.ask("put b 2")
+    writing.kill()
+    shutil.copy(tmp_path / "older", path / "data.mdb")
+    check_refused(path, "damaged")
+
+
+@pytest.mark.parametrize("how", ["missing", "empty"])
+def test_a_log_without_its_data_file_is_left_alone(crashed: Path, how: str) -> None:
+    log = log_of(crashed).read_bytes()
+    (crashed / "data.mdb").unlink() if how == "missing" else (crashed / "data.mdb").write_bytes(b"")
+    check_refused(crashed, "restore")
+    assert log_of(crashed).read_bytes() == log
+
+
+def test_a_data_file_that_was_cut_short_is_refused(tmp_path: Path) -> None:
+    writer = FileWriter(tmp_path)
+    put(writer, big=bytes(1 << 20))
+    writer.close()
+    with (tmp_path / "data.mdb").open("r+b") as data:
+        data.truncate(400_000)
+    check_refused(tmp_path, "cut short")
+
+
+def test_a_full_disk_is_called_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LMDB turns a write that had no room into an input/output error."""
+    writer = FileWriter(tmp_path / "store")
+
+    def fails(*_: Any) -> None:
+        raise lmdb.Error("mdb_txn_commit: Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileWriter, "_write", fails)
+        with pytest.raises(Unavailable, match="could not commit"):
+            put(writer, a=bytes(1 << 20))
+        patch.setattr(environment, "FREE_BYTES_MIN", 1 << 60)
+        with pytest.raises(Unavailable, match="full"):
+            put(writer, a=bytes(1 << 20))
+        with pytest.raises(Unavailable, match="no room for a store"):
+            FileWriter(tmp_path / "another")
+    put(writer, a=b"1")
+    assert everything(writer) == {"a": b"1"}
+    writer.close()

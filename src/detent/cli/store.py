@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 
     from detent.engine.verify import Counts, Finding
     from detent.kv import Reader
+
+CHILD = "DETENT_VERIFIES_FOR_PARENT"
 
 FINDINGS_SHOWN = 1000
 """A store that is broken throughout would print for hours; the first findings tell enough."""
@@ -85,10 +91,11 @@ def info(url: str, as_json: bool) -> None:
 def _owner(url: str) -> dict[str, Any] | None:
     """The process that owns a local store; on an object store only its epoch decides, and no process is known."""
     from detent.kv import parse_url
-    from detent.kv.ownership import read_owner
+    from detent.kv.ownership import is_owned, read_owner
 
     location = parse_url(url)
-    owner = read_owner(location.directory) if location.scheme == "file" else None
+    owned = location.scheme == "file" and is_owned(location.directory)
+    owner = read_owner(location.directory) if owned else None
     return None if owner is None else {"pid": owner.pid, "epoch": owner.epoch}
 
 
@@ -106,6 +113,8 @@ def verify(url: str, limit: int, as_json: bool) -> None:
     Example:
       detent store verify file:./data && echo all is well
     """
+    if url.startswith("file:") and CHILD not in os.environ:
+        _verify_in_a_child(url, limit, as_json)
     with raw_reader(url) as reader, progress_bar("checking", hidden=as_json) as progress:
         findings, counts = _verify(reader, limit, progress)
     if as_json:
@@ -124,6 +133,24 @@ def verify(url: str, limit: int, as_json: bool) -> None:
             note(f"stopped after {limit} problems")
     if findings:
         click.get_current_context().exit(1)
+
+
+def _verify_in_a_child(url: str, limit: int, as_json: bool) -> NoReturn:
+    """A damaged data file can end the process that reads it: LMDB checks little, and stops where it finds nonsense."""
+    options = [f"--limit={limit}", *(["--json"] if as_json else []), "--", url]
+    command = [sys.executable, "-m", "detent.cli", "store", "verify", *options]
+    done = subprocess.run(command, env={**os.environ, CHILD: "1"}, stdout=subprocess.PIPE, check=False)
+    if done.returncode >= 0:
+        sys.stdout.buffer.write(done.stdout)
+        sys.stdout.flush()
+        raise SystemExit(done.returncode)
+    name = signal.Signals(-done.returncode).name
+    problem = f"reading it ended the process that checked it ({name}): the file is damaged, restore it from a copy"
+    if as_json:
+        print_json({"ok": False, "counts": None, "findings": [{"where": "data.mdb", "problem": problem}]})
+    else:
+        click.echo(f"data.mdb: {problem}")
+    raise SystemExit(1)
 
 
 def _verify(
@@ -165,3 +192,40 @@ def sweep(url: str, grace: str, force: bool, as_json: bool) -> None:
         print_json({"deleted": deleted})
     else:
         click.echo(f"deleted {deleted} fragments")
+
+
+@store.command("abandon-log")
+@takes_store()
+@click.option("--yes", is_flag=True, help="Do it; without this nothing is changed.")
+@json_option
+def abandon_log(url: str, yes: bool, as_json: bool) -> None:
+    """Go on without a commit log that is damaged or missing. What it held, up to a second of commits, is lost.
+
+    For a `file:` store that refuses to open because of its log, when there is no better copy. The damaged file is kept
+    under another name.
+
+    \b
+    Example:
+      detent store abandon-log file:./data --yes
+    """
+    from detent.errors import Invalid, Unavailable
+    from detent.kv import parse_url
+    from detent.kv.file import abandon_log as abandon
+    from detent.kv.ownership import OwnerLock
+
+    location = parse_url(url)
+    if location.scheme != "file":
+        raise Invalid("only file: stores have a commit log")
+    if not yes:
+        raise Invalid("this gives up commits that were acknowledged; say --yes if there is no better copy")
+    lock = OwnerLock(location.directory)
+    if not lock.try_acquire():
+        raise Unavailable("another process has this store open: end it first")
+    try:
+        kept = abandon(location.directory)
+    finally:
+        lock.release()
+    if as_json:
+        print_json({"kept": None if kept is None else kept.name})
+    else:
+        click.echo("the log is given up" + ("" if kept is None else f", and kept as {kept.name}"))

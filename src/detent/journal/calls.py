@@ -52,6 +52,8 @@ def plain_append(journal: str, entries: Iterable[Entry]) -> ops.Append:
     headers: list[dict[str, str] | None] = []
     for entry in entries:
         if isinstance(entry, tuple):
+            if not 1 <= len(entry) <= 3:
+                raise Invalid(f"a message is a body, or a tuple of body, key and headers, not of {len(entry)} things")
             body, key, extra = (*entry, None, None)[:3]
             keys += [None] * (len(bodies) - len(keys))
             headers += [None] * (len(bodies) - len(headers))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, Protocol, Unpack
+from typing import Any, Final, Literal, Protocol, Unpack
 
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation
@@ -21,6 +21,41 @@ from detent.journal.reader import JournalInfo, JournalReader
 from detent.kv import Objects
 
 Isolation = Literal["committed", "uncommitted"]
+
+
+TAIL_LOOK_MS: Final = 5_000
+"""How often one who follows a journal looks whether it is still there."""
+
+
+class _Patience:
+    """How long a tail goes on waiting, in slices."""
+
+    def __init__(self, timeout: Duration | None) -> None:
+        self._whole_ms = None if timeout is None else milliseconds(timeout)
+        self.restore()
+
+    def restore(self) -> None:
+        """Something came."""
+        self._left_ms = self._whole_ms
+        self.left = True
+
+    @property
+    def slice_ms(self) -> int:
+        """How long to wait now."""
+        return TAIL_LOOK_MS if self._left_ms is None else min(self._left_ms, TAIL_LOOK_MS)
+
+    def spend(self) -> None:
+        """Nothing came."""
+        if self._left_ms is not None:
+            self._left_ms -= self.slice_ms
+            self.left = self._left_ms > 0
+
+
+def _same(name: str, before: int | None, now: int | None) -> int | None:
+    """The journal's number, if it is still the journal that was followed."""
+    if before is not None and now != before:
+        raise NotFound(f"the journal {name!r} was deleted while it was followed")
+    return now
 
 
 class Committer(Protocol):
@@ -174,14 +209,22 @@ class Journal(_JournalBase):
     def tail(self, start: int | None = None, *, timeout: Duration | None = None) -> Iterator[Message]:
         """Committed messages from `start` on (default: from now), for ever, waiting for new ones.
 
-        With a timeout the iteration ends once nothing has come for that long.
+        With a timeout the iteration ends once nothing has come for that long. `NotFound` once the journal was deleted,
+        also if there is another one of that name now.
         """
-        wait_ms = None if timeout is None else milliseconds(timeout)
+        patience = _Patience(timeout)
         at = self.next_offset() if start is None else start
-        while self._store.wait(self.name, at, wait_ms):
+        number = self._store.reader.number(self.name)
+        while patience.left:
+            grown = self._store.wait(self.name, at, patience.slice_ms)
+            number = _same(self.name, number, self._store.reader.number(self.name))
+            if not grown:
+                patience.spend()
+                continue
             _, end = self._store.reader.extent(self.name)
             yield from self.read(at, end)
             at = end
+            patience.restore()
 
     def wait(self, offset: int, *, timeout: Duration | None = None) -> None:
         """Return once the journal holds a committed message at `offset`; `Unavailable` after the timeout."""
@@ -296,13 +339,21 @@ class AsyncJournal(_JournalBase):
 
     async def tail(self, start: int | None = None, *, timeout: Duration | None = None) -> AsyncIterator[Message]:
         """Committed messages from `start` on (default: from now), for ever, waiting for new ones."""
-        wait_ms = None if timeout is None else milliseconds(timeout)
+        patience = _Patience(timeout)
         at = await self.next_offset() if start is None else start
-        while await self._store.wait(self.name, at, wait_ms):
+        number = await asyncio.to_thread(self._store.reader.number, self.name)
+        while patience.left:
+            grown = await self._store.wait(self.name, at, patience.slice_ms)
+            found = await asyncio.to_thread(self._store.reader.number, self.name)
+            number = _same(self.name, number, found)
+            if not grown:
+                patience.spend()
+                continue
             _, end = await asyncio.to_thread(self._store.reader.extent, self.name)
             async for message in self.read(at, end):
                 yield message
             at = end
+            patience.restore()
 
     async def wait(self, offset: int, *, timeout: Duration | None = None) -> None:
         """Return once the journal holds a committed message at `offset`; `Unavailable` after the timeout."""

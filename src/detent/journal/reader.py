@@ -128,6 +128,15 @@ class JournalReader:
                 **fields,
             )
 
+    def number(self, name: str) -> int | None:
+        """The journal's number, which a journal of the same name that is made later does not have; None if there is
+        none."""
+        with self._reader.view() as view:
+            try:
+                return self._listing(view, name).journal
+            except NotFound:
+                return None
+
     def extent(self, name: str) -> tuple[int, int]:
         """The first and the next committed offset."""
         with self._reader.view() as view:

@@ -46,20 +46,20 @@ _NAME: Final = re.compile(r"commits-([0-9a-f]{16})-(\d{1,20})\.(log|tip|new)")
 logger = logging.getLogger("detent.kv")
 
 
-def remove_logs(directory: Path, store: int, epochs: range, *, strangers: bool = False) -> None:
-    """Delete the logs of a store's writers with these epochs; what they held must be in LMDB by now. `strangers`: also
-    those of a store that was here before."""
+def remove_logs(directory: Path, store: int, epochs: range) -> None:
+    """Delete the logs of a store's writers with these epochs; what they held must be in LMDB by now. Logs of a store
+    that was here before are not ours to delete."""
     for path in directory.glob("commits-*"):
         found = _NAME.fullmatch(path.name)
-        if found and (int(found[2]) in epochs if int(found[1], 16) == store else strangers):
+        if found and int(found[1], 16) == store and int(found[2]) in epochs:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:  # it takes room and does no harm: LMDB is past it
                 logger.warning("%s was not removed: %s", path, error)
 
 
-def take_over(directory: Path, name: LogName, folded: int) -> Overlay:
-    """All that a replaced writer's log holds beyond `folded`. From now on that writer answers nobody.
+def take_over(directory: Path, name: LogName, folded: int) -> Overlay | None:
+    """All that a replaced writer's log holds beyond `folded`; None if there is no log. That writer answers nobody now.
 
     The caller has raised the epoch. The fence comes before the reading, so a commit that the old writer still answers
     is one that is read here.
@@ -71,7 +71,7 @@ def take_over(directory: Path, name: LogName, folded: int) -> Overlay:
     try:
         follower = LogFollower(directory, name)
     except FileNotFoundError:
-        return Overlay(folded)  # it never had a log, or left it empty and removed it
+        return None
     try:
         return follower.read_all(folded)
     finally:
@@ -152,8 +152,7 @@ class CommitLog:
             sync_directory(directory)
         except BaseException:
             self.close()
-            for left in (unnamed, path, tip):
-                left.unlink(missing_ok=True)
+            unnamed.unlink(missing_ok=True)  # under its own name it does no harm: it is empty
             raise
         crash.point("kv.log.after_create")
 
@@ -281,8 +280,9 @@ class LogFollower:
         """
         self._read_through(NUMBER_MAX, folded)
         last, size = self.overlay.last, os.fstat(self._file).st_size
-        if self._at == 0 and self._record_at(0) is not None:
-            return self.overlay  # nothing is damaged: it is a log that does not continue this state
+        first = self._record_at(0) if self._at == 0 else None
+        if first is not None and first.number <= folded:
+            return self.overlay  # all of it is in LMDB
         for at in range(self._at, size, PAGE):
             head = os.pread(self._file, HEAD.size, at)
             if len(head) == HEAD.size and HEAD.unpack(head)[0] == MAGIC and HEAD.unpack(head)[2] > last:
@@ -291,7 +291,7 @@ class LogFollower:
                     raise Corrupt(
                         f"the commit log {self.name.path(Path(), 'log')} is damaged after commit {last}: commit "
                         f"{record.number} is there, and the one before it cannot be read. Restore the store from a "
-                        "copy; or move the log away, which loses these commits"
+                        "copy; `detent store abandon-log` goes on without them"
                     )
         return self.overlay
 

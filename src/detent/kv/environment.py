@@ -37,6 +37,9 @@ READERS_MAX: Final = 4096
 GROW_WAIT_S: Final = 30.0
 """How long a resize waits for the views of this process to end before it gives up."""
 
+FREE_BYTES_MIN: Final = 512 << 10
+"""What a new store takes: LMDB's first pages and its lock file."""
+
 LOST_VIEWS_S: Final = 0.05
 """How often a resize looks whether a view that an interrupt has lost is gone; nobody says so."""
 
@@ -45,19 +48,21 @@ SNAPSHOT_TRIES: Final = 1000
 
 STATE_KEY: Final = RESERVED_PREFIX + b"epoch"
 FORMAT_VERSION: Final = 2
-_STATE: Final = struct.Struct("<BQQQQ")
+_STATE: Final = struct.Struct("<BQQQQB")
 
 
 class State(NamedTuple):
     """What LMDB says of its writers: the newest one's epoch, whose log continues it, and from which commit on.
 
-    `store` is a number that no other store has.
+    `store` is a number that no other store has. `logged` says that there is such a log: if it is not there, something
+    is wrong.
     """
 
     store: int = 0
     epoch: int = 0
     log_epoch: int = 0
     folded: int = 0
+    logged: bool = False
 
     @property
     def log(self) -> LogName:
@@ -77,7 +82,8 @@ class State(NamedTuple):
             raise Corrupt(
                 f"the store's epoch record has version {stored[:1].hex()}; this release reads version {FORMAT_VERSION}"
             )
-        return cls(*_STATE.unpack(stored)[1:])
+        _, store, epoch, log_epoch, folded, logged = _STATE.unpack(stored)
+        return cls(store, epoch, log_epoch, folded, bool(logged))
 
 
 class _Hold:
@@ -103,6 +109,7 @@ class Environment:
         self._without_log: State | None = None  # the last state that no log continued
         self._following = threading.Lock()
         self.lmdb = self._open(path, create)
+        self._refuse_truncated()
         self.lmdb.reader_check()
 
     @staticmethod
@@ -136,6 +143,14 @@ class Environment:
                 raise Corrupt(f"{path} holds no readable store: {error}") from error
             raise Unavailable(f"the store at {path} could not be opened: {error}") from error
 
+    def _refuse_truncated(self) -> None:
+        """LMDB reads through a map: a page that the file lacks would end the process with a bus error."""
+        needed = (self.lmdb.info()["last_pgno"] + 1) * self.lmdb.stat()["psize"]
+        size = (self.path / "data.mdb").stat().st_size
+        if size < needed:
+            self.lmdb.close()
+            raise Corrupt(f"{self.path / 'data.mdb'} has {size} bytes and needs {needed}: it was cut short")
+
     @contextmanager
     def read(self) -> Iterator[Any]:
         """A read transaction; another process that grew the map is followed."""
@@ -159,36 +174,47 @@ class Environment:
         without_log = self._without_log
         if without_log is not None and without_log.log.path(self.path, "log").exists():
             without_log = None
-        doubtful: State | None = None
+        before: State | None = None
         for _ in range(SNAPSHOT_TRIES):
             hold = self._begin()
             try:
                 state = State.decode(hold.transaction.get(STATE_KEY))
                 if state == without_log:
                     return hold, None
-                log = self.log
-                try:
-                    if log is not None and log.name == state.log:
-                        layer = log.layer(state.folded)
-                    else:
-                        layer = self._follow(state)
-                    if layer is not None:
-                        return hold, layer if layer.top > layer.floor else None
-                except Corrupt:
-                    if state == doubtful:
-                        raise
-                    doubtful = state  # it may be the state that is old
-                except FileNotFoundError:
-                    # Nothing was logged yet, or all of it is in LMDB, and the log was removed or its writer died: if
-                    # that was just now, the state has changed too.
-                    self._without_log = without_log = state
+                fits, layer = self._log_over(state, sure=state == before)
+                if fits:
+                    return hold, layer
             except BaseException:
                 self._end(hold)
                 raise
             self._end(hold)
+            before = state
         raise Corrupt(f"the commit log of {self.path} does not go with its data file")
 
-    def _follow(self, state: State) -> Layer | None:
+    def _log_over(self, state: State, *, sure: bool) -> tuple[bool, Layer | None]:
+        """Whether the log goes with this state of LMDB, and what it has over it. If not, LMDB is to be looked at again:
+        the state may be old by now. `sure` says that a second look has shown the same."""
+        log = self.log
+        try:
+            if log is not None and log.name == state.log:
+                layer = log.layer(state.folded)
+            else:
+                layer = self._follow(state, sure)
+        except FileNotFoundError as error:
+            # Nothing was logged yet, or all of it is in LMDB and the log was removed: then the state has changed.
+            if sure and state.logged:
+                raise Corrupt(missing_log(self.path, state)) from error
+            self._without_log = state if sure else self._without_log
+            return sure, None
+        except Corrupt:
+            if sure:
+                raise
+            return False, None
+        if layer is None:
+            return False, None
+        return True, layer if layer.top > layer.floor else None
+
+    def _follow(self, state: State, sure: bool) -> Layer | None:
         """What another process has in its log over this state; None if LMDB must be looked at again."""
         with self._following:
             follower = self._follower
@@ -199,8 +225,8 @@ class Environment:
                 except PermissionError as error:
                     raise Unavailable(f"the commit log of {self.path} may not be read: {error}") from error
             layer = follower.layer(state.folded)
-            if follower.is_final and layer is not None and layer.top == layer.floor:
-                raise FileNotFoundError("a log that does not continue this state is as good as none")
+            if follower.is_final and layer is not None and layer.top == layer.floor and not sure:
+                return None  # its writer may have moved on and died since LMDB was looked at
             return layer
 
     def _stop_following(self) -> None:
@@ -279,6 +305,15 @@ class Environment:
         self.resize(size)
 
 
+def missing_log(path: Path, state: State) -> str:
+    """What to say when there should be a log and is none."""
+    return (
+        f"the commit log {state.log.path(path, 'log').name} of {path} is missing. It held the commits after number "
+        f"{state.folded}: put it back, or restore the whole folder from a copy; `detent store abandon-log` goes on "
+        "without them"
+    )
+
+
 _environments: dict[tuple[int, int], Environment] = {}
 _environments_lock = threading.Lock()
 
@@ -308,8 +343,27 @@ def acquire(path: Path, *, create: bool) -> Environment:
     """The environment of a store's file, opened at the first use in this process."""
     try:
         return _acquire(path, create)
-    except PermissionError as error:
+    except OSError as error:
         raise Unavailable(f"the store at {path} may not be opened: {error}") from error
+
+
+def _check_place(path: Path, create: bool) -> None:
+    """Refuse to take a folder for a new store that is none, and to make one where there is no room for it."""
+    data = path / "data.mdb"
+    if data.exists() and data.stat().st_size:
+        return
+    if any(path.glob("commits-*.log")):
+        raise Corrupt(f"{path} has a commit log, and its data.mdb is missing or empty: restore the folder from a copy")
+    if not create:
+        raise NotFound(f"there is no store at {path}")
+    if is_full(path):
+        raise Unavailable(f"the disk of {path} is full; there is no room for a store")
+
+
+def is_full(path: Path) -> bool:
+    """Whether there is next to no room left. LMDB calls that an input/output error, or dies of it."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize < FREE_BYTES_MIN
 
 
 def _acquire(path: Path, create: bool) -> Environment:
@@ -319,8 +373,7 @@ def _acquire(path: Path, create: bool) -> Environment:
         # By the file, not by its folder: a store that was deleted and made anew is another one.
         environment = _environments.get(_identity(path))
         if environment is None:
-            if not create and not (path / "data.mdb").exists():
-                raise NotFound(f"there is no store at {path}")
+            _check_place(path, create)
             environment = Environment(path, create=create)
             _environments[_identity(path)] = environment
             if create:

@@ -20,13 +20,14 @@ from typing import Final
 import lmdb
 
 from detent import crash
-from detent.errors import DetentError, Fenced, Invalid, Unavailable
+from detent.errors import Corrupt, DetentError, Fenced, Invalid, Unavailable
 from detent.kv.base import RESERVED_PREFIX, Batch, Objects
 from detent.kv.commitlog import LOGGED_BYTES_MAX, CommitLog, remove_logs, take_over
 from detent.kv.commitrecord import LogName, encode_record
-from detent.kv.environment import STATE_KEY, Environment, State, acquire, release
+from detent.kv.environment import STATE_KEY, Environment, State, acquire, is_full, missing_log, release
 from detent.kv.fileview import FileView
 from detent.kv.localobjects import LocalObjects
+from detent.kv.overlay import Overlay
 
 PUTMULTI_FROM: Final = 8
 """Batches with at least this many puts go through one C call."""
@@ -135,11 +136,15 @@ class FileWriter(FileReader):
         with self._live().read() as transaction:
             state = State.decode(transaction.get(STATE_KEY))
         left = take_over(path, state.log, state.folded)
+        if left is None:
+            if state.logged:
+                raise Corrupt(missing_log(path, state))
+            left = Overlay(state.folded)  # it never had one, or left it empty and removed it
         # A data file that was restored from a backup may stand beside a later log, of an epoch that comes again.
         remove_logs(path, state.store, range(self.epoch, self.epoch + 1))
         self._fold(left.latest(), left.last, heir_of=state.log_epoch)
         crash.point("kv.open.after_fold")
-        remove_logs(path, state.store, range(self.epoch), strangers=True)
+        remove_logs(path, state.store, range(self.epoch))
 
     # -- committing ---------------------------------------------------------------------------------------------
 
@@ -196,13 +201,12 @@ class FileWriter(FileReader):
             logger.warning("no commit log at %s, so each commit goes to LMDB for now: %s", environment.path, error)
             self._without_log = True
             return None
-        # A successor that looked for a log before there was one has raised the epoch before.
-        with environment.read() as transaction:
-            replaced = State.decode(transaction.get(STATE_KEY)).epoch != self.epoch
-        if replaced:
+        try:
+            # LMDB says from now on that there is a log. A successor that looked for one before this is seen here.
+            self._fold({}, self._folded, logged=True)
+        except BaseException:
             log.close()
-            self._fenced = True
-            raise self._fence()
+            raise
         environment.log = self._log = log
         return log
 
@@ -228,24 +232,33 @@ class FileWriter(FileReader):
 
     # -- LMDB ---------------------------------------------------------------------------------------------------
 
-    def _fold(self, changes: dict[bytes, bytes | None], number: int, *, heir_of: int | None = None) -> None:
+    def _fold(
+        self,
+        changes: dict[bytes, bytes | None],
+        number: int,
+        *,
+        logged: bool | None = None,
+        heir_of: int | None = None,
+    ) -> None:
         """One commit of LMDB: what the log holds, then `changes`. It then stands at commit `number`."""
         environment = self._live()
         if self._log is not None and self._log.overlay.last > self._log.overlay.base:
             changes = {**self._log.overlay.latest(), **changes}
+        has_log = self._log is not None
         crash.point("kv.fold.before_sync")
         self._moving = True
         while True:
             try:
-                self._write(environment, changes, number, heir_of)
+                state = State(self._name.store, self.epoch, self.epoch, number, has_log if logged is None else logged)
+                self._write(environment, changes, state, heir_of)
                 break
             except lmdb.MapFullError:
                 environment.grow()
             except lmdb.MapResizedError:
                 environment.resize(0)
-            except lmdb.DiskError as error:
-                raise Unavailable(f"the disk of {environment.path} is full; nothing was committed") from error
             except lmdb.Error as error:
+                if isinstance(error, lmdb.DiskError) or is_full(environment.path):
+                    raise Unavailable(f"the disk of {environment.path} is full; nothing was committed") from error
                 raise Unavailable(f"LMDB could not commit to {environment.path}: {error}") from error
         crash.point("kv.fold.after_sync")
         self._restart(number)
@@ -257,16 +270,16 @@ class FileWriter(FileReader):
         self._moving = False
 
     def _write(
-        self, environment: Environment, changes: dict[bytes, bytes | None], number: int, heir_of: int | None
+        self, environment: Environment, changes: dict[bytes, bytes | None], state: State, heir_of: int | None
     ) -> None:
         with environment.lmdb.begin(write=True) as transaction:
             if State.decode(transaction.get(STATE_KEY)).epoch != self.epoch:
                 self._fenced = True
                 raise self._fence()
-            transaction.put(STATE_KEY, State(self._name.store, self.epoch, self.epoch, number).encode())
+            transaction.put(STATE_KEY, state.encode())
             if heir_of is not None:
                 known = transaction.get(HEIRS_KEY) or b""
-                transaction.put(HEIRS_KEY, known[-_HEIR.size * (HEIRS_MAX - 1) :] + _HEIR.pack(heir_of, number))
+                transaction.put(HEIRS_KEY, known[-_HEIR.size * (HEIRS_MAX - 1) :] + _HEIR.pack(heir_of, state.folded))
             if len(changes) >= PUTMULTI_FROM:
                 # In order of keys, most records go where the one before them went.
                 with transaction.cursor() as cursor:
@@ -339,7 +352,25 @@ class FileWriter(FileReader):
             return
         if self._moving:
             self._look_again()
-        if self._last > self._folded:
-            self._fold({}, self._last)
+        self._fold({}, self._last, logged=False)
         crash.point("kv.close.after_fold")
         remove_logs(environment.path, self._name.store, range(self.epoch, self.epoch + 1))
+
+
+def abandon_log(path: Path) -> Path | None:
+    """Let a store go on without its commit log, which is damaged or missing. What it held is lost; the file, if it is
+    there, is kept under another name. The caller holds the owner's lock."""
+    environment = acquire(path, create=False)
+    try:
+        with environment.lmdb.begin(write=True) as transaction:
+            state = State.decode(transaction.get(STATE_KEY))
+            epoch = state.epoch + 1
+            transaction.put(STATE_KEY, state._replace(epoch=epoch, log_epoch=epoch, logged=False).encode())
+        log = state.log.path(path, "log")
+        if not log.exists():
+            return None
+        kept = log.with_suffix(".abandoned")
+        log.rename(kept)
+        return kept
+    finally:
+        release(environment)

@@ -59,8 +59,11 @@ class OwnerLock:
 
     def try_acquire(self) -> bool:
         """Take the lock if nobody has it."""
-        make_directories(self._directory)
-        file = os.open(self._directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            make_directories(self._directory)
+            file = os.open(self._directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Unavailable(f"the store at {self._directory} cannot be opened for writing: {error}") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -110,6 +113,21 @@ def _read_note(directory: Path) -> Owner | None:
         return Owner(**json.loads((directory / "owner.json").read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def is_owned(directory: Path) -> bool:
+    """Whether somebody holds the lock of this very folder: the note about an owner may be a copy."""
+    try:
+        file = os.open(directory / "owner.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
 
 
 def read_owner(directory: Path) -> Owner | None:

@@ -46,7 +46,12 @@ def parse_url(url: str) -> Location:
     if scheme == "memory":
         return Location("memory", "", rest.removeprefix("//"))
     if scheme == "file":
-        path = unquote(rest.removeprefix("//"))
+        host = rest.removeprefix("//").partition("/")[0] if rest.startswith("//") else ""
+        if host not in {"", "localhost", ".", ".."}:
+            raise Invalid(f"a file: store is on this machine, not on {host!r}: write file:/PATH, or file:PATH")
+        path = unquote(rest.removeprefix("//").removeprefix("localhost/" if host == "localhost" else ""))
+        if host == "localhost":
+            path = "/" + path
         if not path:
             raise Invalid("'file:' needs the path of a directory, such as file:./data")
         return Location("file", "", path)

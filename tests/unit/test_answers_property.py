@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from detent.engine import Done, Operation, Request
@@ -193,6 +193,8 @@ class History:
 
 
 @EXAMPLES
+@example([Group([(1, "one")], [], False, False, "before"), Group([(1, "one")], [], False, False, ""),
+          Group([], [1], False, False, "")])  # fmt: skip  # sent again after a later one was applied
 @given(st.lists(STEPS, max_size=20))
 def test_each_answer_is_the_first_one_and_each_effect_happens_once(steps: list[Group | str]) -> None:
     history = History()

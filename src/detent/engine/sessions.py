@@ -114,8 +114,15 @@ class Sessions:
             session = self._sessions[name] = Session()
         references = self._references
         last = session.newest
-        if floor == sequence and len(session.answers) == 1 and references.get(last) == 2 and record not in references:
-            # One call after another: its record takes the place of the one before, which nobody else needs.
+        if (
+            floor == sequence
+            and len(session.answers) == 1
+            and references.get(last) == 2
+            and record not in references
+            and next(iter(session.answers)) < floor
+        ):
+            # One call after another: its record takes the place of the one before, which nobody needs any more. (Not so
+            # for a late one, which comes after a higher sequence whose answer its client still waits for.)
             del references[last]
             self._obsolete.append(last)
             references[record] = 2

@@ -21,6 +21,7 @@ POINTS: frozenset[str] = frozenset(
         "kv.fold.before_sync",
         "kv.fold.after_sync",
         "kv.close.after_fold",
+        "kv.abandon.after_rename",
         "kv.commit.before_sync",
         "kv.commit.after_sync",
         "kv.object.before_write",

@@ -7,6 +7,9 @@ by whoever opens the store next.
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ import detent
 from detent import crash, kv
 from detent.codec import journal as records
 from detent.codec.keys import u32
-from detent.errors import Exists, Fenced, NotFound
+from detent.errors import Corrupt, Exists, Fenced, NotFound
 from detent.journal import FragmentRef
 from detent.journal.fragments import object_name
 from detent.journal.publisher import decode_intents, encode_intents
@@ -38,6 +41,7 @@ COMMITTING = (
 FOLDING = ("kv.fold.before_sync", "kv.fold.after_sync")
 CLOSING = (*FOLDING, "kv.close.after_fold")
 LOGGING = ("kv.log.after_create",)
+ABANDONING = ("kv.abandon.after_rename",)
 WRITING = ("kv.object.before_write", "kv.object.before_rename", "kv.object.after_rename", "kv.object.after_sync")
 SWEEPING = ("journal.sweep.after_horizon", "kv.object.after_delete", "journal.sweep.after_delete")
 
@@ -50,7 +54,7 @@ outlives the process, but not the machine.)"""
 
 
 def test_every_point_is_visited_by_a_test_of_this_module() -> None:
-    visited = {*OPENING, *COMMITTING, *WRITING, *SWEEPING, *FOLDING, *CLOSING, *LOGGING}
+    visited = {*OPENING, *COMMITTING, *WRITING, *SWEEPING, *FOLDING, *CLOSING, *LOGGING, *ABANDONING}
     assert visited == crash.POINTS, "a crash point without a test, or a test without its point"
 
 
@@ -287,6 +291,22 @@ def test_killed_while_the_log_moved_to_lmdb(url: str, processes: Processes, poin
         assert short(texts(store)) == [*FIRST, *logged, *large]
         assert store.journal("j").append(b"more").offset == len(FIRST) + len(logged) + len(large)
     assert short(reader.call("read", journal="j")) == [*FIRST, *logged, *large, "more"]
+
+
+@pytest.mark.parametrize("point", ABANDONING)
+def test_killed_while_a_log_was_given_up(url: str, store_dir: Path, processes: Processes, point: str) -> None:
+    owner = processes.store(url)
+    owner.call("append", journal="j", body="only in the log")
+    owner.kill()
+    command = [sys.executable, "-m", "detent.cli", "store", "abandon-log", url, "--yes"]
+    killed = subprocess.run(command, env={**os.environ, "DETENT_CRASH_AT": point}, check=False)
+    assert killed.returncode == -signal.SIGKILL, f"{point} was never reached"
+    with pytest.raises(Corrupt, match="missing"):
+        detent.open(url)
+    subprocess.run(command, check=True)
+    assert len(list(store_dir.glob("*.abandoned"))) == 1
+    with detent.open(url) as store:
+        check_usable(store, FIRST)
 
 
 # -- fragments --------------------------------------------------------------------------------------------------

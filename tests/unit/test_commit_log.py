@@ -19,11 +19,12 @@ from detent.engine import Engine, Request
 from detent.errors import Corrupt, Fenced, OutcomeUnknown, Unavailable
 from detent.journal import JournalMachine
 from detent.journal.operations import Append, Appended
-from detent.kv import Batch, Reader, commitlog, environment, file
+from detent.kv import commitlog, environment, file
 from detent.kv.commitlog import LOG_BYTES_MAX, CommitLog, LogFollower, take_over
 from detent.kv.commitrecord import HEAD, MAGIC, PAGE, LogName, checksum_of, decode_record, encode_record
 from detent.kv.file import FileReader, FileWriter, abandon_log
 from detent.kv.overlay import Layer, Overlay, merged
+from filestore import everything, put
 
 CHANGES = st.dictionaries(st.binary(min_size=1, max_size=4), st.none() | st.binary(max_size=4), max_size=5)
 
@@ -33,17 +34,6 @@ def writer(tmp_path: Path) -> Any:
     writer = FileWriter(tmp_path / "store")
     yield writer
     writer.close()
-
-
-def put(writer: FileWriter, **pairs: bytes | None) -> None:
-    batch = Batch()
-    batch.extend({key.encode(): value for key, value in pairs.items()})
-    writer.commit(batch)
-
-
-def everything(reader: Reader) -> dict[str, bytes]:
-    with reader.view() as view:
-        return {key.decode(): value for key, value in view.scan(b"")}
 
 
 def as_another_process_sees_it(path: Path) -> dict[str, bytes]:

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from detent.kv import Batch, Reader, commitlog, file
+from detent.kv import commitlog, file
 from detent.kv.file import FileReader, FileWriter
+from filestore import everything, put
 
 LAYER = str(Path(file.__file__).parent)
 
@@ -53,17 +54,6 @@ class Strike:
 def _is_with(frame: FrameType) -> bool:
     """A trace function is called at the end of a with-block too, before it is left; a signal never strikes there."""
     return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
-
-
-def put(writer: FileWriter, **pairs: bytes | None) -> None:
-    batch = Batch()
-    batch.extend({key.encode(): value for key, value in pairs.items()})
-    writer.commit(batch)
-
-
-def everything(reader: Reader) -> dict[str, bytes]:
-    with reader.view() as view:
-        return {key.decode(): value for key, value in view.scan(b"")}
 
 
 def small(writer: FileWriter) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Coroutine, Iterator
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
-from detent.errors import Corrupt, DetentError, Fenced, Invalid, Unavailable
+from detent.errors import Corrupt, DetentError, Fenced, Unavailable
 from detent.kv import _slate_fast
-from detent.kv.base import RESERVED_PREFIX, Objects
+from detent.kv.base import FIRST_KEY, RESERVED_PREFIX, BlockView, Objects
 from detent.kv.objectstore import BucketObjects, missing_extra, object_location, open_bucket
 from detent.kv.urls import Location
 
@@ -33,7 +33,7 @@ FETCH_BYTES = 1 << 20
 
 READ_AHEAD_BYTES = 1 << 20
 
-KEYS, FIRST_KEY = "kv", b"\x01"
+KEYS = "kv"
 
 EPOCH_KEY = RESERVED_PREFIX + b"epoch"
 
@@ -166,17 +166,12 @@ class Session:
             _log.warning("%s did not close cleanly", self._place.url, exc_info=True)
 
 
-class SlateView:
+class SlateView(BlockView):
     """Reads of one state: a SlateDB snapshot or checkpoint."""
 
     def __init__(self, session: Session, source: Any) -> None:
         self._session = session
         self._source = source
-        self.open = True
-
-    def _require_open(self) -> None:
-        if not self.open:
-            raise Invalid("this view has ended: read inside its with-block")
 
     def get(self, key: bytes) -> bytes | None:
         self._require_open()

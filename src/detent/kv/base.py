@@ -22,6 +22,9 @@ BATCH_BYTES_MAX = 256 << 20
 RESERVED_PREFIX = b"\x00"
 """Keys that start with this byte belong to the engine itself (its epoch); nobody else may use them."""
 
+FIRST_KEY = b"\x01"
+"""The lowest key that is not the engine's own."""
+
 OBJECT_NAME_MAX = 512
 OBJECT_NAME_PART_MAX = 200
 """A file system's 255 bytes, less what a temporary name adds."""
@@ -89,6 +92,16 @@ class View(Protocol):
     ) -> Iterator[tuple[bytes, bytes]]:
         """Pairs with start <= key < end in key order (or from the highest down). `end` None: to the last key."""
         ...
+
+
+class BlockView:
+    """What every engine's view has in common: it ends with its with-block, and says so to those who read on."""
+
+    open = True
+
+    def _require_open(self) -> None:
+        if not self.open:
+            raise Invalid("this view has ended: read inside its with-block")
 
 
 @dataclass(frozen=True, slots=True)

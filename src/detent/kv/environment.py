@@ -11,10 +11,10 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import lmdb
 
@@ -45,6 +45,8 @@ LOST_VIEWS_S: Final = 0.05
 
 SNAPSHOT_TRIES: Final = 1000
 """A snapshot is taken again when the log moved on between LMDB's part and its own, a few times a second at most."""
+
+T = TypeVar("T")
 
 STATE_KEY: Final = RESERVED_PREFIX + b"epoch"
 FORMAT_VERSION: Final = 2
@@ -160,6 +162,27 @@ class Environment:
         finally:
             self._end(hold)
 
+    def state(self) -> State:
+        """What LMDB says of its writers now."""
+        with self.read() as transaction:
+            return State.decode(transaction.get(STATE_KEY))
+
+    def write(self, work: Callable[[Any], T]) -> T:
+        """One durable commit of LMDB: `work` gets its write transaction, and again a new one when the map had to grow.
+        It is all there afterwards, or `Unavailable` says why nothing is."""
+        while True:
+            try:
+                with self.lmdb.begin(write=True) as transaction:
+                    return work(transaction)
+            except lmdb.MapFullError:
+                self.grow()
+            except lmdb.MapResizedError:
+                self.resize(0)
+            except lmdb.Error as error:
+                if isinstance(error, lmdb.DiskError) or is_full(self.path):
+                    raise Unavailable(f"the disk of {self.path} is full; nothing was committed") from error
+                raise Unavailable(f"LMDB could not commit to {self.path}: {error}") from error
+
     @contextmanager
     def snapshot(self) -> Iterator[tuple[Any, Layer | None]]:
         """A read transaction, and the commits that are only in the log: together one state of the store."""
@@ -204,7 +227,8 @@ class Environment:
             # Nothing was logged yet, or all of it is in LMDB and the log was removed: then the state has changed.
             if sure and state.logged:
                 raise Corrupt(missing_log(self.path, state)) from error
-            self._without_log = state if sure else self._without_log
+            if sure:
+                self._without_log = state
             return sure, None
         except Corrupt:
             if sure:

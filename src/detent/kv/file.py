@@ -15,22 +15,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
-
-import lmdb
+from typing import Any, Final
 
 from detent import crash
 from detent.errors import Corrupt, DetentError, Fenced, Invalid, Unavailable
 from detent.kv.base import RESERVED_PREFIX, Batch, Objects
 from detent.kv.commitlog import LOGGED_BYTES_MAX, CommitLog, remove_logs, take_over
 from detent.kv.commitrecord import LogName, encode_record
-from detent.kv.environment import STATE_KEY, Environment, State, acquire, is_full, missing_log, release
+from detent.kv.environment import STATE_KEY, Environment, State, acquire, missing_log, release
 from detent.kv.fileview import FileView
 from detent.kv.localobjects import LocalObjects
 from detent.kv.overlay import Overlay
-
-PUTMULTI_FROM: Final = 8
-"""Batches with at least this many puts go through one C call."""
 
 SUCCESSOR_WAIT_S: Final = 10.0
 """How long a replaced writer waits to learn whether its successor found its last commit."""
@@ -107,34 +102,24 @@ class FileWriter(FileReader):
 
     def _raise_epoch(self) -> LogName:
         environment = self._live()
-        crash.point("kv.open.before_epoch")
-        while True:
-            try:
-                name = self._next_writer(environment)
-                break
-            except lmdb.MapResizedError:
-                environment.resize(0)
-            except lmdb.Error as error:
-                raise Unavailable(f"the store at {environment.path} cannot be written: {error}") from error
-        crash.point("kv.open.after_epoch")
-        return name
 
-    @staticmethod
-    def _next_writer(environment: Environment) -> LogName:
-        with environment.lmdb.begin(write=True) as transaction:
+        def raise_it(transaction: Any) -> LogName:
             stored = transaction.get(STATE_KEY)
             if stored is None and transaction.stat(environment.lmdb.open_db(None, transaction))["entries"]:
                 raise Invalid(f"{environment.path} is an LMDB database of something else; choose another path")
             state = State(store=int.from_bytes(os.urandom(8), "big")) if stored is None else State.decode(stored)
             state = state._replace(epoch=state.epoch + 1)
             transaction.put(STATE_KEY, state.encode())
-        return LogName(state.store, state.epoch)
+            return LogName(state.store, state.epoch)
+
+        crash.point("kv.open.before_epoch")
+        name = environment.write(raise_it)
+        crash.point("kv.open.after_epoch")
+        return name
 
     def _inherit(self) -> None:
         """Move what the last writer left in its log into LMDB; from here on the log is this writer's."""
-        path = self._live().path
-        with self._live().read() as transaction:
-            state = State.decode(transaction.get(STATE_KEY))
+        path, state = self._live().path, self._live().state()
         left = take_over(path, state.log, state.folded)
         if left is None:
             if state.logged:
@@ -244,22 +229,12 @@ class FileWriter(FileReader):
         environment = self._live()
         if self._log is not None and self._log.overlay.last > self._log.overlay.base:
             changes = {**self._log.overlay.latest(), **changes}
-        has_log = self._log is not None
+        if logged is None:
+            logged = self._log is not None
+        state = State(self._name.store, self.epoch, self.epoch, number, logged)
         crash.point("kv.fold.before_sync")
         self._moving = True
-        while True:
-            try:
-                state = State(self._name.store, self.epoch, self.epoch, number, has_log if logged is None else logged)
-                self._write(environment, changes, state, heir_of)
-                break
-            except lmdb.MapFullError:
-                environment.grow()
-            except lmdb.MapResizedError:
-                environment.resize(0)
-            except lmdb.Error as error:
-                if isinstance(error, lmdb.DiskError) or is_full(environment.path):
-                    raise Unavailable(f"the disk of {environment.path} is full; nothing was committed") from error
-                raise Unavailable(f"LMDB could not commit to {environment.path}: {error}") from error
+        environment.write(lambda transaction: self._write(transaction, changes, state, heir_of))
         crash.point("kv.fold.after_sync")
         self._restart(number)
 
@@ -269,30 +244,20 @@ class FileWriter(FileReader):
         self._folded = number
         self._moving = False
 
-    def _write(
-        self, environment: Environment, changes: dict[bytes, bytes | None], state: State, heir_of: int | None
-    ) -> None:
-        with environment.lmdb.begin(write=True) as transaction:
-            if State.decode(transaction.get(STATE_KEY)).epoch != self.epoch:
-                self._fenced = True
-                raise self._fence()
-            transaction.put(STATE_KEY, state.encode())
-            if heir_of is not None:
-                known = transaction.get(HEIRS_KEY) or b""
-                transaction.put(HEIRS_KEY, known[-_HEIR.size * (HEIRS_MAX - 1) :] + _HEIR.pack(heir_of, state.folded))
-            if len(changes) >= PUTMULTI_FROM:
-                # In order of keys, most records go where the one before them went.
-                with transaction.cursor() as cursor:
-                    cursor.putmulti(sorted((key, value) for key, value in changes.items() if value is not None))
-                for key, value in changes.items():
-                    if value is None:
-                        transaction.delete(key)
-                return
-            for key, value in changes.items():
-                if value is None:
-                    transaction.delete(key)
-                else:
-                    transaction.put(key, value)
+    def _write(self, transaction: Any, changes: dict[bytes, bytes | None], state: State, heir_of: int | None) -> None:
+        if State.decode(transaction.get(STATE_KEY)).epoch != self.epoch:
+            self._fenced = True
+            raise self._fence()
+        transaction.put(STATE_KEY, state.encode())
+        if heir_of is not None:
+            known = transaction.get(HEIRS_KEY) or b""
+            transaction.put(HEIRS_KEY, known[-_HEIR.size * (HEIRS_MAX - 1) :] + _HEIR.pack(heir_of, state.folded))
+        # In order of keys, most records go where the one before them went.
+        with transaction.cursor() as cursor:
+            cursor.putmulti(sorted((key, value) for key, value in changes.items() if value is not None))
+        for key, value in changes.items():
+            if value is None:
+                transaction.delete(key)
 
     # -- after a failure, now and then, at last -----------------------------------------------------------------
 
@@ -309,16 +274,13 @@ class FileWriter(FileReader):
 
     def _look_again(self) -> None:
         """Ask LMDB how far it is: a commit of it may have been durable when it was interrupted."""
-        with self._live().read() as transaction:
-            state = State.decode(transaction.get(STATE_KEY))
+        state = self._live().state()
         if state.epoch != self.epoch:
             self._fenced = True
             raise self._fence()
-        overlay = None if self._log is None else self._log.overlay
-        if state.folded != self._folded or (overlay is not None and overlay.base != state.folded):
-            self._restart(state.folded)
-        elif self._log is not None and self._log.overlay.last == state.folded:
-            self._log.restart(state.folded)
+        log = self._log
+        if log is None or not log.overlay.base == self._folded == state.folded < log.overlay.last:
+            self._restart(state.folded)  # the log has nothing that continues this state
         self._moving = False
 
     def maintain(self) -> None:
@@ -360,17 +322,18 @@ class FileWriter(FileReader):
 def abandon_log(path: Path) -> Path | None:
     """Let a store go on without its commit log, which is damaged or missing. What it held is lost; the file, if it is
     there, is kept under another name. The caller holds the owner's lock."""
+
+    def forget(transaction: Any) -> None:
+        epoch = state.epoch + 1
+        transaction.put(STATE_KEY, state._replace(epoch=epoch, log_epoch=epoch, logged=False).encode())
+
     environment = acquire(path, create=False)
     try:
-        with environment.lmdb.begin(write=True) as transaction:
-            state = State.decode(transaction.get(STATE_KEY))
-            epoch = state.epoch + 1
-            transaction.put(STATE_KEY, state._replace(epoch=epoch, log_epoch=epoch, logged=False).encode())
+        state = environment.state()
         log = state.log.path(path, "log")
-        if not log.exists():
-            return None
-        kept = log.with_suffix(".abandoned")
-        log.rename(kept)
+        kept = log.rename(log.with_suffix(".abandoned")) if log.exists() else None
+        crash.point("kv.abandon.after_rename")  # a log that is only missing is refused too, until this is asked again
+        environment.write(forget)
         return kept
     finally:
         release(environment)

@@ -5,26 +5,18 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from itertools import islice
-from typing import Any, Final
+from typing import Any
 
-from detent.errors import Invalid
+from detent.kv.base import FIRST_KEY, BlockView
 from detent.kv.overlay import Layer, merged
 
-FIRST_KEY: Final = b"\x01"
-"""Keys below this one are the engine's own."""
 
-
-class FileView:
+class FileView(BlockView):
     """One LMDB read transaction, and what the commit log had on top of it."""
 
     def __init__(self, transaction: Any, layer: Layer | None) -> None:
         self._transaction = transaction
         self._layer = layer
-        self.open = True
-
-    def _require_open(self) -> None:
-        if not self.open:
-            raise Invalid("this view has ended: read inside its with-block")
 
     def get(self, key: bytes) -> bytes | None:
         self._require_open()

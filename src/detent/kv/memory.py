@@ -12,8 +12,16 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from detent.errors import Exists, Fenced, Invalid, NotFound, Unavailable
-from detent.kv.base import Batch, ObjectInfo, Objects, check_object_name, check_object_prefix, check_object_range
+from detent.errors import Exists, Fenced, NotFound, Unavailable
+from detent.kv.base import (
+    Batch,
+    BlockView,
+    ObjectInfo,
+    Objects,
+    check_object_name,
+    check_object_prefix,
+    check_object_range,
+)
 
 
 class MemoryObjects:
@@ -86,17 +94,15 @@ class MemorySpace:
                 del self.keys[bisect_left(self.keys, key)]
 
 
-class MemoryView:
+class MemoryView(BlockView):
     """The space as it was at one version."""
 
     def __init__(self, space: MemorySpace, version: int) -> None:
         self._space = space
         self._version = version
-        self.open = True
 
     def get(self, key: bytes) -> bytes | None:
-        if not self.open:
-            raise Invalid("this view has ended: read inside its with-block")
+        self._require_open()
         for version, value in reversed(self._space.versions.get(key, ())):
             if version <= self._version:
                 return value
@@ -105,8 +111,7 @@ class MemoryView:
     def scan(
         self, start: bytes, end: bytes | None = None, *, reverse: bool = False, limit: int | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
-        if not self.open:
-            raise Invalid("this view has ended: read inside its with-block")
+        self._require_open()
         with self._space.lock:
             keys = self._space.keys
             low = bisect_left(keys, start)

@@ -119,7 +119,7 @@ def appends(io: Io, url: str, single: int, threads: int, each: int, fragments: i
         journal = store.journal("j")
         io.say("phase", name="single")
         for number in range(single):
-            offset = journal.append(b"s%d " % number + os.urandom(random.choice([10, 3000, 20_000]))).offset
+            offset = journal.append(b"s%d " % number + os.urandom(random.choice([10, 3000, 20_000, 50_000]))).offset
             io.say("ack", offset=offset, body=f"s{number}")
         io.say("phase", name="many")
         gate = threading.Barrier(threads)

@@ -34,6 +34,10 @@ commits move to LMDB; this bounds what an opener has to replay, and the memory o
 LOGGED_BYTES_MAX: Final = 256 << 10
 """Larger commits go to LMDB at once: they would be written twice, and gain little from the one sync saved."""
 
+DIRECT_BYTES_MIN: Final = 32 << 10
+DIRECT_BYTES_MAX: Final = 2 * LOGGED_BYTES_MAX
+"""Records of this size are written past the page cache."""
+
 LOGGED_KEYS_MAX: Final = 16_384
 """Different keys in the log; they are put in order for scans."""
 
@@ -124,6 +128,47 @@ class Tip:
         self._page.close()
 
 
+class DirectFile:
+    """Writes past the page cache: a large record then costs less, because nobody copies it and writes it back. Readers
+    come through the cache, which drops what it had of such pages. Where a file system cannot do this, it is left."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = -1
+        self._buffer: mmap.mmap | None = None  # aligned, as such writes must be
+        self._works = hasattr(os, "O_DIRECT")
+
+    def write(self, pieces: Sequence[bytes], size: int, at: int) -> bool:
+        """Write the pieces, filled up with zeros to `size`, whole pages both. False if it has to be done otherwise."""
+        if not self._works or size > DIRECT_BYTES_MAX:
+            return False
+        try:
+            if self._buffer is None:
+                self._buffer = mmap.mmap(-1, DIRECT_BYTES_MAX)
+                self._file = os.open(self._path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+            return os.pwrite(self._file, self._fill(self._buffer, pieces, size), at) == size
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._works = False
+            return False
+
+    @staticmethod
+    def _fill(buffer: mmap.mmap, pieces: Sequence[bytes], size: int) -> memoryview:
+        end = 0
+        for piece in pieces:
+            start, end = end, end + len(piece)
+            buffer[start:end] = piece
+        buffer[end:size] = bytes(size - end)
+        return memoryview(buffer)[:size]
+
+    def close(self) -> None:
+        """Let go of the file."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+
 class CommitLog:
     """A writer's own log. The overlay holds what is in it and not in LMDB."""
 
@@ -134,6 +179,7 @@ class CommitLog:
         self._at = self._end = 0
         self._size = 0
         self._file = -1
+        self._direct = DirectFile(name.path(directory, "log"))
         tip, path, unnamed = (name.path(directory, kind) for kind in ("tip", "log", "new"))
         self.tip = Tip(tip, create=True)
         try:
@@ -182,7 +228,8 @@ class CommitLog:
         """Make a record durable behind the others. Readers do not see it yet."""
         size = sum(map(len, record))
         self._end = self._at + pages(size)
-        if os.pwritev(self._file, record, self._at) != size:
+        directly = size >= DIRECT_BYTES_MIN and self._direct.write(record, pages(size), self._at)
+        if not directly and os.pwritev(self._file, record, self._at) != size:
             raise OSError(errno.ENOSPC, "only a part of a commit was written")
         crash.point("kv.log.after_write")
         os.fdatasync(self._file)
@@ -213,6 +260,7 @@ class CommitLog:
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
+            self._direct.close()
             self.tip.close()
 
     def __del__(self) -> None:

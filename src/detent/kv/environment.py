@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -97,6 +97,29 @@ class _Hold:
         self.transaction: Any = None
 
 
+LENGTHEN_BYTES: Final = 1 << 20
+"""The file grows in steps of this."""
+
+SPARE_PAGES: Final = 256
+"""Pages that a commit may take besides those of its records: for the list of free ones, which holds 500 to a page."""
+
+TREE_DEPTH_MAX: Final = 6
+
+
+def _pages_for(changes: Mapping[bytes, bytes | None], stat: Mapping[str, int], page: int) -> int:
+    """At most so many pages are taken by a commit: those of its records, of which each is at least half full, and those
+    of the tree that it copies."""
+    whole = small = 0
+    for key, value in changes.items():
+        size = len(value) if value is not None else 0
+        if size > page // 4:
+            whole += size // page + 2
+        small += len(key) + 24 + min(size, page // 4)
+    copied = min(stat["branch_pages"] + stat["leaf_pages"], TREE_DEPTH_MAX * len(changes))
+    taken = whole + 2 * small // page + copied
+    return taken + taken // 100 + SPARE_PAGES
+
+
 class Environment:
     """One LMDB environment, shared by all readers and writers of this process that use the same file."""
 
@@ -110,6 +133,7 @@ class Environment:
         self._follower: LogFollower | None = None
         self._without_log: State | None = None  # the last state that no log continued
         self._following = threading.Lock()
+        self._file_bytes = 0  # how long the data file is at least, as far as its writer knows
         self.lmdb = self._open(path, create)
         self._refuse_truncated()
         self.lmdb.reader_check()
@@ -167,11 +191,13 @@ class Environment:
         with self.read() as transaction:
             return State.decode(transaction.get(STATE_KEY))
 
-    def write(self, work: Callable[[Any], T]) -> T:
+    def write(self, work: Callable[[Any], T], changes: Mapping[bytes, bytes | None] | None = None) -> T:
         """One durable commit of LMDB: `work` gets its write transaction, and again a new one when the map had to grow.
-        It is all there afterwards, or `Unavailable` says why nothing is."""
+        It is all there afterwards, or `Unavailable` says why nothing is. `changes` are what it will put and delete, if
+        that is much."""
         while True:
             try:
+                self._lengthen(changes or {})
                 with self.lmdb.begin(write=True) as transaction:
                     return work(transaction)
             except lmdb.MapFullError:
@@ -182,6 +208,23 @@ class Environment:
                 if isinstance(error, lmdb.DiskError) or is_full(self.path):
                     raise Unavailable(f"the disk of {self.path} is full; nothing was committed") from error
                 raise Unavailable(f"LMDB could not commit to {self.path}: {error}") from error
+
+    def _lengthen(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Make the file as long as the commit may need. LMDB counts pages that it takes and gives back in one commit
+        and never writes, so a whole file could end before the last page that was counted; then nobody could tell it
+        from one that was cut short. What is added takes no room on the disk."""
+        page = self.lmdb.stat()["psize"]
+        pages = self.lmdb.info()["last_pgno"] + 1 + _pages_for(changes, self.lmdb.stat(), page)
+        if pages * page <= self._file_bytes:
+            return
+        length = -(-pages * page // LENGTHEN_BYTES) * LENGTHEN_BYTES
+        try:
+            with (self.path / "data.mdb").open("r+b") as file:
+                if os.fstat(file.fileno()).st_size < length:
+                    os.ftruncate(file.fileno(), length)
+        except OSError as error:
+            raise Unavailable(f"{self.path / 'data.mdb'} could not be lengthened: {error}") from error
+        self._file_bytes = length
 
     @contextmanager
     def snapshot(self) -> Iterator[tuple[Any, Layer | None]]:
@@ -195,7 +238,7 @@ class Environment:
     def _take_snapshot(self) -> tuple[_Hold, Layer | None]:
         # Where there was no log the last time, there is mostly none now: then one look at LMDB, after it, is enough.
         without_log = self._without_log
-        if without_log is not None and without_log.log.path(self.path, "log").exists():
+        if without_log is not None and (self.log is not None or without_log.log.path(self.path, "log").exists()):
             without_log = None
         before: State | None = None
         for _ in range(SNAPSHOT_TRIES):

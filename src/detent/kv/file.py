@@ -234,7 +234,7 @@ class FileWriter(FileReader):
         state = State(self._name.store, self.epoch, self.epoch, number, logged)
         crash.point("kv.fold.before_sync")
         self._moving = True
-        environment.write(lambda transaction: self._write(transaction, changes, state, heir_of))
+        environment.write(lambda transaction: self._write(transaction, changes, state, heir_of), changes)
         crash.point("kv.fold.after_sync")
         self._restart(number)
 

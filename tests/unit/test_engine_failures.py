@@ -24,9 +24,9 @@ from detent.errors import (
 )
 from detent.journal import AckIntent, Publisher
 from detent.journal import operations as ops
-from detent.journal.transaction import Transaction
 from detent.kv import Batch
 from detent.remote import ClientSession
+from detent.transaction import Transaction
 from world import World
 
 PACKAGE = str(Path(detent.__file__).parent)

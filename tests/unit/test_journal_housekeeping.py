@@ -12,8 +12,8 @@ from detent.errors import Conflict, Corrupt, Exists, Fenced, Invalid, LimitExcee
 from detent.journal import fragments
 from detent.journal import operations as ops
 from detent.journal.sweeper import sweep
-from detent.journal.verify import verify as verify_journals
 from detent.message import clock_of_ns
+from detent.verify import verify as verify_journals
 from world import START_MS, World
 
 HOUR = 3600 * 1000

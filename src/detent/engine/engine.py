@@ -103,13 +103,28 @@ class Engine:
 
     def tick(self) -> None:
         """Do the housekeeping that is due. The owner calls this about once a second."""
-        ticket = Ticket(Request(b"", -1, 0, [Housekeeping()]))
+        self.keep_house()
+        self._writer.maintain()
+
+    def keep_house(self, *, closing: bool = False) -> None:
+        """Do what the machines have to do by now; or, at the end, what they have left to do."""
+        ticket = Ticket(Request(b"", -1, 0, [Housekeeping(closing)]))
         self._lead.commit(ticket)
         ticket.outcome()
-        self._writer.maintain()
+
+    def next_due_ms(self) -> int | None:
+        """When a machine has something to do, if it is to be done before the next tick."""
+        now_ms = self.now_ms()
+        return min(
+            (due for machine in self._machines if (due := machine.next_due_ms(now_ms)) is not None), default=None
+        )
 
     def close(self) -> None:
         """Stop taking transactions, finish those under way, release the writer."""
+        try:
+            self.keep_house(closing=True)
+        except DetentError as error:  # what is not tidied up now is replayed by the next owner
+            logger.info("the store closes without its last housekeeping: %s", error)
         self._lead.close()
         self._writer.close()
 
@@ -229,6 +244,8 @@ class Engine:
                     raise Invalid(f"this store knows no operation {type(operation).__name__}")
                 results.append(handler(operation, context))
             ticket.results = results
+            if context.idle == len(results):
+                return False
             self._sessions.record(request, self._encode(results), now_ms)
         except DetentError as error:
             context.rollback()
@@ -241,12 +258,13 @@ class Engine:
         """The engine's own operations have no client who could ask again, so no answer is stored."""
         self._sessions.expire(now_ms)
         changed = self._sessions.dirty
+        closing = ticket.request.operations[0].closing
         for machine in self._machines:
-            for operation in machine.due(now_ms):
+            for operation in machine.closing() if closing else machine.due(now_ms):
                 context = Context(now_ms)
                 try:
                     machine.handlers[type(operation)](operation, context)
-                    changed = True
+                    changed |= not context.idle
                 except DetentError as error:
                     context.rollback()
                     logger.warning("housekeeping %s was refused: %s", operation, error)
@@ -299,6 +317,8 @@ class Engine:
 
 class Housekeeping(Operation, frozen=True, tag=True, array_like=True):
     """Whatever is due: idle sessions, retention, deadlines. Only the engine itself sends it."""
+
+    closing: bool = False
 
 
 def operation_union(machines: Sequence[Machine]) -> Any:

@@ -36,14 +36,16 @@ class Context:
     """What `apply` may know besides the operation: the time of the group, and how to take back what it did.
 
     `last` says that no operation of the transaction follows. One that makes all its checks before its first change
-    need not say how to take it back then.
+    need not say how to take it back then. One that found nothing to do, or only looked, adds one to `idle`: a
+    transaction of nothing else is answered without a commit, and asked again it looks again.
     """
 
-    __slots__ = ("last", "now_ms", "undo")
+    __slots__ = ("idle", "last", "now_ms", "undo")
 
     def __init__(self, now_ms: int, *, last: bool = False) -> None:
         self.now_ms = now_ms
         self.last = last
+        self.idle = 0
         self.undo: list[Callable[[], None]] = []
 
     def rollback(self) -> None:
@@ -90,4 +92,12 @@ class Machine(Protocol):
 
     def due(self, now_ms: int) -> Iterable[Operation]:
         """Housekeeping that is due: retention, deadlines, pruning; in bounded steps."""
+        ...
+
+    def next_due_ms(self, now_ms: int) -> int | None:
+        """When `due` should be asked again, if that is before the next tick."""
+        ...
+
+    def closing(self) -> Iterable[Operation]:
+        """The last housekeeping before the store is closed."""
         ...

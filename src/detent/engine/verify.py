@@ -20,8 +20,14 @@ ANSWERS_COMPARED_MAX: Final = 1_000_000
 """Answers remembered to find one that is stored twice: about 150 MB. A healthy store keeps far fewer."""
 
 
+TOLD_EVERY_BYTES: Final = 256 << 10
+
+KNOWN: Final = (ANSWERS, EXPIRED)
+"""All that this release writes of the engine's own."""
+
+
 class Finding(NamedTuple):
-    """Something that is wrong with a store: in which journal and record, and what."""
+    """Something that is wrong with a store: in which journal or queue and record, and what."""
 
     where: str
     problem: str
@@ -30,9 +36,11 @@ class Finding(NamedTuple):
         return f"{self.where}: {self.problem}"
 
 
-def record_at(key: bytes, journal: str | None = None) -> str:
-    """How a finding names a record: by its journal, if it has one, and its key."""
+def record_at(key: bytes, journal: str | None = None, *, queue: str | None = None) -> str:
+    """How a finding names a record: by its journal or queue, if it has one, and its key."""
     record = f"record {key.hex()}"
+    if queue is not None:
+        return f"queue {queue!r}, {record}"
     return record if journal is None else f"journal {journal!r}, {record}"
 
 
@@ -48,6 +56,10 @@ class Counts:
     messages: int = 0
     """Committed messages, those of fragments too."""
     fragments: int = 0
+    queues: int = 0
+    queued: int = 0
+    """Messages that are available, in flight or failed, once for each queue that has them."""
+    payload_bytes: int = 0
     bytes: int = 0
     """Keys, values and fragments."""
 
@@ -59,6 +71,7 @@ class Tally:
         self.counts = Counts()
         self.total = 0
         self._done = 0
+        self._read = 0
         self._progress = progress
 
     def saw(self, key: bytes, value: bytes) -> None:
@@ -72,6 +85,16 @@ class Tally:
         if self._progress is not None:
             # A journal that grows meanwhile is read to its new end, which the total does not know.
             self._progress(min(self._done, self.total), self.total)
+
+    def scan(self, view: View, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """Records of a range that is read once: they are counted, and told of every now and then."""
+        for key, value in view.scan(start, end):
+            self.saw(key, value)
+            yield key, value
+            self._read += len(key) + len(value)
+            if self._read >= TOLD_EVERY_BYTES:
+                self.did(self._read)
+                self._read = 0
 
     def finish(self) -> None:
         """All is done."""

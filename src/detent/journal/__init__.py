@@ -10,20 +10,19 @@ from detent.journal.message import Message
 from detent.journal.operations import Appended, FragmentRef
 from detent.journal.publisher import AckIntent, AsyncPublisher, Publisher
 from detent.journal.reader import JournalInfo, JournalReader
-from detent.journal.transaction import AsyncTransaction, Transaction
+from detent.journal.transaction import JournalOperations
 
 __all__ = [
     "AckIntent",
     "Appended",
     "AsyncJournal",
     "AsyncPublisher",
-    "AsyncTransaction",
     "FragmentRef",
     "Journal",
     "JournalInfo",
     "JournalMachine",
+    "JournalOperations",
     "JournalReader",
     "Message",
     "Publisher",
-    "Transaction",
 ]

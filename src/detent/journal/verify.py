@@ -1,19 +1,14 @@
-"""`store verify`: every record of a store is looked at, and checked against the others.
-
-Nothing is changed, nobody is asked, and a writer may be at work meanwhile: each journal is checked as it was at one
-moment, inside one view, so that what is found is wrong and not only in motion.
-"""
+"""The journals' part of `store verify`: the records that belong to all of them, each journal, the fragments."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from detent.codec import journal as records
 from detent.codec.journal import FRAGMENT_ID_BYTES, Fragment, Head, Listing
-from detent.codec.keys import SUBSYSTEMS, u32
-from detent.engine.sessions import ANSWERS, EXPIRED
-from detent.engine.verify import Counts, Finding, Progress, Tally, check_engine, record_at
+from detent.codec.keys import u32
+from detent.engine.verify import Finding, Tally, record_at
 from detent.errors import Corrupt, Invalid, NotFound
 from detent.journal import fragments
 from detent.journal.operations import check_name
@@ -25,7 +20,7 @@ FRAGMENTS_PER_VIEW: Final = 256
 
 PREFIX_BYTES: Final = 3
 ID_BYTES: Final = 4
-_KNOWN: Final = (
+KNOWN: Final = (
     records.LISTING,
     records.NEXT_ID,
     records.FRAGMENT,
@@ -33,24 +28,13 @@ _KNOWN: Final = (
     records.DELETED,
     records.OPEN_SPAN,
     records.PART,
-    ANSWERS,
-    EXPIRED,
 )
-"""All that this release writes."""
+"""All that this release writes of journals."""
 
 
-def verify(reader: Reader, *, progress: Progress | None = None) -> Generator[Finding, None, Counts]:
-    """Check a whole store. Yields what is wrong; the generator's return value says how much was checked.
-
-    >>> def problems():
-    ...     counts = yield from verify(reader)
-    """
-    tally = Tally(progress)
-    with reader.view() as view:
-        survey = _Survey(view, tally)
-        yield from survey.findings()
-        yield from check_engine(view, tally)
-    for name in survey.names:
+def check_journals(reader: Reader, names: Iterable[str], tally: Tally) -> Iterator[Finding]:
+    """Check these journals, each as it is at one moment, and then all fragments."""
+    for name in names:
         with reader.view() as view:
             stored = view.get(records.LISTING.key(name.encode()))
             if stored is None:
@@ -58,11 +42,9 @@ def verify(reader: Reader, *, progress: Progress | None = None) -> Generator[Fin
             tally.counts.journals += 1
             yield from JournalCheck(view, name, Listing.decode(stored), tally).findings()
     yield from _check_fragments(reader, tally)
-    tally.finish()
-    return tally.counts
 
 
-class _Survey:
+class JournalSurvey:
     """The records that belong to the store as a whole, and whether the journals' records belong to any journal."""
 
     def __init__(self, view: View, tally: Tally) -> None:
@@ -71,30 +53,15 @@ class _Survey:
         self._ids: dict[int, str] = {}
         self._deleted: set[int] = set()
         self.names: list[str] = []
+        self.block_bytes = 0
 
     def findings(self) -> Iterator[Finding]:
-        yield from self._unknown()
+        """Look at all of them; afterwards `names` and `block_bytes` are known."""
         yield from self._listings()
         yield from self._deletions()
         yield from self._numbers()
         yield from self._open_spans()
         yield from self._parts()
-
-    def _unknown(self) -> Iterator[Finding]:
-        """Whatever stands between the ranges that this release knows."""
-        at = b"\x01"
-        for prefix in sorted(_KNOWN, key=lambda known: known.raw):
-            start, end = prefix.range()
-            yield from self._strays(at, start)
-            assert end is not None
-            at = end
-        yield from self._strays(at, None)
-
-    def _strays(self, start: bytes, end: bytes | None) -> Iterator[Finding]:
-        for key, value in self._view.scan(start, end):
-            self._tally.saw(key, value)
-            subsystem = SUBSYSTEMS.get(key[0], f"unknown subsystem {key[:1].hex()}")
-            yield Finding(record_at(key), f"a record of no known version and type ({subsystem})")
 
     def _listings(self) -> Iterator[Finding]:
         for key, value in self._view.scan(*records.LISTING.range()):
@@ -120,7 +87,10 @@ class _Survey:
             head = None if stored is None else Head.decode(stored)
         except Corrupt:
             return 0  # found where the journal is checked
-        return 0 if head is None else head.block_bytes + head.fragment_bytes
+        if head is None:
+            return 0
+        self.block_bytes += head.block_bytes
+        return head.block_bytes + head.fragment_bytes
 
     def _deletions(self) -> Iterator[Finding]:
         for key, value in self._view.scan(*records.DELETED.range()):
@@ -265,6 +235,3 @@ def _check_object(reader: Reader, key: bytes, record: Fragment, tally: Tally) ->
         if not gone:  # a fragment that was trimmed away meanwhile may be swept too
             yield Finding(record_at(key), f"fragment {fragment.hex()}: {error}")
     tally.did(record.size)
-
-
-__all__ = ["Counts", "Finding", "verify"]

@@ -13,18 +13,22 @@ from typing import NamedTuple
 
 import msgspec
 
-from detent.codec import block, journal, keys, log
+from detent.codec import block, journal, keys, log, published, queue, statelog
 from detent.codec.keys import KeyReader
 from detent.codec.log import EntryKey, SegmentMeta, SeqBlock
+from detent.codec.published import BYTES_INLINE, URI
+from detent.codec.queue import Attempt, Config, Cursor, Failed, InFlight, Watermark
+from detent.codec.statelog import Run
 from detent.codec.values import ByteReader, ByteWriter
 from detent.engine import Done, Request
 from detent.engine.sessions import decode_answers, encode_answers
-from detent.errors import Invalid
+from detent.errors import Corrupt, Invalid
 from detent.journal import AckIntent
 from detent.journal import operations as ops
 from detent.journal.publisher import decode_intents, encode_intents
 from detent.kv.commitrecord import LogName, decode_record, encode_record
 from detent.kv.environment import State
+from detent.queue.message import Receipt
 from detent.remote import wire
 from world import World
 
@@ -144,7 +148,87 @@ _REQUEST = Request(
 )
 
 
+def _available_sample(count: int) -> queue.np.ndarray:
+    rows = queue.np.zeros(count, queue.AVAILABLE)
+    rows["message"], rows["place"], rows["count"] = range(count), range(count), count
+    return rows
+
+
+def _entry(data: bytes) -> object:
+    """Looked up or listed, an entry is refused or says the same."""
+    try:
+        messages = published.decode_metadata(data)
+    except Corrupt:
+        messages = []
+    entry = published.decode_entry(data)
+    assert entry.count == len(messages)
+    return [entry.at(index) for index in range(entry.count)]
+
+
+def _done_sample(count: int) -> bytes:
+    return queue.encode_done(queue.np.ones(count, queue.DONE_MESSAGE))
+
+
+_SEVERAL_SAMPLE = published.encode_payloads(URI, [b"s3://bucket/key", b"", b"file:x"])
+_METADATA_SAMPLES = [
+    published.encode_plain_metadata(7, 1, 1, 2, 3, 4, b"\x00"),
+    published.encode_metadata(7, 1, 2, 3, 0, [b"\x00", published.encode_headers({"queue": "q", "": "世界"})]),
+    published.encode_plain_metadata(7, 3, 1, 2, 3, 4, b"\x00"),
+    published.encode_plain_metadata((1 << 64) - 3, 2, 1, 2, 3, 4, b"\x00"),
+]
+_STEP_SAMPLES = [
+    statelog.encode_published(Run(7, 1, 0, 1, 5, 9), [])
+    + statelog.encode_published(Run(8, 2, 1, 4, 5, 9), [(1, 128), (2, 0)]),
+    statelog.encode_routed(3, 2**64 - 1, [(Run(7, 1, 0, 1, 5, 9), 128)]),
+    statelog.encode_claimed(3, 5, 9, 17, "me", [0, 1, 2]) + statelog.encode_ended(statelog.ACK, 3, 5, 0, "", [7]),
+    statelog.encode_ended(statelog.FAIL, 3, 5, 0, "why", [7, 8]) + statelog.encode_expired(statelog.EXPIRE, 3, [7, 8]),
+]
+
+_QUEUE_DECODERS = [
+    DecoderCase(
+        "payloads",
+        published.decode_payloads,
+        [published.encode_payloads(BYTES_INLINE, [b"x"]), published.encode_payloads(URI, [b"s3://x"]), _SEVERAL_SAMPLE],
+    ),
+    DecoderCase("kept payloads", lambda data: published.keep_payloads(data, [0, 2]), [_SEVERAL_SAMPLE]),
+    DecoderCase("metadata", published.decode_metadata, _METADATA_SAMPLES),
+    DecoderCase("metadata entry", _entry, _METADATA_SAMPLES),
+    DecoderCase(
+        "active messages",
+        queue.decode_active,
+        [
+            queue.EMPTY_ACTIVE,
+            queue.encode_active(_available_sample(3), [InFlight(7, 128, 1, 2, 1, 9, 4, 11, 0, 1, "me")]),
+        ],
+    ),
+    DecoderCase("done messages", queue.decode_done, [queue.EMPTY_ARRAY, _done_sample(3)]),
+    DecoderCase(
+        "failed messages",
+        queue.decode_failed,
+        [
+            queue.EMPTY_ARRAY,
+            queue.encode_failed([Failed(7, 1, 2, 3, 4, 5, 0, 1, "why"), Failed(8, 1, 2, 3, 4, 5, 0, 1, "")]),
+        ],
+    ),
+    DecoderCase("attempts", queue.decode_attempts, [queue.encode_attempts([Attempt(1, "me", 2, "why")] * 3)]),
+    DecoderCase("queue settings", Config.decode, [Config("true", 5, 3600, 1, 2).encode()]),
+    DecoderCase("queue cursor", Cursor.decode, [Cursor(*range(10)).encode()]),
+    DecoderCase("watermark", Watermark.decode, [Watermark(1, 2, 3).encode()]),
+    DecoderCase("dedup record", queue.decode_dedup, [queue.encode_dedup(7, 9)]),
+    DecoderCase("queues' number", lambda data: queue.decode_number(data, "number"), [queue.number_record(7)]),
+    DecoderCase(
+        "queue record key",
+        lambda data: queue.decode_queue_key(queue.ACTIVE, data),
+        [queue.queue_key(queue.ACTIVE, 7, 2**60)],
+    ),
+    DecoderCase("done key", queue.decode_done_key, [queue.done_key(7, 1_700_000_000_000, 3)]),
+    DecoderCase("dedup expiry key", queue.decode_dedup_expiry_key, [queue.dedup_expiry_key(1_700_000_000_000, 3)]),
+    DecoderCase("state log", lambda data: list(statelog.decode_steps(data)), _STEP_SAMPLES),
+    DecoderCase("receipt", lambda data: Receipt.parse(data.decode(errors="replace")), [b"3-17-42", b"0-0-0"]),
+]
+
 DECODERS: list[DecoderCase] = [
+    *_QUEUE_DECODERS,
     DecoderCase("block", block.decode_block, [_block_sample(1), _block_sample(3)]),
     DecoderCase("block head", block.decode_head, [_block_sample(2)]),
     DecoderCase("journal listing", journal.Listing.decode, [journal.Listing(1, 2, 3, 4, 5, 6).encode()]),

@@ -14,6 +14,7 @@ from detent.journal import operations as ops
 from detent.journal.message import messages_of
 from detent.kv import Batch
 from detent.kv.memory import MemorySpace, MemoryWriter
+from detent.queue import QueueMachine
 
 START_MS = 1_700_000_000_000
 
@@ -57,7 +58,9 @@ class World:
     def _open(self) -> None:
         self.writer = FailingWriter(self.space)
         self.machine = JournalMachine(self.writer, random=self.random.randbytes)
-        self.engine = Engine(self.writer, [self.machine], now_ms=lambda: self.now_ms, random=self.random.randbytes)
+        self.queues = QueueMachine(self.writer)
+        machines = [self.machine, self.queues]
+        self.engine = Engine(self.writer, machines, now_ms=lambda: self.now_ms, random=self.random.randbytes)
         self.reader = JournalReader(self.writer)
         self.session = self.engine.new_session()
 

@@ -36,6 +36,8 @@ POINTS: frozenset[str] = frozenset(
         "owner.after_load",
         "owner.after_socket",
         "journal.sweep.after_horizon",
+        "queue.checkpoint.before_write",
+        "queue.checkpoint.after_write",
         "journal.sweep.after_delete",
     }
 )

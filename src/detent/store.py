@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
 from detent import forks
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation, Request, Ticket
-from detent.errors import Invalid, OutcomeUnknown, SessionExpired, Unavailable
+from detent.errors import Invalid, NotFound, OutcomeUnknown, SessionExpired, Unavailable
 from detent.forks import refuse_in_child
 from detent.journal import (
     AsyncJournal,
     AsyncPublisher,
-    AsyncTransaction,
     Journal,
     JournalReader,
     Publisher,
-    Transaction,
 )
 from detent.kv import Reader, absolute_url, open_reader, parse_url
+from detent.queue import (
+    AsyncQueue,
+    MessageInfo,
+    Published,
+    Queue,
+    QueueInfo,
+    QueueReader,
+    message_info,
+    queue_info,
+)
+from detent.queue import calls as queue_calls
+from detent.queue import operations as queue_operations
+from detent.queue.calls import Message
 from detent.remote import (
     AsyncRemoteOwner,
     ClientSession,
@@ -33,6 +44,7 @@ from detent.remote import (
     RemoteOwner,
     Role,
 )
+from detent.transaction import AsyncTransaction, Transaction
 
 TIMEOUT: Final = "30s"
 """How long a call keeps looking for an owner that answers."""
@@ -104,6 +116,7 @@ class Store:
             self._connection.close()
             raise
         self.reader = JournalReader(self._kv)
+        self.messages = QueueReader(self._kv)
         self.objects = self._kv.objects
 
     def _open_reader(self) -> Reader:
@@ -126,8 +139,8 @@ class Store:
             self._closed = True
             if self._generation != forks.generation:
                 return
+            self._connection.close()  # first: an owner in this process may still write through what is closed next
             self._kv.close()
-            self._connection.close()
 
     @property
     def is_owner(self) -> bool:
@@ -152,6 +165,59 @@ class Store:
     def journals(self, prefix: str = "") -> list[str]:
         """The names of the journals, sorted."""
         return self.reader.names(prefix)
+
+    def queue(self, name: str) -> Queue:
+        """A queue by name. Create it before its first use."""
+        return Queue(self, name)
+
+    def queues(self, prefix: str = "") -> list[QueueInfo]:
+        """The queues, by name, with their settings and contents."""
+        found = self.commit([queue_operations.DescribeQueues(None, prefix)])[0]
+        return [queue_info(queue) for queue in found.queues]
+
+    def unmatched(self) -> int:
+        """How many stored messages matched no queue."""
+        found: int = self.commit([queue_operations.DescribeQueues(None, "\0")])[0].unmatched
+        return found
+
+    def set_dedup_window(self, window: Duration) -> None:
+        """Hold the dedup keys of messages published from now on for at least so long."""
+        self.commit([queue_operations.SetDedupWindow(milliseconds(window))])
+
+    def publish(self, message: Message, *, headers: Mapping[str, str] | None = None, **options: Any) -> Published:
+        """Publish a message to every queue whose filter matches its headers.
+
+        Options: `uri`, `created`, `visible_at`, `delay`, `retention`, `dedup_key`; see :meth:`Queue.publish`.
+        """
+        operations = queue_calls.publish([queue_calls.outgoing(message, headers, options)])
+        return queue_calls.published(self.commit(list(operations)))[0]
+
+    def publish_many(
+        self, messages: Iterable[Message], *, headers: Mapping[str, str] | None = None
+    ) -> Sequence[Published]:
+        """Publish many messages, each to every queue that matches it; all or none."""
+        return queue_calls.PublishedMany(self.commit(queue_calls.operations_for(messages, headers, None)))
+
+    def message(self, message: int) -> MessageInfo:
+        """A published message, and where it is in each queue. `NotFound` if nothing is known of it any more."""
+        found = self.commit([queue_operations.FindMessage(message)])[0]
+        content = None if found.record < 0 else self.messages.contents([message], [found.record])[0]
+        if content is None and not found.states:
+            raise NotFound(f"there is no message {message}: it is done, expired, or was never published")
+        return message_info(message, found, content)
+
+    def wait_claimable(self, queue: str, timeout_ms: int) -> None:
+        """Return when a queue may have something to claim, or after the time."""
+        refuse_in_child(self._generation)
+        try:
+            owner = self._connection.owner(time.monotonic())
+        except Unavailable:
+            time.sleep(POLL_MAX_S)
+            return
+        try:
+            owner.wait_claimable(queue, timeout_ms)
+        except Disconnected:
+            self._connection.lost(owner)
 
     def publisher(self) -> Publisher:
         """A publisher with a producer of its own, for pending messages and acknowledgements."""
@@ -264,6 +330,7 @@ class AsyncStore:
         self._remote: tuple[str, AsyncRemoteOwner] | None = None
         self._reads_are_slow = not store.objects.local
         self.reader = store.reader
+        self.messages = store.messages
         self.objects = store.objects
         self.url = store.url
 
@@ -294,6 +361,77 @@ class AsyncStore:
     async def journals(self, prefix: str = "") -> list[str]:
         """The names of the journals, sorted."""
         return await asyncio.to_thread(self.reader.names, prefix)
+
+    def queue(self, name: str) -> AsyncQueue:
+        """A queue by name. Create it before its first use."""
+        return AsyncQueue(self, name)
+
+    async def queues(self, prefix: str = "") -> list[QueueInfo]:
+        """The queues, by name, with their settings and contents."""
+        found = (await self.commit([queue_operations.DescribeQueues(None, prefix)]))[0]
+        return [queue_info(queue) for queue in found.queues]
+
+    async def unmatched(self) -> int:
+        """How many stored messages matched no queue."""
+        found: int = (await self.commit([queue_operations.DescribeQueues(None, "\0")]))[0].unmatched
+        return found
+
+    async def set_dedup_window(self, window: Duration) -> None:
+        """Hold the dedup keys of messages published from now on for at least so long."""
+        await self.commit([queue_operations.SetDedupWindow(milliseconds(window))])
+
+    async def publish(self, message: Message, *, headers: Mapping[str, str] | None = None, **options: Any) -> Published:
+        """Publish a message to every queue whose filter matches its headers."""
+        operations = queue_calls.publish([queue_calls.outgoing(message, headers, options)])
+        return queue_calls.published(await self.commit(list(operations)))[0]
+
+    async def publish_many(
+        self, messages: Iterable[Message], *, headers: Mapping[str, str] | None = None
+    ) -> Sequence[Published]:
+        """Publish many messages, each to every queue that matches it; all or none."""
+        return queue_calls.PublishedMany(await self.commit(queue_calls.operations_for(messages, headers, None)))
+
+    async def message(self, message: int) -> MessageInfo:
+        """A published message, and where it is in each queue."""
+        return await asyncio.to_thread(self._store.message, message)
+
+    async def wait_claimable(self, queue: str, timeout_ms: int) -> None:
+        """Return when a queue may have something to claim, or after the time."""
+        refuse_in_child(self._store._generation)
+        connection = self._store._connection
+        try:
+            owner = await self._owner(time.monotonic())
+        except Unavailable:
+            await asyncio.sleep(POLL_MAX_S)
+            return
+        try:
+            if isinstance(owner, LocalOwner):
+                await self._wait_claimable_locally(owner, queue, timeout_ms)
+            else:
+                await (await self._remote_of()).wait_claimable(queue, timeout_ms)
+        except Disconnected:
+            await asyncio.to_thread(connection.lost, owner)
+
+    async def _wait_claimable_locally(self, owner: LocalOwner, queue: str, timeout_ms: int) -> None:
+        woken, wake = self._alarm()
+        stop = owner.queues.wait(queue, wake)
+        try:
+            if not owner.queues.claimable(queue):
+                await asyncio.wait_for(woken.wait(), timeout_ms / 1000)
+        except TimeoutError:
+            return
+        finally:
+            stop()
+
+    def _alarm(self) -> tuple[asyncio.Event, Callable[[], None]]:
+        """An event of the loop, and how any thread sets it."""
+        woken = asyncio.Event()
+
+        def wake() -> None:
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(woken.set)
+
+        return woken, wake
 
     def publisher(self) -> AsyncPublisher:
         """A publisher with a producer of its own, for pending messages and acknowledgements."""
@@ -404,12 +542,7 @@ class AsyncStore:
         return True
 
     async def _wait_locally(self, owner: LocalOwner, journal: str, offset: int, timeout_ms: int) -> None:
-        woken = asyncio.Event()
-
-        def wake() -> None:
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(woken.set)
-
+        woken, wake = self._alarm()
         stop = owner.journals.watch.add(journal, offset, wake)
         try:
             if await self._next_offset(journal) <= offset:

@@ -20,13 +20,14 @@ import pytest
 import detent
 from detent import crash, kv
 from detent.codec import journal as records
+from detent.codec import queue as queue_records
 from detent.codec.keys import u32
-from detent.errors import Corrupt, Exists, Fenced, NotFound
+from detent.errors import Corrupt, Exists, Fenced, NotFound, StaleReceipt
 from detent.journal import FragmentRef
 from detent.journal.fragments import object_name
 from detent.journal.publisher import decode_intents, encode_intents
 from detent.kv.localobjects import TEMPORARY_SUFFIX
-from processes import Io, Processes
+from processes import Io, Processes, eventually
 
 pytestmark = pytest.mark.xdist_group("crash-points")
 
@@ -44,6 +45,7 @@ LOGGING = ("kv.log.after_create",)
 ABANDONING = ("kv.abandon.after_rename",)
 WRITING = ("kv.object.before_write", "kv.object.before_rename", "kv.object.after_rename", "kv.object.after_sync")
 SWEEPING = ("journal.sweep.after_horizon", "kv.object.after_delete", "journal.sweep.after_delete")
+CHECKPOINTING = ("queue.checkpoint.before_write", "queue.checkpoint.after_write")
 
 DURABLE = {
     "kv.commit.after_sync", "engine.group.after_commit", "engine.group.before_answer", "kv.log.after_write",
@@ -54,7 +56,7 @@ outlives the process, but not the machine.)"""
 
 
 def test_every_point_is_visited_by_a_test_of_this_module() -> None:
-    visited = {*OPENING, *COMMITTING, *WRITING, *SWEEPING, *FOLDING, *CLOSING, *LOGGING, *ABANDONING}
+    visited = {*OPENING, *COMMITTING, *WRITING, *SWEEPING, *FOLDING, *CLOSING, *LOGGING, *ABANDONING, *CHECKPOINTING}
     assert visited == crash.POINTS, "a crash point without a test, or a test without its point"
 
 
@@ -485,6 +487,251 @@ def test_the_objects_of_trimmed_fragments_are_swept(url: str) -> None:
         tick(store, 6)
         time.sleep(0.01)
         assert store.sweep(grace="0s") == 10
+
+
+# -- queues -----------------------------------------------------------------------------------------------------
+
+LEASE_S = 3600
+STEPS = ("publish", "claim", "extend", "ack", "fail", "give up", "redrive", "purge", "effect")
+"""What a consumer does, in this order; each is one transaction."""
+
+
+def queue_step(store: detent.Store, step: str, receipts: dict[str, str]) -> None:
+    """One step of the life of a few messages. `receipts` are what this process, or the one before it, holds."""
+    queue = store.queue("q")
+    if step == "publish":
+        outgoing = [detent.Outgoing(b"%d" % n, {"n": str(n)}, dedup_key=str(n)) for n in range(7)]
+        queue.publish_many(outgoing)
+    elif step == "claim":
+        for message in queue.claim(5, lease=f"{LEASE_S}s", consumer="child"):
+            receipts[message.payload.decode()] = str(message.receipt)
+    elif step == "purge":
+        queue.purge(available=False)
+    elif step == "redrive":
+        queue.redrive(filter='headers.n == "3"')
+    else:
+        with store.transaction() as transaction:
+            if step == "extend":
+                transaction.extend(receipts["0"], f"{2 * LEASE_S}s")
+            elif step == "ack":
+                transaction.ack(receipts["0"])
+            elif step == "fail":
+                transaction.fail(receipts["1"], "later", delay="1h")
+            elif step == "give up":
+                transaction.fail(receipts["2"], "never", final=True)
+                transaction.fail(receipts["3"], "never", final=True)
+            else:
+                transaction.publish(b"follow-up", queue="q", dedup_key="follow-up")
+                transaction.append("effects", b"4")
+                transaction.ack(receipts["4"])
+
+
+def consumes(io: Io, url: str, point: str, armed: str, checkpoints: bool) -> None:
+    with open_quietly(url) as store:
+        store.queue("q").create()
+        receipts: dict[str, str] = {}
+        for step in STEPS:
+            io.say("begins", step=step, receipts=receipts)
+            if step == armed:
+                crash.arm(point)
+            if checkpoints:
+                owner: Any = store._connection.current
+                owner.queues.checkpoint_wanted = True
+            queue_step(store, step, receipts)
+        io.say("begins", step="close", receipts=receipts)
+        if armed == "close":
+            crash.arm(point)
+    io.say("closed")
+
+
+QUEUE_PLACES: dict[str, dict[str, tuple[str, int]]] = {
+    "publish": {str(n): ("available", 0) for n in range(7)},
+    "claim": {str(n): ("in flight", 1) for n in range(5)},
+    "extend": {},
+    "ack": {"0": ("done", 1)},
+    "fail": {"1": ("delayed", 1)},
+    "give up": {"2": ("failed", 1), "3": ("failed", 1)},
+    "redrive": {"3": ("available", 0)},
+    "purge": {"2": ("gone", 0)},
+    "effect": {"4": ("done", 1), "follow-up": ("available", 0)},
+    "close": {},
+}
+"""Where each message is, and after how many attempts, as far as a step changes that."""
+
+
+def places_after(steps: list[str]) -> dict[str, tuple[str, int]]:
+    found: dict[str, tuple[str, int]] = {}
+    for step in steps:
+        found |= QUEUE_PLACES[step]
+    return {name: place for name, place in found.items() if place[0] != "gone"}
+
+
+def message_numbers(store: detent.Store) -> dict[str, int]:
+    """The numbers of the messages that were published, by their dedup keys."""
+    found: dict[str, int] = {}
+    with store._kv.view() as view:
+        for key, value in view.scan(*queue_records.DEDUP.range()):
+            name = key.removeprefix(queue_records.DEDUP.raw).decode()
+            found[name], _ = queue_records.decode_dedup(value)
+    return found
+
+
+def places(store: detent.Store) -> dict[str, tuple[str, int]]:
+    """The same, as the store has it."""
+    found: dict[str, tuple[str, int]] = {}
+    for name, number in message_numbers(store).items():
+        try:
+            (place,) = store.message(number).places
+        except NotFound:
+            continue
+        found[name] = place.state, place.attempts
+    return found
+
+
+def check_queue(store: detent.Store, steps: list[str]) -> None:
+    """The queue is where it would be if these steps, and no others, had been done once each."""
+    expected = places_after(steps)
+    assert places(store) == expected
+    info = store.queue("q").info()
+    states = [state for state, _ in expected.values()]
+    contents = (info.available, info.delayed, info.in_flight, info.failed)
+    assert contents == tuple(states.count(state) for state in ("available", "delayed", "in flight", "failed"))
+    assert info.total_acked == states.count("done")
+    # Published once each; driven again, a message comes in once more.
+    assert info.total_routed == 7 * ("publish" in steps) + ("redrive" in steps) + ("effect" in steps)
+    assert texts(store, "effects") == (["4"] if "effect" in steps else [])
+    for failed in store.queue("q").failed():
+        assert [attempt.reason for attempt in failed.history] == ["never"]
+
+
+def queue_cases() -> list[Any]:
+    """Each step at the points of its commit, with and without a checkpoint in it, and what comes with a close."""
+    cases = [(point, step, False) for step in STEPS for point in ("engine.group.before_commit", "kv.commit.after_sync")]
+    cases += [(point, "effect", False) for point in COMMITTING]
+    cases += [(point, "effect", True) for point in (*CHECKPOINTING, *COMMITTING[:4])]
+    cases += [(CHECKPOINTING[1], step, True) for step in STEPS]
+    cases += [(point, "close", False) for point in (*CHECKPOINTING, *COMMITTING[:3:2], *CLOSING)]
+    return list(dict.fromkeys(cases))
+
+
+@pytest.mark.xdist_group("queue-crash-points")
+@pytest.mark.parametrize(("point", "armed", "checkpoints"), queue_cases())
+def test_killed_while_it_consumed(url: str, processes: Processes, point: str, armed: str, checkpoints: bool) -> None:
+    """What was answered is there, what was not is there whole or not at all; a receipt is good after the crash; and
+    whoever goes on where it ended comes to the same end."""
+    child = processes.start(consumes, url=url, point=point, armed=armed, checkpoints=checkpoints)
+    assert child.was_killed(), f"{point} was never reached"
+    child.end()
+    last = child.events[-1]
+    assert (last["event"], last["step"]) == ("begins", armed)
+    before = [event["step"] for event in child.events][:-1]
+    # A redrive and a purge end with a checkpoint of their own.
+    applied = point in DURABLE
+    with detent.open(url) as store:
+        check_queue(store, [*before, armed] if applied else before)
+    with detent.open(url) as store:  # now there is a checkpoint, and nothing to replay
+        check_queue(store, [*before, armed] if applied else before)
+        receipts: dict[str, str] = last["receipts"]
+        left = [step for step in STEPS if step not in before]
+        for step in left:
+            if applied and step == armed:
+                again(store, step, receipts)
+            else:
+                queue_step(store, step, receipts)
+        check_queue(store, list(STEPS))
+        check_usable(store, FIRST)
+
+
+def again(store: detent.Store, step: str, receipts: dict[str, str]) -> None:
+    """Do a step again that was done, and of which nobody was told: it must change nothing."""
+    if step == "claim":  # what the dead one got is in flight, and whoever knows the deliveries may go on with it
+        numbers = message_numbers(store)
+        for name in map(str, range(5)):
+            (place,) = store.message(numbers[name]).places
+            assert (place.state, place.consumer) == ("in flight", "child")
+            receipts[name] = f"{store.queue('q').info().number}-{numbers[name]}-{place.delivery}"
+    elif step in ("publish", "extend", "redrive", "purge"):
+        queue_step(store, step, receipts)
+    else:
+        with pytest.raises(StaleReceipt):
+            queue_step(store, step, receipts)
+
+
+def ages(io: Io, url: str, point: str, nth: int) -> None:
+    """Leases that end, messages that become visible: nobody asks for it, the owner does it."""
+    with open_quietly(url) as store:
+        queue = store.queue("q")
+        queue.create(backoff="0s", max_attempts=2)
+        queue.publish_many([b"%d" % number for number in range(4)])
+        queue.publish(b"delayed", delay="10ms")
+        held = [message.id for message in queue.claim(2, lease=f"{LEASE_S}s")]
+        queue.claim(2, lease="1ms")
+        io.say("claimed", held=held)
+        time.sleep(0.02)
+        crash.arm(f"{point}:{nth}")
+        for _ in range(nth):
+            tick(store)
+            queue.claim(2, lease="1ms")
+            time.sleep(0.01)
+    io.say("closed")
+
+
+@pytest.mark.xdist_group("queue-crash-points")
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("point", [COMMITTING[0], *COMMITTING[2:5:2]])
+def test_killed_while_time_passed(url: str, processes: Processes, point: str, nth: int) -> None:
+    """Whatever the clock had done by then, the next owner does the rest, once: two leases that end are two attempts,
+    and those that have not ended are kept."""
+    child = processes.start(ages, url=url, point=point, nth=nth)
+    numbers = child.expect("claimed")["held"]
+    assert child.was_killed(), f"{point} was never reached for the time {nth}"
+    with detent.open(url) as store:
+        queue = store.queue("q")
+        eventually(lambda: queue.info().delayed == 0, what="the end of all delays")
+        info = queue.info()
+        assert (info.total_routed, info.in_flight + info.failed + info.available) == (5, 5)
+        held = [store.message(number).places[0] for number in numbers]
+        assert [(place.state, place.attempts) for place in held] == [("in flight", 1)] * 2
+        while messages := queue.claim(10, lease="1ms"):
+            assert {message.attempts for message in messages} <= {1, 2}
+            eventually(lambda: queue.info().in_flight == 2, what="the end of these leases")
+        info = queue.info()
+        assert (info.failed, info.in_flight, info.available) == (3, 2, 0)
+        histories = [[attempt.reason for attempt in failed.history] for failed in queue.failed()]
+        assert histories == [["the lease expired"] * 2] * 3
+
+
+def test_a_refused_transaction_leaves_nothing_to_replay(url: str, processes: Processes) -> None:
+    """It had published before it met a stale receipt, whose lease had just ended: what the clock did is remembered,
+    what the transaction did is not, and the next owner reads a log that makes sense."""
+    child = processes.start(is_refused, url=url)
+    child.expect("refused")
+    child.kill()
+    with detent.open(url) as store:
+        queue = store.queue("q")
+        info = queue.info()
+        assert (info.total_routed, info.available, info.in_flight) == (2, 1, 1)
+        assert (store.message(0).places[0].attempts, texts(store, "log")) == (2, [])
+        check_usable(store, FIRST)
+
+
+def is_refused(io: Io, url: str) -> None:
+    with open_quietly(url) as store:
+        queue = store.queue("q")
+        queue.create(backoff="0s")
+        queue.publish(b"x")
+        (message,) = queue.claim(lease="1ms")
+        time.sleep(0.01)
+        try:
+            with store.transaction() as transaction:
+                transaction.publish(b"no", queue="q")
+                transaction.append("log", b"no")
+                transaction.ack(message)
+        except StaleReceipt:
+            queue.claim()
+            queue.publish(b"y")
+            io.say("refused")
+        io.hear()
 
 
 def test_a_point_that_does_not_exist_is_refused() -> None:

@@ -22,8 +22,8 @@ from detent.engine.sessions import ANSWERS, EXPIRED, encode_answers
 from detent.engine.verify import Counts, Finding
 from detent.journal import JournalMachine, JournalReader, fragments
 from detent.journal import operations as ops
-from detent.journal.verify import verify
 from detent.kv import Batch, Reader, Writer, open_reader, open_writer, prefix_end
+from detent.verify import verify
 
 P1, P2 = bytes.fromhex("010000000001"), bytes.fromhex("010000000002")
 OUTSIDE, CONTINUE, ACK = 0, 1, 2

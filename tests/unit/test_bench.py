@@ -15,7 +15,11 @@ sys.path.append(str(Path(__file__).parents[2]))
 from bench import harness, report, suites
 from bench.harness import Plan, Row, Size, Skipped, Suite
 from bench.place import Place
+from bench.queue import data, sqlite
+from bench.queue.means import Means
 from bench.syncs import Syncs, count_strace
+
+import detent
 
 REQUIRED = {"what", "ours", "other", "ratio", "bar", "ok"}
 
@@ -221,3 +225,42 @@ def test_syncs_in_a_trace() -> None:
 
 def test_syncs_are_scaled() -> None:
     assert Syncs(10, 10).per(500, 1_000) == {"calls": 20, "dsync_writes": 20, "all": 40}
+
+
+def test_means_of_times_and_of_rates() -> None:
+    for rates, mean in ((False, 50), (True, 32)):
+        means, side = Means(rates=rates), answers(20, 80)
+        step = means.of("ours", lambda side=side: {"x": side()})
+        assert [step(), step()] == [{"x": 20}, {"x": 80}]
+        assert means["ours.x"] == pytest.approx(mean)
+
+
+def test_the_sqlite_queue_is_a_queue(tmp_path: Path) -> None:
+    """What ours is compared with has to keep the same promises: order, leases, and receipts that go stale."""
+    with sqlite.opened(tmp_path) as work:
+        queue = work._queue
+        queue.publish([b"a", b"b"], {"tier": "gold"})
+        queue.publish([b"urgent"], {}, priority=-1)
+        first = queue.claim(2, "me")
+        assert [(message.payload, message.attempts) for message in first] == [(b"urgent", 1), (b"a", 1)]
+        assert first[1].headers == {"tier": "gold"}
+        (last,) = queue.claim(5, "me")
+        assert last.payload == b"b"
+        assert last.delivery > first[0].delivery
+        with pytest.raises(ValueError, match="stale"):
+            queue.ack([last, first[0]._replace(delivery=last.delivery)])
+        queue.ack([last, *first])
+        with pytest.raises(ValueError, match="stale"):
+            queue.ack([last])
+        assert queue.claim(5, "me") == []
+
+
+def test_both_queues_of_the_suite_do_the_same_work(tmp_path: Path) -> None:
+    with detent.open(data.url(tmp_path / "store")) as store, sqlite.opened(tmp_path) as other:
+        for work in (data.Ours(store), other):
+            work.publish_one()
+            work.publish_batch()
+            work.consume_one()
+            work.consume_batch()
+            with pytest.raises(AssertionError, match="0 messages instead of 1"):
+                work.consume_one()

@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 import click
 
 from detent.cli.journal import journal
+from detent.cli.message import message
+from detent.cli.queue import queue
 from detent.cli.store import store
 from detent.errors import DetentError
 
@@ -34,7 +36,7 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="detent", prog_name="detent", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Messages that take effect exactly once: durable journals on a disk or an object store.
+    """Messages that take effect exactly once: durable journals and queues on a disk or an object store.
 
     A store has a URL: file:PATH for a directory, s3://BUCKET/PREFIX for an object store. Give it as the first
     argument of a command, or once and for all in the environment variable DETENT_URL.
@@ -43,6 +45,9 @@ def cli() -> None:
     Try it:
       detent journal append file:./data orders --body hello
       detent journal read file:./data orders
+      detent queue create file:./data mails
+      detent queue publish file:./data mails hello
+      detent queue claim file:./data mails
       detent store verify file:./data
 
     Exit codes: 0 done, 1 failed (one line on stderr says why), 2 wrong usage, 130 interrupted. With DETENT_DEBUG=1 a
@@ -51,6 +56,8 @@ def cli() -> None:
 
 
 cli.add_command(journal)
+cli.add_command(message)
+cli.add_command(queue)
 cli.add_command(store)
 
 

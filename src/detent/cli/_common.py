@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,23 +25,36 @@ if TYPE_CHECKING:
 URL_VARIABLE = "DETENT_URL"
 SCHEMES = ("file:", "s3:", "gs:", "az:", "memory:")
 
+MESSAGE_MAX = 1 << 62
+"""No message has a higher number."""
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def takes_store(*names: str) -> Callable[[Function], Function]:
-    """The arguments of a command: the store's URL, which DETENT_URL may say instead, and then `names`.
+def takes_store(*names: str, rest: str = "") -> Callable[[Function], Function]:
+    """The arguments of a command: the store's URL, which DETENT_URL may say instead, then `names`, then any number of
+    `rest` (at least one, unless it is written in brackets), which the command gets as a tuple.
 
-    Whether the URL was left out shows in the number of arguments, so `read URL NAME` and `read NAME` both work.
+    Whether the URL was left out shows in the number of arguments, so `read URL NAME` and `read NAME` both work; where
+    there is a `rest`, in what the first one looks like.
     """
     keys = ("url", *(name.lower() for name in names))
+    last = rest.strip("[].").lower()
+    needed = names if not rest or rest.startswith("[") else (*names, last)
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def command(**values: Any) -> Any:
             given = [values.pop(key) for key in keys]
-            return function(**dict(zip(keys, _place(given, names), strict=True)), **values)
+            more = values.pop(last) if rest else ()
+            present = _place([value for value in (*given, *more) if value is not None], needed, bool(rest))
+            if rest:
+                values[last] = tuple(present[len(keys) :])
+            return function(**dict(zip(keys, present[: len(keys)], strict=True)), **values)
 
         decorated: Any = command
+        if rest:
+            decorated = click.argument(last, metavar=rest, nargs=-1)(decorated)
         for name in reversed(names):
             decorated = click.argument(name.lower(), metavar=name.upper(), required=False)(decorated)
         decorated = click.argument("url", metavar="[URL]", required=False)(decorated)
@@ -50,12 +64,11 @@ def takes_store(*names: str) -> Callable[[Function], Function]:
     return decorate
 
 
-def _place(given: list[str | None], names: tuple[str, ...]) -> list[str]:
+def _place(present: list[str], names: tuple[str, ...], rest: bool) -> list[str]:
     """Put the arguments where they belong, the URL from the environment in front if it was left out."""
-    present = [value for value in given if value is not None]
     url = os.environ.get(URL_VARIABLE)
-    if url and len(present) <= len(names) and not (present and present[0].startswith(SCHEMES)):
-        present.insert(0, url)
+    if url and (rest or len(present) <= len(names)) and not (present and present[0].startswith(SCHEMES)):
+        present = [url, *present]
     if not present:
         raise click.UsageError(
             f"give the URL of a store, such as file:./data, as the first argument, or set {URL_VARIABLE}"
@@ -92,7 +105,10 @@ def _explained(url: str) -> Iterator[None]:
     try:
         yield
     except NotFound as error:
-        hint = f"check the URL, or create it with: detent journal append {url} NAME --body TEXT"
+        path = click.get_current_context().command_path.split()
+        about_queues = len(path) > 1 and path[1] in {"queue", "message"}
+        example = f"queue create {url} NAME" if about_queues else f"journal append {url} NAME --body TEXT"
+        hint = f"check the URL, or create it with: detent {example}"
         raise NotFound(f"{error}; {hint}") from error
 
 
@@ -135,6 +151,48 @@ def raw_reader(url: str) -> Iterator[Reader]:
         reader.close()
 
 
+def parse_headers(texts: Iterable[str]) -> dict[str, str]:
+    """The headers of a message, from what `--header` takes."""
+    headers: dict[str, str] = {}
+    for text in texts:
+        header, equals, value = text.partition("=")
+        if not equals or not header:
+            raise click.UsageError(f"a header is NAME=VALUE, not {text!r}")
+        if header in headers:
+            raise click.UsageError(f"the header {header!r} is given twice; a message has each header once")
+        headers[header] = value
+    return headers
+
+
+def parse_time(text: str, wrong: str = "is no time: write") -> datetime:
+    """A time, in UTC unless it says another zone; `wrong` begins to say what is wrong with a text that is none."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(f"{text!r} {wrong} a time such as 2026-01-31T12:00:00Z") from None
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time
+
+
+def parse_message(text: str) -> int:
+    """The number of a message."""
+    if not (text.isascii() and text.isdigit() and int(text) <= MESSAGE_MAX):
+        raise click.UsageError(f"{text!r} is no message: messages have numbers from 0 on, as `publish` prints them")
+    return int(text)
+
+
+def count_text(count: int) -> str:
+    """So many messages."""
+    return "1 message" if count == 1 else f"{count} messages"
+
+
+def confirm(question: str, what: str, *, yes: bool) -> None:
+    """Ask before something is lost, unless `yes`; a script cannot be asked, and has to say it."""
+    if not yes and not sys.stdin.isatty():
+        raise click.UsageError(f"this {what}; say --yes if that is meant")
+    if not yes and not click.confirm(question, err=True):
+        click.get_current_context().exit(1)
+
+
 def infos(store: Store, prefix: str = "") -> list[JournalInfo]:
     """All journals; one that is deleted while we look is left out."""
     found = []
@@ -155,13 +213,7 @@ def resolve(journal: Journal, info: JournalInfo, where: str, *, uncommitted: boo
         return following
     if where.isascii() and where.isdigit():
         return int(where)
-    try:
-        time = datetime.fromisoformat(where)
-    except ValueError:
-        raise click.UsageError(
-            f"{where!r} is no place in a journal: write a number, 'earliest', 'latest' or a time such as "
-            "2026-01-31T12:00:00Z"
-        ) from None
+    time = parse_time(where, "is no place in a journal: write a number, 'earliest', 'latest' or")
     if uncommitted:
         raise click.UsageError("a time finds committed messages only; with --uncommitted give a position")
-    return journal.offset_at(time.replace(tzinfo=UTC) if time.tzinfo is None else time)
+    return journal.offset_at(time)

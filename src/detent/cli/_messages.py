@@ -1,21 +1,31 @@
-"""Messages as text: what `append` reads and `read` writes. What the one writes, the other reads back byte for byte."""
+"""Messages as text: what `append` reads and `read` writes, what `publish` reads and `claim` writes.
+
+What the one writes, the other reads back byte for byte.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 
+from detent.cli._output import duration_text, line_text
 from detent.errors import Invalid
 
 if TYPE_CHECKING:
     from detent.journal import Message
+    from detent.queue import AttemptInfo, Delivery, FailedMessage, MessageInfo, Outgoing
 
 LINE_BYTES_MAX: Final = 64 << 20
 """The largest message is 16 MiB; in base64 inside JSON it stays far below this."""
+
+BATCH_MESSAGES: Final = 1000
+BATCH_BYTES: Final = 8 << 20
+"""One transaction of `append` or `publish` holds at most so many messages and about so many bytes of them."""
 
 
 class Binary(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,12 +47,41 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     published_at: str | None = None
 
 
+Time = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+class PublishedLine(msgspec.Struct, forbid_unknown_fields=True):
+    """One message of a queue as a JSON object. From `receipt` on the fields are what `claim` and `failed` add;
+    `publish` ignores them."""
+
+    payload: str | Binary | None = None
+    uri: str | None = None
+    headers: dict[str, str] = {}
+    created: Time | None = None
+    visible_at: Time | None = None
+    delay: str | None = None
+    retention: str | None = None
+    dedup_key: str | None = None
+    receipt: str | None = None
+    id: int | None = None
+    queue: str | None = None
+    attempts: int | None = None
+    priority: int | None = None
+    received: str | None = None
+    lease_until: str | None = None
+    failed: str | None = None
+    reason: str | None = None
+    history: list[Any] | None = None
+
+
 class BadLine(Invalid):
     """A line of the input that is no message."""
 
 
 Entry = tuple[bytes, bytes | None, dict[str, str] | None]
+Item = TypeVar("Item")
 _decode = msgspec.json.Decoder(Line).decode
+_decode_published = msgspec.json.Decoder(PublishedLine).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -54,6 +93,20 @@ def read_lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
         if len(line) > LINE_BYTES_MAX:
             raise BadLine(f"line {number} is longer than {LINE_BYTES_MAX} bytes")
         yield number, line.removesuffix(b"\n")
+
+
+def batches(items: Iterable[tuple[int, Item]], size_of: Callable[[Item], int]) -> Iterator[list[tuple[int, Item]]]:
+    """Numbered items, so many at a time as one transaction should hold."""
+    batch: list[tuple[int, Item]] = []
+    size = 0
+    for number, item in items:
+        batch.append((number, item))
+        size += size_of(item)
+        if len(batch) >= BATCH_MESSAGES or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def parse_line(number: int, line: bytes) -> Entry:
@@ -93,4 +146,142 @@ def format_message(message: Message) -> bytes:
     fields["body"] = _to_text(message.body)
     fields["id"] = str(message.uuid)
     fields["published_at"] = message.published_at.isoformat(timespec="milliseconds")
+    return _encode(fields) + b"\n"
+
+
+# -- queues ---------------------------------------------------------------------------------------------------------
+
+
+def parse_published(number: int, line: bytes) -> Outgoing:
+    """A line of NDJSON as a message to publish."""
+    from detent.queue import Outgoing
+
+    try:
+        message = _decode_published(line)
+        if (message.payload is None) == (message.uri is None):
+            raise BadLine("it has a payload or a uri, one of the two")
+        payload = b"" if message.payload is None else _to_bytes(message.payload)
+    except (msgspec.DecodeError, UnicodeError, binascii.Error, BadLine) as error:
+        example = '{"payload": "text", "headers": {"h": "v"}}, or {"payload": {"base64": "AAEC"}}'
+        raise BadLine(f"line {number} is no message: {error}; a message is {example}") from error
+    return Outgoing(
+        payload,
+        message.headers,
+        uri=message.uri,
+        created=message.created,
+        visible_at=message.visible_at,
+        delay=message.delay,
+        retention=message.retention,
+        dedup_key=message.dedup_key,
+    )
+
+
+def content_fields(payload: bytes, uri: str | None, headers: dict[str, str]) -> dict[str, Any]:
+    """Headers and payload of a message, for programs."""
+    return {"headers": headers, **({"payload": _to_text(payload)} if uri is None else {"uri": uri})}
+
+
+def content_lines(payload: bytes, uri: str | None, headers: dict[str, str]) -> dict[str, str]:
+    """The same for people."""
+    lines = {f"header {line_text(name)}": line_text(value) for name, value in sorted(headers.items())}
+    if uri is not None:
+        return {**lines, "uri": line_text(uri)}
+    text = _to_text(payload)
+    return {**lines, "payload": text if isinstance(text, str) else f"{text['base64']} (base64)"}
+
+
+def delivery_fields(message: Delivery) -> dict[str, Any]:
+    """A claimed message, for programs."""
+    return {
+        "receipt": str(message.receipt),
+        "id": message.id,
+        "queue": message.queue,
+        "attempts": message.attempts,
+        "priority": message.priority,
+        **content_fields(message.payload, message.uri, message.headers),
+        "created": iso(message.created),
+        "received": iso(message.received),
+        "retention": duration_text(message.retention_s * 1000) if message.retention_s else "0s",
+        "lease_until": iso(message.lease_until),
+    }
+
+
+def delivery_lines(message: Delivery) -> dict[str, str]:
+    """A claimed message, for people."""
+    return {
+        "receipt": str(message.receipt),
+        "id": str(message.id),
+        "attempts": str(message.attempts),
+        "priority": str(message.priority),
+        "published": iso(message.received),
+        "lease until": iso(message.lease_until),
+        **content_lines(message.payload, message.uri, message.headers),
+    }
+
+
+def failed_fields(message: FailedMessage) -> dict[str, Any]:
+    """A failed message, for programs."""
+    return {
+        "id": message.message,
+        "queue": message.queue,
+        "failed": iso(message.failed),
+        "reason": message.reason,
+        "attempts": message.attempts,
+        "priority": message.priority,
+        "history": [attempt_fields(attempt) for attempt in message.history],
+        **content_fields(message.payload, message.uri, message.headers),
+    }
+
+
+def message_fields(message: MessageInfo) -> dict[str, Any]:
+    """A message and where it is, for programs."""
+    retention = message.retention
+    return {
+        "id": message.message,
+        "stored": message.stored,
+        "created": None if message.created is None else iso(message.created),
+        "received": None if message.received is None else iso(message.received),
+        "visible": None if message.visible is None else iso(message.visible),
+        "retention_ms": None if retention is None else round(retention.total_seconds() * 1000),
+        **(content_fields(message.payload, message.uri, message.headers) if message.stored else {}),
+        "queues": [
+            {
+                "queue": place.queue,
+                "state": place.state,
+                "at": iso(place.at),
+                "attempts": place.attempts,
+                "priority": place.priority,
+                "consumer": place.consumer,
+                "reason": place.reason,
+                "history": [attempt_fields(attempt) for attempt in place.history],
+            }
+            for place in message.places
+        ],
+    }
+
+
+def attempt_fields(attempt: AttemptInfo) -> dict[str, Any]:
+    """One attempt, for programs."""
+    return {
+        "claimed": iso(attempt.claimed),
+        "consumer": attempt.consumer,
+        "ended": iso(attempt.ended),
+        "reason": attempt.reason,
+    }
+
+
+def attempt_text(attempt: AttemptInfo) -> str:
+    """One attempt, for people."""
+    who = f" by {line_text(attempt.consumer)}" if attempt.consumer else ""
+    why = f": {line_text(attempt.reason)}" if attempt.reason else ""
+    return f"claimed {iso(attempt.claimed)}{who}, ended {iso(attempt.ended)}{why}"
+
+
+def iso(time: datetime) -> str:
+    """A time as text."""
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def encode_line(fields: dict[str, Any]) -> bytes:
+    """A line of NDJSON."""
     return _encode(fields) + b"\n"

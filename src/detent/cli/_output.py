@@ -77,6 +77,27 @@ def duration_text(duration_ms: int) -> str:
     return f"{duration_ms}ms"
 
 
+def age_text(duration_ms: int) -> str:
+    """How long ago, for people: the two largest units.
+
+    >>> age_text(3_725_000)
+    '1h 2m'
+    """
+    parts: list[str] = []
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
+        count, duration_ms = divmod(duration_ms, size)
+        if count or parts:
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2]) or f"{duration_ms}ms"
+
+
+def line_text(text: str) -> str:
+    """Text of somebody else on one line of ours: line breaks and what moves a terminal's cursor are written out."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def note(text: str) -> None:
     """Something for the person, not for the pipe."""
     click.echo(text, err=True)

@@ -11,12 +11,15 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from detent.cli._common import (
+    confirm,
+    count_text,
     dry_run_option,
     force_option,
     infos,
     json_option,
     open_for_reading,
     open_for_writing,
+    parse_headers,
     resolve,
     takes_store,
 )
@@ -35,10 +38,6 @@ from detent.errors import DetentError, NotFound
 if TYPE_CHECKING:
     from detent.cli._messages import Entry
     from detent.journal import Journal, JournalInfo, Message
-
-BATCH_MESSAGES = 1000
-BATCH_BYTES = 8 << 20
-"""One transaction of `append` holds at most so many messages and about so many bytes of them."""
 
 from_option = click.option(
     "--from",
@@ -195,10 +194,7 @@ def remove(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: 
         info = store.journal(name).info()
     what = f"journal {name} with {info.messages} messages"
     if not dry_run:
-        if not yes and not sys.stdin.isatty():
-            raise click.UsageError(f"this deletes {what}; say --yes if that is meant")
-        if not yes and not click.confirm(f"Delete {what}?", err=True):
-            click.get_current_context().exit(1)
+        confirm(f"Delete {what}?", f"deletes {what}", yes=yes)
         with open_for_writing(url, force=force) as store:
             store.journal(name).delete()
     if as_json:
@@ -291,7 +287,7 @@ def append(
         raise click.UsageError("--body goes with neither --file nor --format: it is the message")
     if not one and (key is not None or headers):
         raise click.UsageError("--key and --header belong to one message, given with --body or --file")
-    pairs = dict(_header(text) for text in headers)
+    pairs = parse_headers(headers)
     with open_for_writing(url, force=force, create=True) as store:
         target = store.journal(name)
         if one:
@@ -308,24 +304,13 @@ def append(
     if as_json:
         print_json({"journal": name, "count": count, "first_offset": first if count else None})
     else:
-        click.echo(f"appended {_count(count)}{_offsets(first, count)}")
-
-
-def _header(text: str) -> tuple[str, str]:
-    header, equals, value = text.partition("=")
-    if not equals or not header:
-        raise click.UsageError(f"a header is NAME=VALUE, not {text!r}")
-    return header, value
+        click.echo(f"appended {count_text(count)}{_offsets(first, count)}")
 
 
 def _offsets(first: int, count: int) -> str:
     if not count:
         return ""
     return f" at offset {first}" if count == 1 else f" from offset {first} on"
-
-
-def _count(count: int) -> str:
-    return "1 message" if count == 1 else f"{count} messages"
 
 
 def _entries(source: IO[bytes], form: str) -> Iterator[tuple[int, Entry]]:
@@ -338,32 +323,21 @@ def _entries(source: IO[bytes], form: str) -> Iterator[tuple[int, Entry]]:
             yield number, parse_line(number, line)
 
 
-def _batches(entries: Iterable[tuple[int, Entry]]) -> Iterator[list[tuple[int, Entry]]]:
-    batch: list[tuple[int, Entry]] = []
-    size = 0
-    for number, entry in entries:
-        batch.append((number, entry))
-        size += len(entry[0])
-        if len(batch) >= BATCH_MESSAGES or size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
 def _append_stream(target: Journal, source: IO[bytes], form: str) -> tuple[int, int]:
     """Append what a stream holds; the first offset and the count."""
+    from detent.cli._messages import batches
+
     first, count = -1, 0
     with progress_bar("appending") as progress:
         try:
-            for batch in _batches(_entries(source, form)):
+            for batch in batches(_entries(source, form), lambda entry: len(entry[0])):
                 offset = _append_batch(target, batch)
                 first = offset if first < 0 else first
                 count += len(batch)
                 progress(count, None)
         except DetentError as error:
             done_before = (
-                f"{_count(count)} committed before it{_offsets(first, count)}" if count else "nothing committed"
+                f"{count_text(count)} committed before it{_offsets(first, count)}" if count else "nothing committed"
             )
             raise type(error)(f"{error}; {done_before}") from error
     return first, count

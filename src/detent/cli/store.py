@@ -107,7 +107,8 @@ def verify(url: str, limit: int, as_json: bool) -> None:
     """Check every record of a store, and that all of them agree.
 
     Checksums of blocks and fragments, counts, the order of commits worked out again from the messages, producers, open
-    transactions. Nothing is changed, and a writer may be at work meanwhile. Exits with 1 if anything is wrong.
+    transactions; the queues' state worked out again from its log, and that each queued message has its payload and its
+    metadata. Nothing is changed, and a writer may be at work meanwhile. Exits with 1 if anything is wrong.
 
     \b
     Example:
@@ -126,7 +127,8 @@ def verify(url: str, limit: int, as_json: bool) -> None:
         if counts is not None:
             checked = (
                 f"{counts.journals} journals, {counts.messages} messages in {counts.blocks} blocks and "
-                f"{counts.fragments} fragments, {counts.records} records, {size_text(counts.bytes)}"
+                f"{counts.fragments} fragments, {counts.queues} queues, {counts.queued} queued messages, "
+                f"{size_text(counts.payload_bytes)} of payloads, {counts.records} records, {size_text(counts.bytes)}"
             )
             click.echo(f"checked {checked}: {f'{len(findings)} problems' if findings else 'no problem found'}")
         else:
@@ -157,7 +159,7 @@ def _verify(
     reader: Reader, limit: int, progress: Callable[[int, int | None], None]
 ) -> tuple[list[Finding], Counts | None]:
     """The findings, and what was checked; None if the limit ended it early."""
-    from detent.journal.verify import verify as verify_records
+    from detent.verify import verify as verify_records
 
     findings: list[Finding] = []
     run = verify_records(reader, progress=progress)

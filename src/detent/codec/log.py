@@ -161,6 +161,19 @@ class SequenceAllocator:
         """The number that the next allocation starts at."""
         return self._next
 
+    @property
+    def unused(self) -> int:
+        """How many reserved numbers are left."""
+        return self._end - self._next
+
+    def give_back(self) -> SeqBlock | None:
+        """Let go of the reserved numbers that are left, before a clean end: the block to write, if that says anything.
+        Whoever loads it goes on without a gap."""
+        if not self._next or not self.unused:
+            return None
+        self._end = self._next
+        return SeqBlock(self._next - 1, 1)
+
     def allocate(self, count: int = 1) -> tuple[int, SeqBlock | None]:
         """Take `count` numbers in a row: the first one, and the block to write in the same batch, if any."""
         if count < 1:

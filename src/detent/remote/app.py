@@ -14,6 +14,8 @@ from detent.engine import Engine, Request, Ticket
 from detent.errors import DetentError, Invalid, LimitExceeded, NotFound
 from detent.journal import JournalMachine, JournalReader
 from detent.journal.operations import check_name
+from detent.queue import QueueMachine
+from detent.queue import operations as queue_operations
 from detent.remote import wire
 from detent.remote.dispatch import Dispatcher
 
@@ -27,9 +29,10 @@ JSON = "application/json"
 class OwnerApp:
     """Serves one engine. Uncaught errors become a 500 and reach the server's log."""
 
-    def __init__(self, engine: Engine, journals: JournalMachine, reader: JournalReader) -> None:
+    def __init__(self, engine: Engine, journals: JournalMachine, queues: QueueMachine, reader: JournalReader) -> None:
         self._engine = engine
         self._journals = journals
+        self._queues = queues
         self._reader = reader
         self._dispatcher: Dispatcher | None = None
         self._waits: set[Callable[[], None]] = set()
@@ -67,6 +70,13 @@ class OwnerApp:
         if method == "GET" and path.startswith("/v1/journals/") and path.endswith("/wait"):
             name = unquote(path.removeprefix("/v1/journals/").removesuffix("/wait"))
             return 200, JSON, msgspec.json.encode({"next_offset": await self._wait(name, scope["query_string"])})
+        if method == "GET" and path.startswith("/v1/queues/") and path.endswith("/wait"):
+            name = unquote(path.removeprefix("/v1/queues/").removesuffix("/wait"))
+            return (
+                200,
+                JSON,
+                msgspec.json.encode({"claimable": await self._wait_claimable(name, scope["query_string"])}),
+            )
         raise NotFound(f"there is no {method} {path} here")
 
     async def _commit(self, request: Request | Invalid) -> list[Any] | DetentError:
@@ -85,22 +95,29 @@ class OwnerApp:
         except DetentError as error:
             return error
 
+    async def _wait_claimable(self, name: str, query: bytes) -> bool:
+        """Answer once a queue has something to claim, or after the time that was given."""
+        queue_operations.check_name(name)
+        (timeout_ms,) = _numbers(query, "timeout_ms")
+        woken, wake = _alarm()
+        stop = self._queues.wait(name, wake)
+        self._waits.add(wake)
+        try:
+            if not self._queues.claimable(name) and not self._closing:
+                await asyncio.wait_for(woken.wait(), min(timeout_ms, wire.WAIT_MS_MAX) / 1000)
+        except TimeoutError:
+            return False
+        finally:
+            self._waits.discard(wake)
+            stop()
+        return self._queues.claimable(name)
+
     async def _wait(self, name: str, query: bytes) -> int:
         """Answer the journal's next offset once it is above `offset`, or after the time that was given."""
         check_name(name)
-        arguments = parse_qs(query.decode("latin-1"))
-        try:
-            offset = int(arguments["offset"][0])
-            timeout_ms = min(int(arguments["timeout_ms"][0]), wire.WAIT_MS_MAX)
-        except (KeyError, ValueError) as error:
-            raise Invalid("wait takes the numbers offset and timeout_ms") from error
-        loop = asyncio.get_running_loop()
-        woken = asyncio.Event()
-
-        def wake() -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(woken.set)
-
+        offset, timeout_ms = _numbers(query, "offset", "timeout_ms")
+        timeout_ms = min(timeout_ms, wire.WAIT_MS_MAX)
+        woken, wake = _alarm()
         stop = self._journals.watch.add(name, offset, wake)
         self._waits.add(wake)
         try:
@@ -115,6 +132,27 @@ class OwnerApp:
             self._waits.discard(wake)
             stop()
         return found
+
+
+def _numbers(query: bytes, *names: str) -> list[int]:
+    """The numbers of a query."""
+    arguments = parse_qs(query.decode("latin-1"))
+    try:
+        return [int(arguments[name][0]) for name in names]
+    except (KeyError, ValueError) as error:
+        raise Invalid(f"wait takes the numbers {' and '.join(names)}") from error
+
+
+def _alarm() -> tuple[asyncio.Event, Callable[[], None]]:
+    """An event of the running loop, and how any thread sets it."""
+    loop = asyncio.get_running_loop()
+    woken = asyncio.Event()
+
+    def wake() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(woken.set)
+
+    return woken, wake
 
 
 async def _read_body(receive: Receive) -> bytes:

@@ -57,6 +57,10 @@ def _wait_path(journal: str, offset: int, timeout_ms: int) -> str:
     return f"/v1/journals/{quote(journal, safe='')}/wait?offset={offset}&timeout_ms={timeout_ms}"
 
 
+def _claimable_path(queue: str, timeout_ms: int) -> str:
+    return f"/v1/queues/{quote(queue, safe='')}/wait?timeout_ms={min(timeout_ms, wire.WAIT_MS_MAX)}"
+
+
 def _content(response: httpx.Response) -> bytes:
     if response.is_success:
         return response.content
@@ -158,6 +162,16 @@ class RemoteOwner:
             return False
         try:
             return _grown(self._call("GET", _wait_path(journal, offset, timeout_ms), timeout=timeout), offset)
+        finally:
+            self._waits.release()
+
+    def wait_claimable(self, queue: str, timeout_ms: int) -> None:
+        """Wait until a queue has something to claim, or for the time."""
+        if not self._waits.acquire(blocking=False):
+            time.sleep(min(LOOK_S, timeout_ms / 1000))
+            return
+        try:
+            self._call("GET", _claimable_path(queue, timeout_ms), timeout=_timeout(timeout_ms / 1000 + WAIT_SLACK_S))
         finally:
             self._waits.release()
 
@@ -264,6 +278,18 @@ class AsyncRemoteOwner:
         self._waits += 1
         try:
             return _grown(await self._call("GET", _wait_path(journal, offset, timeout_ms), timeout=timeout), offset)
+        finally:
+            self._waits -= 1
+
+    async def wait_claimable(self, queue: str, timeout_ms: int) -> None:
+        """Wait until a queue has something to claim, or for the time."""
+        if self._waits >= WAITS_MAX:
+            await asyncio.sleep(min(LOOK_S, timeout_ms / 1000))
+            return
+        self._waits += 1
+        try:
+            timeout = _timeout(timeout_ms / 1000 + WAIT_SLACK_S)
+            await self._call("GET", _claimable_path(queue, timeout_ms), timeout=timeout)
         finally:
             self._waits -= 1
 

@@ -22,9 +22,13 @@ from detent.journal import JournalMachine, JournalReader
 from detent.journal.sweeper import sweep
 from detent.kv import Writer, open_writer
 from detent.kv.ownership import OwnerLock, remove_socket_folder, socket_path
+from detent.queue import QueueMachine
 from detent.remote.app import OwnerApp
 
 TICK_S: Final = 1.0
+STEP_S: Final = 0.001
+"""The least time between two steps of housekeeping, so that callers come in between."""
+
 SWEEP_EVERY_S: Final = 3600.0
 SERVER_START_S: Final = 10.0
 SOCKET_BACKLOG: Final = 512
@@ -52,10 +56,11 @@ class LocalOwner:
         try:
             self.reader = writer
             self.journals = JournalMachine(writer)
-            self.engine = Engine(writer, [self.journals])
+            self.queues = QueueMachine(writer)
+            self.engine = Engine(writer, [self.journals, self.queues])
             crash.point("owner.after_load")
             if directory is not None and lock is not None:
-                self._app = OwnerApp(self.engine, self.journals, JournalReader(writer))
+                self._app = OwnerApp(self.engine, self.journals, self.queues, JournalReader(writer))
                 self._server = SocketServer(self._app, socket_path(directory))
                 crash.point("owner.after_socket")
                 lock.announce(self.engine.epoch, str(self._server.path))
@@ -65,6 +70,7 @@ class LocalOwner:
             writer.close()
             raise
         self._housekeeper = Housekeeper(self)
+        self.queues.watch.timer = self._housekeeper.look_at
 
     @property
     def epoch(self) -> int:
@@ -94,6 +100,18 @@ class LocalOwner:
         finally:
             stop()
 
+    def wait_claimable(self, queue: str, timeout_ms: int) -> bool:
+        """Wait until a queue has something to claim. False after the time."""
+        came = threading.Lock()
+        came.acquire()
+        stop = self.queues.wait(queue, came.release)
+        try:
+            if not self.queues.claimable(queue):
+                came.acquire(timeout=timeout_ms / 1000)
+            return self.queues.claimable(queue)
+        finally:
+            stop()
+
     def sweep(self, grace_ms: int | None = None) -> int:
         """Delete fragments that nobody adopted. Returns how many."""
         return sweep(self.engine, self.reader, grace_ms)
@@ -110,19 +128,30 @@ class LocalOwner:
 
 
 class Housekeeper:
-    """Calls the engine about once a second, and the sweeper about once an hour."""
+    """Calls the engine about once a second, and when a timer is due that somebody waits for; and the sweeper about once
+    an hour."""
 
     def __init__(self, owner: LocalOwner) -> None:
         self._owner = owner
-        self._stop = threading.Event()
+        self._stopped = False
+        self._wake = threading.Event()
+        self._next_ms = 0
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="detent-housekeeper", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         next_sweep = time.monotonic() + SWEEP_EVERY_S
-        while not self._stop.wait(TICK_S):
+        next_tick = time.monotonic() + TICK_S
+        while not self._stopped:
+            self._sleep(next_tick)
+            if self._stopped:
+                return
             try:
+                if time.monotonic() < next_tick:
+                    self._owner.engine.keep_house()
+                    continue
+                next_tick = time.monotonic() + TICK_S
                 self._owner.engine.tick()
                 if time.monotonic() >= next_sweep:
                     next_sweep = time.monotonic() + SWEEP_EVERY_S
@@ -135,9 +164,27 @@ class Housekeeper:
             except Exception:
                 logger.exception("housekeeping failed and will be tried again")
 
+    def _sleep(self, until: float) -> None:
+        """Until the next tick, the next timer, or until somebody wakes it."""
+        engine = self._owner.engine
+        pause_s = until - time.monotonic()
+        due_ms = engine.next_due_ms()
+        if due_ms is not None:
+            pause_s = min(pause_s, (due_ms - engine.now_ms()) / 1000)
+        pause_s = max(pause_s, STEP_S)
+        self._next_ms = engine.now_ms() + int(pause_s * 1000)
+        self._wake.wait(pause_s)
+        self._wake.clear()
+
+    def look_at(self, due_ms: int) -> None:
+        """Somebody waits for a timer that is due then. For any thread."""
+        if due_ms < self._next_ms:
+            self._wake.set()
+
     def stop(self) -> None:
         """End the thread."""
-        self._stop.set()
+        self._stopped = True
+        self._wake.set()
         if self._pid == os.getpid() and self._thread is not threading.current_thread():
             self._thread.join()
 

@@ -5,6 +5,7 @@ HTTP carries it, on a Unix socket or TCP. Transactions are MessagePack; everythi
     POST /v1/sessions                                   a session for this client
     POST /v1/transactions                               apply transactions, or answer them again, each by itself
     GET  /v1/journals/NAME/wait?offset=N&timeout_ms=N   answer when the journal has grown past an offset
+    GET  /v1/queues/NAME/wait?timeout_ms=N              answer when the queue has something to claim
     GET  /v1/status                                     who answers here
 """
 
@@ -18,6 +19,7 @@ import msgspec
 from detent.engine import MALFORMED, Done, Request, operation_union
 from detent.errors import BY_NAME, Corrupt, DetentError, Invalid, LimitExceeded
 from detent.journal import JournalMachine
+from detent.queue import QueueMachine
 
 BODY_BYTES_MAX = 160 << 20
 """Above the largest append, with room for its envelope."""
@@ -30,7 +32,7 @@ BODY_WAIT_S = 60.0
 TRANSACTION_TYPE = "application/vnd.detent.transaction+msgpack"
 PROBLEM_TYPE = "application/problem+json"
 
-MACHINES = (JournalMachine,)
+MACHINES = (JournalMachine, QueueMachine)
 """The layers whose operations travel on the wire."""
 
 _WireRequest = msgspec.defstruct(

@@ -1,0 +1,738 @@
+"""`detent queue`: create queues, publish to them, claim from them, and see what became of their messages."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import fields as fields_of
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from detent.cli._common import (
+    Function,
+    confirm,
+    count_text,
+    dry_run_option,
+    force_option,
+    json_option,
+    open_for_writing,
+    parse_message,
+    takes_store,
+)
+from detent.cli._output import (
+    age_text,
+    duration_text,
+    line_text,
+    note,
+    print_fields,
+    print_json,
+    print_table,
+    progress_bar,
+    time_text,
+)
+from detent.cli._publish import FOREVER, Options, publish_options, run
+from detent.durations import milliseconds
+from detent.errors import NotFound
+
+if TYPE_CHECKING:
+    from detent.queue import Delivery, FailedMessage, QueueInfo, Receipt
+    from detent.store import Store
+
+DURATIONS = ("lease", "max_lease", "backoff", "max_backoff", "done_retention")
+COUNTERS = ("total_routed", "total_acked", "total_failed", "total_expired", "total_purged")
+NUMBERS = ("available", "delayed", "in_flight", "failed", "done", *COUNTERS)
+
+
+@click.group(short_help="Create queues, publish to them, claim from them.")
+def queue() -> None:
+    """Create queues, publish to them, claim from them.
+
+    A claimed message is the claimer's until its lease ends. Its receipt says what became of it: `ack` when it is done,
+    `fail` when it did not work, `extend` to hold it for longer. What is neither comes back by itself.
+
+    \b
+    Example:
+      export DETENT_URL=file:./data
+      detent queue create orders
+      detent queue publish orders hello
+      detent queue claim orders
+      detent queue ack 1-0-1
+    """
+
+
+# -- creating, changing, deleting -----------------------------------------------------------------------------------
+
+_SETTINGS = (
+    click.option(
+        "--filter",
+        metavar="CEL",
+        help="Which messages it gets, by their headers: 'headers.tier == \"gold\"'; 'true' for all. Without a filter, "
+        "those that are published to it by name.",
+    ),
+    click.option("--max-attempts", type=click.IntRange(0), help="Give a message up after so many [5]; 0 for never."),
+    click.option("--lease", metavar="DURATION", help="How long a claim lasts that does not say it [30s]."),
+    click.option("--max-lease", metavar="DURATION", help="How long a claim may last [12h]."),
+    click.option("--backoff", metavar="DURATION", help="Wait so long after a first failure, then twice as long [1s]."),
+    click.option("--max-backoff", metavar="DURATION", help="Wait at most so long after a failure [5m]."),
+    click.option(
+        "--done-retention",
+        metavar="DURATION",
+        help="Remember so long which messages are done [1h]; 'forever' for always, '0s' for never.",
+    ),
+    click.option("--failed", type=click.Choice(["keep", "discard"]), help="What becomes of messages given up [keep]."),
+    click.option(
+        "--priority-header", metavar="NAME", help="The header with the priority, 0 (first) to 255 [priority]."
+    ),
+    click.option("--description", help="What the queue is for."),
+)
+
+
+def settings_options(function: Function) -> Function:
+    """What can be set of a queue."""
+    decorated: Any = function
+    for option in reversed(_SETTINGS):
+        decorated = option(decorated)
+    result: Function = decorated
+    return result
+
+
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings that were given, as the library takes them; what is wrong with them is said before a store is opened
+    or made."""
+    settings = {name: value for name, value in given.items() if value is not None}
+    if settings.get("done_retention") == FOREVER:
+        settings["done_retention"] = None
+    for name in DURATIONS:
+        if settings.get(name) is not None:
+            milliseconds(settings[name])
+    if "filter" in settings:
+        from detent.queue.filters import Filter
+
+        Filter(settings["filter"])
+    return settings
+
+
+@queue.command()
+@takes_store("QUEUE")
+@settings_options
+@click.option("--paused", is_flag=True, default=None, help="Give nothing out until `detent queue resume`.")
+@click.option("--earliest", is_flag=True, help="It also gets the messages that are stored already and match.")
+@click.option("--exist-ok", is_flag=True, help="It is fine if the queue exists; its settings stay.")
+@force_option
+@json_option
+def create(url: str, queue: str, earliest: bool, exist_ok: bool, force: bool, as_json: bool, **settings: Any) -> None:
+    """Create a queue, and the store if there is none.
+
+    Numbers in brackets are the defaults. Durations are 250ms, 30s, 5m, 2h or 7d.
+
+    \b
+    Examples:
+      detent queue create file:./data orders
+      detent queue create file:./data gold --filter 'headers.tier == "gold"' --earliest
+      detent queue create file:./data mails --max-attempts 10 --backoff 5s --max-backoff 1h
+    """
+    wanted = _settings(settings)
+    with open_for_writing(url, force=force, create=True) as store:
+        new = store.queue(queue).create(earliest=earliest, exist_ok=exist_ok, **wanted)
+        info = store.queue(queue).info()
+    if as_json:
+        print_json({"new": new, **_info_fields(info)})
+    elif new:
+        click.echo(f"created queue {queue}")
+    else:
+        click.echo(f"queue {queue} was there already, and its settings stay")
+
+
+@queue.command()
+@takes_store("QUEUE")
+@settings_options
+@click.option("--paused/--no-paused", default=None, help="The same as `detent queue pause` and `resume`.")
+@force_option
+@json_option
+def configure(url: str, queue: str, force: bool, as_json: bool, **settings: Any) -> None:
+    """Change a queue's settings; what is not named stays.
+
+    A new filter applies to messages that are published from now on.
+
+    \b
+    Example:
+      detent queue configure file:./data orders --max-attempts 3 --done-retention forever
+    """
+    wanted = _settings(settings)
+    if not wanted:
+        raise click.UsageError("say what to change, such as --max-attempts 3; --help lists the settings")
+    _configure(url, queue, wanted, "is configured", force=force, as_json=as_json)
+
+
+@queue.command()
+@takes_store("QUEUE")
+@force_option
+@json_option
+def pause(url: str, queue: str, force: bool, as_json: bool) -> None:
+    """Give out nothing until `resume`. What is in flight can still be acknowledged, and publishing goes on.
+
+    \b
+    Example:
+      detent queue pause file:./data orders
+    """
+    _configure(url, queue, {"paused": True}, "is paused", force=force, as_json=as_json)
+
+
+@queue.command()
+@takes_store("QUEUE")
+@force_option
+@json_option
+def resume(url: str, queue: str, force: bool, as_json: bool) -> None:
+    """Go on with a queue that was paused; it catches up with what was published meanwhile.
+
+    \b
+    Example:
+      detent queue resume file:./data orders
+    """
+    _configure(url, queue, {"paused": False}, "goes on", force=force, as_json=as_json)
+
+
+def _configure(url: str, name: str, settings: Any, done: str, *, force: bool, as_json: bool) -> None:
+    with open_for_writing(url, force=force) as store:
+        store.queue(name).configure(**settings)
+        info = store.queue(name).info()
+    if as_json:
+        print_json(_info_fields(info))
+    else:
+        click.echo(f"queue {name} {done}")
+
+
+@queue.command("rm")
+@takes_store("QUEUE")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@dry_run_option
+@force_option
+@json_option
+def remove(url: str, queue: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> None:
+    """Delete a queue with all that is in it. Messages that are in other queues as well stay there.
+
+    Asks before it does so; a script says --yes.
+
+    \b
+    Example:
+      detent queue rm file:./data orders --dry-run
+    """
+    with open_for_writing(url, force=force) as store:
+        info = store.queue(queue).info()
+        what = f"queue {queue} with {_contents(info)}"
+        if not dry_run:
+            confirm(f"Delete {what}?", f"deletes {what}", yes=yes)
+            store.queue(queue).delete()
+    if as_json:
+        counts = {name: getattr(info, name) for name in ("available", "delayed", "in_flight", "failed")}
+        print_json({"queue": queue, **counts, "deleted": not dry_run})
+    else:
+        click.echo(f"{'would delete' if dry_run else 'deleted'} {what}")
+
+
+def _contents(info: QueueInfo, *, available: bool = True, flying: bool = True, failed: bool = True) -> str:
+    parts = [f"{info.available} available", f"{info.delayed} delayed"] if available else []
+    parts += [f"{info.in_flight} in flight"] if flying else []
+    parts += [f"{info.failed} failed"] if failed else []
+    return f"{', '.join(parts[:-1])} and {parts[-1]} messages" if len(parts) > 1 else f"{parts[0]} messages"
+
+
+# -- looking --------------------------------------------------------------------------------------------------------
+
+
+@queue.command("ls")
+@takes_store()
+@click.option("--prefix", default="", help="Only queues whose names begin so.")
+@force_option
+@json_option
+def list_queues(url: str, prefix: str, force: bool, as_json: bool) -> None:
+    """List the queues of a store, and say how many stored messages matched none.
+
+    \b
+    Example:
+      detent queue ls file:./data --prefix mails/
+    """
+    with open_for_writing(url, force=force) as store:
+        found, unmatched = store.queues(prefix), store.unmatched()
+    if as_json:
+        print_json({"queues": [_info_fields(info) for info in found], "unmatched": unmatched})
+        return
+    rows = [
+        [
+            info.name,
+            *(str(getattr(info, name)) for name in ("available", "delayed", "in_flight", "failed")),
+            _state(info),
+        ]
+        for info in found
+    ]
+    print_table(["name", "available", "delayed", "in flight", "failed", "state"], rows)
+    if unmatched:
+        note(f"{count_text(unmatched)} matched no queue; one created with --earliest gets what its filter matches")
+
+
+def _state(info: QueueInfo) -> str:
+    return "paused" if info.paused else "catching up" if info.catching_up else "running"
+
+
+def _info_fields(info: QueueInfo) -> dict[str, Any]:
+    """A queue for programs: times and durations in milliseconds; null is no time, and for ever."""
+    values: dict[str, Any] = {}
+    for field in fields_of(info):
+        value = getattr(info, field.name)
+        if field.name in (*DURATIONS, "created", "oldest"):
+            values[f"{field.name}_ms"] = _ms(value)
+        else:
+            values[field.name] = value
+    return values
+
+
+def _ms(value: datetime | timedelta | None) -> int | None:
+    if value is None:
+        return None
+    return round((value.total_seconds() if isinstance(value, timedelta) else value.timestamp()) * 1000)
+
+
+def _duration(value: timedelta | None) -> str:
+    milliseconds = _ms(value)
+    return FOREVER if milliseconds is None else duration_text(milliseconds) if milliseconds else "0s"
+
+
+@queue.command("info")
+@takes_store("QUEUE")
+@force_option
+@json_option
+def show_info(url: str, queue: str, force: bool, as_json: bool) -> None:
+    """Show a queue's settings, what is in it, and what it has counted.
+
+    \b
+    Example:
+      detent queue info file:./data orders
+    """
+    with open_for_writing(url, force=force) as store:
+        info = store.queue(queue).info()
+    if as_json:
+        print_json(_info_fields(info))
+        return
+    print_fields(
+        {
+            "name": info.name,
+            **({"description": line_text(info.description)} if info.description else {}),
+            "state": _state(info),
+            "created": time_text(_ms(info.created) or 0),
+            "filter": line_text(info.filter),
+            "attempts": f"up to {info.max_attempts}" if info.max_attempts else "no limit",
+            "lease": f"{_duration(info.lease)}, at most {_duration(info.max_lease)}",
+            "back-off": f"{_duration(info.backoff)}, at most {_duration(info.max_backoff)}",
+            "done retention": _duration(info.done_retention),
+            "failed messages": "discarded" if info.failed_policy == "discard" else "kept",
+            "priority header": line_text(info.priority_header),
+            **_number_lines(info),
+        }
+    )
+
+
+def _number_lines(info: QueueInfo) -> dict[str, str]:
+    lines = {name.replace("_", " "): str(getattr(info, name)) for name in NUMBERS}
+    lines["oldest available"] = _age(info)
+    for priority, count in info.available_by_priority.items():
+        lines[f"available at priority {priority}"] = str(count)
+    return lines
+
+
+def _age_ms(info: QueueInfo) -> int | None:
+    """How long the oldest available message has waited."""
+    received_ms = _ms(info.oldest)
+    return None if received_ms is None or not info.available else max(0, int(time.time() * 1000) - received_ms)
+
+
+def _age(info: QueueInfo) -> str:
+    age_ms = _age_ms(info)
+    return "-" if age_ms is None else age_text(age_ms)
+
+
+@queue.command()
+@takes_store(rest="[QUEUE]...")
+@click.option("--watch", metavar="SECONDS", type=click.FloatRange(0.1), help="Look again every so often, until Ctrl-C.")
+@force_option
+@json_option
+def stats(url: str, queue: tuple[str, ...], watch: float | None, force: bool, as_json: bool) -> None:
+    """The numbers of some queues, or of all: what is in them by priority, how old it is, what they have counted.
+
+    With --watch and --json, each look is one line.
+
+    \b
+    Examples:
+      detent queue stats file:./data
+      detent queue stats file:./data orders --watch 2
+    """
+    with open_for_writing(url, force=force) as store:
+        while True:
+            found = [store.queue(name).info() for name in queue] if queue else store.queues()
+            _print_stats(found, one=len(queue) == 1, as_json=as_json, watched=watch is not None)
+            if watch is None:
+                return
+            time.sleep(watch)
+
+
+def _print_stats(found: list[QueueInfo], *, one: bool, as_json: bool, watched: bool) -> None:
+    if as_json:
+        numbers = [_stats_fields(info) for info in found]
+        if watched:
+            from detent.cli._messages import encode_line
+
+            sys.stdout.buffer.write(encode_line({"time_ms": int(time.time() * 1000), "queues": numbers}))
+            sys.stdout.buffer.flush()
+        else:
+            print_json(numbers)
+        return
+    if watched:
+        click.clear()  # does nothing unless this is a terminal
+    if one:
+        print_fields({"name": found[0].name, **_number_lines(found[0])})
+    else:
+        heads = ["name", *(name.removeprefix("total_").replace("_", " ") for name in NUMBERS), "oldest"]
+        heads[heads.index("failed", heads.index("failed") + 1)] = "gave up"
+        print_table(heads, [[info.name, *(str(getattr(info, name)) for name in NUMBERS), _age(info)] for info in found])
+    sys.stdout.flush()
+
+
+def _stats_fields(info: QueueInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        **{name: getattr(info, name) for name in NUMBERS},
+        "available_by_priority": info.available_by_priority,
+        "oldest_ms": _ms(info.oldest),
+        "oldest_age_ms": _age_ms(info),
+    }
+
+
+# -- publishing -----------------------------------------------------------------------------------------------------
+
+
+@queue.command()
+@takes_store("QUEUE", rest="[BODY]")
+@publish_options
+@force_option
+@json_option
+def publish(url: str, queue: str, body: tuple[str, ...], force: bool, as_json: bool, **options: Any) -> None:
+    """Publish messages to a queue by name: one given as BODY, or many from stdin.
+
+    Prints the number of the message; with --json, a line for each. When the command ends well, all are durable and can
+    be claimed. Input from stdin is published in transactions of up to 1000 messages; if a line is wrong, the error says
+    which, and what was published before it. To publish to every queue whose filter matches: `detent message publish`.
+
+    \b
+    NDJSON has one object a line, and takes what `claim --json` and `failed --json` print:
+      {"payload": "text", "headers": {"name": "value"}, "delay": "5m", "retention": "7d", "dedup_key": "k"}
+      {"payload": {"base64": "AAEC"}, "visible_at": "2026-01-31T12:00:00Z"}
+      {"uri": "s3://bucket/key"}
+
+    \b
+    Examples:
+      detent queue publish file:./data orders hello --header priority=10
+      detent queue publish file:./data orders 'pay 7' --dedup-key payment-7 --delay 10m
+      detent queue publish file:./data orders < lines.txt
+      jq -c '{payload: tojson}' < objects.json | detent queue publish file:./data orders --format ndjson
+    """
+    run(url, queue, body, Options(**options), force=force, as_json=as_json)
+
+
+# -- claiming -------------------------------------------------------------------------------------------------------
+
+
+@queue.command()
+@takes_store("QUEUE")
+@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Claim up to so many messages.")
+@click.option("--wait", metavar="DURATION", help="Wait so long for a message if there is none, such as 20s.")
+@click.option("--lease", metavar="DURATION", help="Hold them so long; the queue has a default.")
+@click.option("--consumer", metavar="NAME", help="Who claims them, for those who look; else the machine and process.")
+@click.option("--ack", is_flag=True, help="Acknowledge them once they are printed.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["fields", "payloads", "ndjson"]),
+    default="fields",
+    show_default=True,
+    help="'fields': for people. 'payloads': each payload and a newline. 'ndjson': a JSON object a line.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format ndjson.")
+@force_option
+def claim(
+    url: str,
+    queue: str,
+    count: int,
+    wait: str | None,
+    lease: str | None,
+    consumer: str | None,
+    ack: bool,
+    form: str,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Claim messages: the most urgent first, then the oldest.
+
+    Each comes with a receipt, for `ack`, `fail` and `extend`. Prints nothing if there is nothing to claim. With --ack
+    the messages are acknowledged after they were printed: if this is interrupted in between, they come again.
+
+    \b
+    Examples:
+      detent queue claim file:./data orders --count 10 --wait 20s
+      detent queue claim file:./data orders --json | jq -r .receipt
+      detent queue claim file:./data orders --ack --format payloads > order.txt
+    """
+    form = "ndjson" if as_json else form
+    if form == "payloads" and not ack:
+        raise click.UsageError("--format payloads shows no receipts, so nobody could acknowledge them: add --ack")
+    with open_for_writing(url, force=force) as store:
+        target = store.queue(queue)
+        found = target.claim(count, wait=wait, lease=lease, consumer=consumer)
+        if not found and form == "fields":
+            info = target.info()
+            note(f"nothing to claim: {'the queue is paused, with ' if info.paused else ''}{_contents(info)}")
+        _print_deliveries(found, form)
+        if ack:
+            target.ack(found)
+
+
+def _print_deliveries(found: list[Delivery], form: str) -> None:
+    from detent.cli._messages import delivery_fields, delivery_lines, encode_line
+
+    out = sys.stdout.buffer
+    for index, message in enumerate(found):
+        if form == "fields":
+            if index:
+                click.echo()
+            print_fields(delivery_lines(message))
+        else:
+            payload = message.payload if message.uri is None else message.uri.encode()
+            out.write(payload + b"\n" if form == "payloads" else encode_line(delivery_fields(message)))
+    sys.stdout.flush()
+    out.flush()
+
+
+def _receipts(texts: Iterable[str]) -> list[Receipt]:
+    from detent.queue import Receipt
+
+    return list(dict.fromkeys(map(Receipt.parse, texts)))
+
+
+@queue.command()
+@takes_store(rest="RECEIPT...")
+@force_option
+@json_option
+def ack(url: str, receipt: tuple[str, ...], force: bool, as_json: bool) -> None:
+    """Messages are done. Several are acknowledged together: one stale receipt refuses them all.
+
+    \b
+    Example:
+      detent queue ack file:./data 1-0-1 1-2-2
+    """
+    receipts = _receipts(receipt)
+    with open_for_writing(url, force=force) as store, store.transaction() as transaction:
+        transaction.ack(*receipts)
+    _say_ended("acknowledged", receipts, as_json)
+
+
+@queue.command()
+@takes_store(rest="RECEIPT...")
+@click.option("--reason", default="", help="Why; it is shown with the message.")
+@click.option("--delay", metavar="DURATION", help="Try again after so long, not after the queue's back-off.")
+@click.option("--final", is_flag=True, help="Do not try again: the message has failed.")
+@force_option
+@json_option
+def fail(
+    url: str, receipt: tuple[str, ...], reason: str, delay: str | None, final: bool, force: bool, as_json: bool
+) -> None:
+    """Attempts came to nothing: the messages are tried again later, or have failed if that was their last attempt.
+
+    \b
+    Examples:
+      detent queue fail file:./data 1-0-1 --reason 'no answer' --delay 10m
+      detent queue fail file:./data 1-0-1 --reason 'no such customer' --final
+    """
+    if final and delay is not None:
+        raise click.UsageError("--final means never again, so there is nothing to --delay")
+    receipts = _receipts(receipt)
+    with open_for_writing(url, force=force) as store, store.transaction() as transaction:
+        for held in receipts:
+            transaction.fail(held, reason, delay=delay, final=final)
+    _say_ended("failed", receipts, as_json)
+
+
+def _say_ended(what: str, receipts: list[Receipt], as_json: bool) -> None:
+    if as_json:
+        print_json({what: list(map(str, receipts))})
+    else:
+        click.echo(f"{what} {count_text(len(receipts))}")
+
+
+@queue.command()
+@takes_store(rest="RECEIPT...")
+@click.option("--lease", metavar="DURATION", help="Hold them so long from now on; the queue has a default.")
+@force_option
+@json_option
+def extend(url: str, receipt: tuple[str, ...], lease: str | None, force: bool, as_json: bool) -> None:
+    """Hold messages for longer, or shorter: the lease ends so long from now.
+
+    \b
+    Example:
+      detent queue extend file:./data 1-0-1 --lease 10m
+    """
+    receipts = _receipts(receipt)
+    with open_for_writing(url, force=force) as store, store.transaction() as transaction:
+        for held in receipts:
+            transaction.extend(held, lease)
+    until = [
+        {"receipt": str(held), "lease_until": time_text(result.lease_ms)}
+        for held, result in zip(receipts, transaction.results, strict=True)
+    ]
+    if as_json:
+        print_json({"extended": until})
+    else:
+        for line in until:
+            click.echo(f"{line['receipt']} is held until {line['lease_until']}")
+
+
+# -- what failed ----------------------------------------------------------------------------------------------------
+
+
+@queue.command()
+@takes_store("QUEUE")
+@click.option("--limit", type=click.IntRange(1), help="Show at most so many.")
+@force_option
+@json_option
+def failed(url: str, queue: str, limit: int | None, force: bool, as_json: bool) -> None:
+    """The failed messages, oldest first, with their reasons and attempts. With --json, an object a line.
+
+    `detent message show` shows one of them with its payload, and `detent queue redrive` tries them again.
+
+    \b
+    Example:
+      detent queue failed file:./data orders --limit 20
+    """
+    with open_for_writing(url, force=force) as store:
+        for message in itertools.islice(store.queue(queue).failed(), limit):
+            _print_failed(message, as_json)
+    sys.stdout.flush()
+
+
+def _print_failed(message: FailedMessage, as_json: bool) -> None:
+    from detent.cli._messages import attempt_text, encode_line, failed_fields, iso
+
+    if as_json:
+        sys.stdout.buffer.write(encode_line(failed_fields(message)))
+        return
+    tries = "1 attempt" if message.attempts == 1 else f"{message.attempts} attempts"
+    click.echo(f"message {message.message}: {iso(message.failed)}, {tries}: {line_text(message.reason) or 'no reason'}")
+    for attempt in message.history:
+        click.echo(f"  {attempt_text(attempt)}")
+
+
+@queue.command()
+@takes_store("QUEUE", rest="[MESSAGE]...")
+@click.option("--filter", metavar="CEL", help="Those whose headers match, such as 'headers.tier == \"gold\"'.")
+@click.option("--all", "everything", is_flag=True, help="All failed messages of the queue.")
+@click.option("--to", metavar="QUEUE", help="Try them in another queue.")
+@force_option
+@json_option
+def redrive(
+    url: str,
+    queue: str,
+    message: tuple[str, ...],
+    filter: str | None,
+    everything: bool,
+    to: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Try failed messages again, as if they had never been tried: those named, those that match, or all.
+
+    \b
+    Examples:
+      detent queue redrive file:./data orders 17 18
+      detent queue redrive file:./data orders --filter 'headers.tier == "gold"'
+      detent queue redrive file:./data orders --all --to orders/careful
+    """
+    if bool(message) + (filter is not None) + everything != 1:
+        raise click.UsageError(
+            "say which failed messages: their numbers, or --filter CEL, or --all (`detent queue failed` lists them)"
+        )
+    numbers = [parse_message(text) for text in message] or None
+    with open_for_writing(url, force=force) as store, progress_bar("redriving", hidden=as_json) as progress:
+        target = store.queue(queue)
+        total = target.info().failed if everything else None
+        done = target.redrive(numbers, filter=filter, to=to, progress=lambda moved: progress(moved, total))
+    if as_json:
+        print_json({"queue": queue, "to": to or queue, "messages": done})
+    else:
+        click.echo(f"{count_text(done)} of {queue} can be claimed again{f' from {to}' if to else ''}")
+
+
+@queue.command()
+@takes_store("QUEUE")
+@click.option("--available", is_flag=True, help="Only messages that wait, delayed ones too.")
+@click.option("--failed", is_flag=True, help="Only failed messages.")
+@click.option("--message", "messages", multiple=True, metavar="N", help="Only this failed message; repeat it for more.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@dry_run_option
+@force_option
+@json_option
+def purge(
+    url: str,
+    queue: str,
+    available: bool,
+    failed: bool,
+    messages: tuple[str, ...],
+    yes: bool,
+    dry_run: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Remove messages from a queue for good: available and failed ones, unless told otherwise. What is in flight stays.
+
+    Asks before it does so; a script says --yes.
+
+    \b
+    Examples:
+      detent queue purge file:./data orders --dry-run
+      detent queue purge file:./data orders --failed --yes
+      detent queue purge file:./data orders --message 17 --message 18
+    """
+    if messages and (available or failed):
+        raise click.UsageError("--message names the messages; --available and --failed choose all of a kind")
+    numbers = sorted({parse_message(text) for text in messages}) or None
+    if not available and not failed:
+        available = failed = True
+    with open_for_writing(url, force=force) as store:
+        target = store.queue(queue)
+        info = target.info()
+        if numbers:
+            _check_failed(store, queue, numbers)
+            what, count = f"{count_text(len(numbers))} that failed", len(numbers)
+        else:
+            what = _contents(info, available=available, flying=False, failed=failed)
+            count = (info.available + info.delayed) * available + info.failed * failed
+        if not dry_run:
+            confirm(f"Remove {what} from queue {queue}?", f"removes {what} from queue {queue}", yes=yes)
+            with progress_bar("purging", hidden=as_json) as progress:
+                count = target.purge(
+                    available=available,
+                    failed=failed,
+                    messages=numbers,
+                    progress=lambda done: progress(done, max(done, count)),
+                )
+    if as_json:
+        print_json({"queue": queue, "messages": count, "purged": not dry_run})
+    else:
+        click.echo(f"{'would remove' if dry_run else 'removed'} {count_text(count)} from queue {queue}")
+
+
+def _check_failed(store: Store, queue: str, numbers: list[int]) -> None:
+    """Say before the question that there is nothing to ask for."""
+    for number in numbers:
+        if not any(place.queue == queue and place.state == "failed" for place in store.message(number).places):
+            raise NotFound(f"message {number} is not among the failed ones of {queue!r}")

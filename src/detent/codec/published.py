@@ -1,0 +1,256 @@
+"""A published message's two records: its payload, and its metadata in the log. `docs/format.md` shows them in full.
+
+Messages that are published together share one record of each kind, under the number of the first.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from detent.codec.keys import SUBSYSTEM_QUEUE, Prefix, u64
+from detent.codec.values import ByteReader, ByteWriter
+from detent.errors import Corrupt, Invalid
+
+PAYLOAD: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x01)
+
+BYTES_INLINE: Final = 0x01
+URI: Final = 0x02
+SEVERAL: Final = 0x03
+"""Payload types. The first two are followed by the payload itself, the third by the payloads of several messages."""
+
+INSTANCE: Final = "default"
+LOG_KEY: Final = f"opendata-queue/{INSTANCE}/messages/metadata/0".encode()
+"""The metadata log's user key. It carries the instance; a store holds one."""
+
+FOREVER: Final = (1 << 63) - 1
+"""The deadline of what has none."""
+
+RECORD_MESSAGES_MAX: Final = 256
+RECORD_BYTES_MAX: Final = 128 << 10
+"""What one payload record holds when messages are published together. When some of them are done and others not, it is
+written anew without the done ones, and this is the most that costs."""
+
+
+# -- payloads ---------------------------------------------------------------------------------------------------
+
+
+Payload = tuple[int, bytes]
+"""What a message carries: its type, and bytes, or the URI under which they are."""
+
+
+def payload_key(first: int) -> bytes:
+    """Where the record is that begins with message `first`."""
+    return PAYLOAD.raw + u64(first)
+
+
+def encode_payloads(kind: int, payloads: Sequence[bytes], sizes: Sequence[int] | None = None) -> bytes:
+    """The record of messages that were published together. One alone is type and bytes."""
+    count = len(payloads)
+    if count == 1:
+        return _KINDS[kind] + payloads[0]
+    return _encode_several(_INDEXES[: 2 * count], _KINDS[kind] * count, payloads, sizes or list(map(len, payloads)))
+
+
+def _encode_several(indexes: bytes, kinds: bytes, payloads: Sequence[bytes], sizes: Sequence[int]) -> bytes:
+    count = len(payloads)
+    lengths = struct.pack(f"<{count}I", *sizes)
+    return b"".join((_SEVERAL_HEAD.pack(SEVERAL, count), indexes, kinds, lengths, *payloads))
+
+
+class PayloadRecord:
+    """A record of payloads, taken apart as far as needed to find one by its message's place in the record."""
+
+    __slots__ = ("_ends", "_kinds", "_starts", "_value", "indexes")
+
+    def __init__(self, value: bytes) -> None:
+        if not value or (value[0] not in _KINDS and value[0] != SEVERAL):
+            raise Corrupt(f"a payload of type {value[:1].hex() or 'none'}")
+        self._value = value
+        if value[0] != SEVERAL:
+            self.indexes: Sequence[int] = (0,)
+            self._kinds: Sequence[int] = value[:1]
+            self._starts, self._ends = [1], [len(value)]
+            return
+        if len(value) < _SEVERAL_HEAD.size:
+            raise Corrupt("a payload record ends in its head")
+        _, count = _SEVERAL_HEAD.unpack_from(value)
+        start = _SEVERAL_HEAD.size + 7 * count
+        if not 0 < count <= RECORD_MESSAGES_MAX or start > len(value):
+            raise Corrupt(f"a payload record of {len(value)} bytes cannot hold {count} payloads")
+        self.indexes = struct.unpack_from(f"<{count}H", value, 3)
+        self._kinds = value[3 + 2 * count : 3 + 3 * count]
+        self._starts = list(accumulate(struct.unpack_from(f"<{count}I", value, 3 + 3 * count), initial=start))
+        self._ends = self._starts[1:]
+        if self._starts.pop() != len(value):
+            raise Corrupt("the lengths in a payload record do not add up")
+        if value[3 : 3 + 2 * count] != _INDEXES[: 2 * count]:
+            self._check_order()
+        if not _PLAIN_KINDS.issuperset(self._kinds):
+            raise Corrupt("a payload record holds a payload of an unknown type")
+
+    def _check_order(self) -> None:
+        if any(b <= a for a, b in pairwise(self.indexes)) or self.indexes[-1] >= RECORD_MESSAGES_MAX:
+            raise Corrupt("the messages of a payload record are out of order")
+
+    def payloads(self, indexes: Sequence[int]) -> list[Payload | None]:
+        """The payloads at these places; None where there is none (any more)."""
+        if len(indexes) == len(self.indexes) and indexes == list(self.indexes):
+            value = self._value
+            data = [value[start:end] for start, end in zip(self._starts, self._ends, strict=True)]
+            return list(zip(self._kinds, data, strict=True))
+        where = {index: at for at, index in enumerate(self.indexes)} if len(indexes) > 1 else None
+        return [self._payload(index, where) for index in indexes]
+
+    def _payload(self, index: int, where: dict[int, int] | None) -> Payload | None:
+        if where is not None:
+            at = where.get(index, -1)
+        else:
+            at = self.indexes.index(index) if index in self.indexes else -1
+        return None if at < 0 else (self._kinds[at], self._value[self._starts[at] : self._ends[at]])
+
+
+def decode_payloads(value: bytes) -> dict[int, Payload]:
+    """The payloads of a record by their message's place in it."""
+    record = PayloadRecord(value)
+    found = zip(record.indexes, record.payloads(record.indexes), strict=True)
+    return {index: payload for index, payload in found if payload is not None}
+
+
+def keep_payloads(value: bytes, alive: Iterable[int]) -> bytes:
+    """The record with these messages' payloads alone."""
+    payloads = decode_payloads(value)
+    keep = [(index, payloads[index]) for index in sorted(alive) if index in payloads]
+    if not keep:
+        raise Invalid("a payload record holds at least one payload")
+    indexes = b"".join(index.to_bytes(2, "little") for index, _ in keep)
+    data = [data for _, (_, data) in keep]
+    return _encode_several(indexes, bytes(kind for _, (kind, _) in keep), data, list(map(len, data)))
+
+
+_KINDS: Final = {BYTES_INLINE: bytes([BYTES_INLINE]), URI: bytes([URI])}
+_SEVERAL_HEAD: Final = struct.Struct("<BH")
+_INDEXES: Final = struct.pack(f"<{RECORD_MESSAGES_MAX}H", *range(RECORD_MESSAGES_MAX))
+_PLAIN_KINDS: Final = frozenset(_KINDS)
+
+
+# -- metadata ---------------------------------------------------------------------------------------------------
+
+
+class Metadata(NamedTuple):
+    """What is known of a message besides its payload."""
+
+    message: int
+    created_ms: int
+    received_ms: int
+    visible_ms: int
+    retention_s: int
+    headers: dict[str, str]
+
+    @property
+    def deadline_ms(self) -> int:
+        """When the message leaves, whatever became of it."""
+        return self.received_ms + self.retention_s * 1000 if self.retention_s else FOREVER
+
+
+def encode_metadata(
+    first: int, created_ms: int, received_ms: int, visible_ms: int, retention_s: int, headers: Sequence[bytes]
+) -> bytes:
+    """The log entry of messages that were published together; `headers` are encoded already, one a message."""
+    count = len(headers)
+    out = [_COUNT.pack(count)]
+    for number in range(count):
+        out += (_METADATA.pack(first + number, created_ms, received_ms, visible_ms, retention_s), headers[number])
+    return b"".join(out)
+
+
+def encode_plain_metadata(
+    first: int, count: int, created_ms: int, received_ms: int, visible_ms: int, retention_s: int, headers: bytes
+) -> bytes:
+    """The same, for messages with the same headers."""
+    if count == 1:
+        return b"\x01\x00" + _METADATA.pack(first, created_ms, received_ms, visible_ms, retention_s) + headers
+    rest = _METADATA.pack(0, created_ms, received_ms, visible_ms, retention_s)[8:] + headers
+    layout = np.dtype([("message", "<u8"), ("rest", f"V{len(rest)}")])
+    table = np.empty(count, layout)
+    table["message"] = np.arange(first, first + count, dtype="<u8")
+    table["rest"] = np.void(rest)
+    return _COUNT.pack(count) + table.tobytes()
+
+
+def encode_headers(headers: Mapping[str, str] | None) -> bytes:
+    """A message's headers, as its metadata ends with them."""
+    if not headers:
+        return b"\x00"
+    writer = ByteWriter().u8(len(headers))
+    for name, value in headers.items():
+        writer.utf8(name).utf8(value)
+    return writer.finish()
+
+
+def decode_entry(value: bytes) -> Entry:
+    """A log entry to look messages up in: the same as `decode_metadata`, and cheap where all messages say the same."""
+    (count,) = _COUNT.unpack_from(value) if len(value) >= 2 else (0,)
+    size, rest = divmod(len(value) - 2, count) if count else (0, 1)
+    if not rest and count > 1 and size > _METADATA.size:
+        table = np.frombuffer(value, np.dtype([("message", "<u8"), ("rest", f"V{size - 8}")]), count, 2)
+        if value[10 : 2 + size] * count == table["rest"].tobytes():
+            (first,) = decode_metadata(b"\x01\x00" + value[2 : 2 + size])
+            numbers = table["message"]
+            if int(numbers[-1]) == first.message + count - 1 and (np.diff(numbers) == 1).all():
+                return Entry(count, [first], same=True)
+    messages = decode_metadata(value)
+    return Entry(len(messages), messages, same=False)
+
+
+class Entry:
+    """The messages of one log entry."""
+
+    __slots__ = ("_messages", "count", "same")
+
+    def __init__(self, count: int, messages: list[Metadata], *, same: bool) -> None:
+        self.count = count
+        self._messages = messages
+        self.same = same  # whether all say the same, their numbers aside
+
+    def at(self, index: int) -> Metadata | None:
+        """What is known of the message at a place in the entry; its number may be that of another one, which says the
+        same."""
+        if not 0 <= index < self.count:
+            return None
+        return self._messages[0 if self.same else index]
+
+    @property
+    def first(self) -> Metadata:
+        """What is known of the first message."""
+        return self._messages[0]
+
+
+NO_ENTRY: Final = Entry(0, [], same=False)
+
+
+def decode_metadata(value: bytes) -> list[Metadata]:
+    """The messages of one log entry."""
+    reader = ByteReader(value, "message metadata")
+    messages = reader.array(_read_metadata, element_bytes=_METADATA.size + 1)
+    reader.finish()
+    if not messages or any(b.message != a.message + 1 for a, b in pairwise(messages)):
+        raise Corrupt("the messages of a log entry are not numbered one after another")
+    return messages
+
+
+def _read_metadata(reader: ByteReader) -> Metadata:
+    message, created_ms, received_ms, visible_ms, retention_s = reader.unpack(_METADATA)
+    count = reader.count(reader.u8(), 4)
+    headers = {reader.utf8(): reader.utf8() for _ in range(count)}
+    if len(headers) != count:
+        raise reader.corrupt("a header is there twice")
+    return Metadata(message, created_ms, received_ms, visible_ms, retention_s, headers)
+
+
+_COUNT: Final = struct.Struct("<H")
+_METADATA: Final = struct.Struct("<QqqqI")

@@ -1,0 +1,414 @@
+"""The queues' records: where each one lives and what its bytes say. `docs/format.md` shows them in full.
+
+All keys start with subsystem 05, version 01 and a type. Keys name a queue by its number, which is never given twice: a
+queue that is deleted and made anew under its old name shares no record with its namesake.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from detent.codec.keys import SUBSYSTEM_QUEUE, Prefix, u32, u64
+from detent.codec.values import U16_MAX, U32_MAX, ByteReader, ByteWriter
+from detent.errors import Corrupt, LimitExceeded
+
+ACTIVE: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x02)
+DONE: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x03)
+FAILED: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x04)
+ATTEMPTS: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x05)
+CONFIG: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x06)
+CURSOR: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x08)
+STATE_LOG: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x09)
+WATERMARK: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x0A)
+DEDUP: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x0B)
+DEDUP_EXPIRY: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x0C)
+DELETED: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x0D)
+NEXT_QUEUE: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x0E)
+DEDUP_WINDOW: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x0F)
+
+BUCKET_EXPONENT: Final = 3
+BUCKET_EXPONENT_MAX: Final = 4
+"""A bucket holds 10 to this power messages; its arrays have u16 counts, so 4 is the end."""
+
+ATTEMPTS_KEPT: Final = 100
+"""The newest attempts of a message that are kept."""
+
+NOT_KEPT: Final = U32_MAX
+"""The done retention of a queue that keeps no done messages. (Zero is: for ever.)"""
+
+
+# -- active messages --------------------------------------------------------------------------------------------
+
+AVAILABLE: Final = np.dtype(
+    [
+        ("message", "<u8"),
+        ("priority", "u1"),
+        ("visible_ms", "<i8"),
+        ("deadline_ms", "<i8"),
+        ("attempts", "<u2"),
+        ("place", "<u2"),
+        ("offset", "<u2"),
+        ("count", "<u2"),
+    ]
+)
+"""An available message. `place` is its place in the bucket; `offset` and `count` say where its payload and metadata
+are: in the records that begin `offset` messages earlier and were written for `count` messages."""
+
+
+class InFlight(NamedTuple):
+    """A message that a consumer holds."""
+
+    message: int
+    priority: int
+    claimed_ms: int
+    lease_ms: int
+    attempts: int
+    deadline_ms: int
+    delivery: int
+    place: int
+    offset: int
+    record_count: int
+    consumer: str
+
+
+_IN_FLIGHT: Final = struct.Struct("<QBqqHqQHHH")
+
+
+def queue_key(prefix: Prefix, queue: int, number: int) -> bytes:
+    """The key of a numbered record of one queue: a bucket, a message's attempts."""
+    return prefix.raw + u32(queue) + u64(number)
+
+
+def queue_range(prefix: Prefix, queue: int) -> tuple[bytes, bytes]:
+    """All keys of one kind of one queue."""
+    return prefix.raw + u32(queue), prefix.raw + u32(queue) + b"\xff" * 9
+
+
+def decode_queue_key(prefix: Prefix, key: bytes) -> tuple[int, int]:
+    """Queue and number of such a key."""
+    reader = prefix.reader(key, "queue record")
+    queue, number = reader.u32(), reader.u64()
+    reader.finish()
+    return queue, number
+
+
+def encode_active(available: np.ndarray, in_flight: Sequence[InFlight]) -> bytes:
+    """A bucket of active messages."""
+    if max(len(available), len(in_flight)) > U16_MAX:
+        raise LimitExceeded(f"a bucket holds at most {U16_MAX} messages")
+    writer = ByteWriter().u16(len(available)).raw(available.tobytes())
+    return writer.array(in_flight, lambda w, m: w.pack(_IN_FLIGHT, *m[:-1]).utf8(m.consumer)).finish()
+
+
+def decode_active(value: bytes) -> tuple[np.ndarray, list[InFlight]]:
+    """Read a bucket back."""
+    reader = ByteReader(value, "active messages")
+    count = reader.count(reader.u16(), AVAILABLE.itemsize)
+    available = np.frombuffer(reader.take(count * AVAILABLE.itemsize), AVAILABLE)
+    in_flight = reader.array(lambda r: InFlight(*(*r.unpack(_IN_FLIGHT), r.utf8())), element_bytes=_IN_FLIGHT.size + 2)
+    reader.finish()
+    places = [*available["place"].tolist(), *(message.place for message in in_flight)]
+    if len(set(places)) != len(places) or any(place >= 10**BUCKET_EXPONENT_MAX for place in places):
+        raise reader.corrupt("two messages have one place in their bucket, or a place is outside of it")
+    return available, in_flight
+
+
+# -- done, failed, attempts -------------------------------------------------------------------------------------
+
+DONE_MESSAGE: Final = np.dtype([("message", "<u8"), ("done_ms", "<i8"), ("attempts", "<u2")])
+
+
+EMPTY_ACTIVE: Final = bytes(4)
+EMPTY_ARRAY: Final = bytes(2)
+"""What a queue's first records say when it is created."""
+
+
+def empty_done_key(queue: int) -> bytes:
+    """The empty record that a queue's done messages begin with."""
+    return DONE.raw + u32(queue)
+
+
+EMPTY_DONE_KEY_BYTES: Final = 7
+
+
+def done_key(queue: int, done_ms: int, number: int) -> bytes:
+    """Done messages stand in the order in which they were done: by the time of the last one in the record."""
+    return DONE.raw + u32(queue) + u64(done_ms) + u64(number)
+
+
+def decode_done_key(key: bytes) -> tuple[int, int, int]:
+    """Queue, time of the last message, number of the record."""
+    reader = DONE.reader(key, "done record")
+    found = reader.u32(), reader.u64(), reader.u64()
+    reader.finish()
+    return found
+
+
+def encode_done(messages: np.ndarray) -> bytes:
+    """A record of done messages."""
+    if len(messages) > U16_MAX:
+        raise LimitExceeded(f"a record holds at most {U16_MAX} done messages")
+    return len(messages).to_bytes(2, "little") + messages.tobytes()
+
+
+def decode_done(value: bytes) -> np.ndarray:
+    """Read done messages back."""
+    reader = ByteReader(value, "done messages")
+    count = reader.count(reader.u16(), DONE_MESSAGE.itemsize)
+    messages = np.frombuffer(reader.take(count * DONE_MESSAGE.itemsize), DONE_MESSAGE)
+    reader.finish()
+    return messages
+
+
+class Failed(NamedTuple):
+    """A message that ran out of attempts, or was given up."""
+
+    message: int
+    failed_ms: int
+    attempts: int
+    priority: int
+    deadline_ms: int
+    delivery: int
+    offset: int
+    record_count: int
+    reason: str
+
+
+_FAILED: Final = struct.Struct("<QqHBqQHH")
+
+
+def encode_failed(messages: Sequence[Failed]) -> bytes:
+    """A bucket of failed messages."""
+    return ByteWriter().array(messages, lambda w, m: w.pack(_FAILED, *m[:-1]).utf8(m.reason)).finish()
+
+
+def decode_failed(value: bytes) -> list[Failed]:
+    """Read a bucket back."""
+    reader = ByteReader(value, "failed messages")
+    messages = reader.array(lambda r: Failed(*(*r.unpack(_FAILED), r.utf8())), element_bytes=_FAILED.size + 2)
+    reader.finish()
+    return messages
+
+
+class Attempt(NamedTuple):
+    """One try that came to nothing: who claimed the message and when, when it ended and why."""
+
+    claimed_ms: int
+    consumer: str
+    ended_ms: int
+    reason: str
+
+
+def encode_attempts(attempts: Sequence[Attempt]) -> bytes:
+    """The newest attempts of a message, oldest first."""
+    writer = ByteWriter()
+    return writer.array(
+        attempts[-ATTEMPTS_KEPT:], lambda w, a: w.i64(a.claimed_ms).utf8(a.consumer).i64(a.ended_ms).utf8(a.reason)
+    ).finish()
+
+
+def decode_attempts(value: bytes) -> list[Attempt]:
+    """Read a message's attempts back."""
+    reader = ByteReader(value, "attempts")
+    attempts = reader.array(lambda r: Attempt(r.i64(), r.utf8(), r.i64(), r.utf8()), element_bytes=20)
+    reader.finish()
+    return attempts
+
+
+# -- settings, cursors, counters --------------------------------------------------------------------------------
+
+
+class Config(NamedTuple):
+    """What was configured of a queue. The first three fields are the fixed ones, the others a list of pairs."""
+
+    filter: str
+    max_attempts: int
+    done_retention_s: int
+    number: int
+    created_ms: int
+    bucket_exponent: int = BUCKET_EXPONENT
+    lease_ms: int = 30_000
+    lease_max_ms: int = 12 * 3600 * 1000
+    backoff_ms: int = 1_000
+    backoff_max_ms: int = 300_000
+    failed_policy: str = "keep"
+    priority_header: str = "priority"
+    paused: bool = False
+    generation: int = 0
+    description: str = ""
+
+    def encode(self) -> bytes:
+        """The record's value."""
+        writer = ByteWriter().var_bytes(self.filter.encode()).u16(self.max_attempts).u32(self.done_retention_s)
+        pairs = [(name, _setting(getattr(self, name))) for name in self._fields[3:]]
+        return writer.array(pairs, lambda w, pair: w.utf8(pair[0]).var_bytes(pair[1])).finish()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Config:
+        """Read a value back. A setting of a later release is `Corrupt`: to go on without it would be wrong."""
+        reader = ByteReader(value, "queue config")
+        try:
+            text = reader.var_bytes().decode()
+        except UnicodeDecodeError:
+            raise reader.corrupt("the filter is not UTF-8") from None
+        fixed = (text, reader.u16(), reader.u32())
+        pairs = reader.array(lambda r: (r.utf8(), r.var_bytes()), element_bytes=6)
+        reader.finish()
+        settings: dict[str, int | str | bool] = {}
+        for name, data in pairs:
+            if name not in cls._fields[3:] or name in settings:
+                raise reader.corrupt(f"the setting {name!r} is unknown, or there twice")
+            settings[name] = _read_setting(name, data, reader)
+        if "number" not in settings or "created_ms" not in settings:
+            raise reader.corrupt("a queue without its number or its time of creation")
+        return cls(*fixed, **settings)  # type: ignore[arg-type]
+
+
+_TEXTS: Final = frozenset({"failed_policy", "priority_header", "description"})
+_FLAGS: Final = frozenset({"paused"})
+_HIGHEST: Final = {"number": U32_MAX, "generation": U32_MAX, "bucket_exponent": BUCKET_EXPONENT_MAX, "paused": 1}
+
+
+def _setting(value: int | str | bool) -> bytes:
+    return value.encode() if isinstance(value, str) else int(value).to_bytes(8, "little", signed=True)
+
+
+def _read_setting(name: str, data: bytes, reader: ByteReader) -> int | str | bool:
+    try:
+        if name in _TEXTS:
+            return data.decode()
+    except UnicodeDecodeError:
+        raise reader.corrupt("a setting is not UTF-8") from None
+    if len(data) != 8:
+        raise reader.corrupt(f"a number of {len(data)} bytes")
+    number = int.from_bytes(data, "little", signed=True)
+    if not 0 <= number <= _HIGHEST.get(name, number):
+        raise reader.corrupt(f"the setting {number} is out of range")
+    return bool(number) if name in _FLAGS else number
+
+
+class Cursor(NamedTuple):
+    """How far a queue has read the metadata log, its next place, the filter's generation, and what it has counted."""
+
+    next_message: int
+    next_place: int
+    generation: int
+    done_records: int
+    routed: int
+    acked: int
+    failed: int
+    expired: int
+    purged: int
+    done_kept: int
+
+    def encode(self) -> bytes:
+        """The record's value."""
+        return ByteWriter().pack(_CURSOR, *self).finish()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Cursor:
+        """Read a value back."""
+        reader = ByteReader(value, "queue cursor")
+        cursor = cls(*reader.unpack(_CURSOR))
+        reader.finish()
+        return cursor
+
+
+_CURSOR: Final = struct.Struct("<QQIQQQQQQQ")
+
+
+class Watermark(NamedTuple):
+    """The last checkpoint: which state-log record comes after it, where the metadata log ended, and the next delivery
+    number."""
+
+    next_record: int
+    log_end: int
+    next_delivery: int
+
+    def encode(self) -> bytes:
+        """The record's value."""
+        return ByteWriter().pack(_WATERMARK, *self).finish()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Watermark:
+        """Read a value back."""
+        reader = ByteReader(value, "checkpoint watermark")
+        watermark = cls(*reader.unpack(_WATERMARK))
+        reader.finish()
+        return watermark
+
+
+_WATERMARK: Final = struct.Struct("<QQQ")
+
+
+# -- dedup keys -------------------------------------------------------------------------------------------------
+
+
+def dedup_key(key: str) -> bytes:
+    """Where a dedup key is."""
+    return DEDUP.raw + key.encode()
+
+
+def dedup_expiry_key(expires_ms: int, message: int) -> bytes:
+    """The index by time of expiry; its value is the dedup key."""
+    return DEDUP_EXPIRY.raw + u64(expires_ms) + u64(message)
+
+
+def decode_dedup_expiry_key(key: bytes) -> tuple[int, int]:
+    """Time and message."""
+    reader = DEDUP_EXPIRY.reader(key, "dedup expiry")
+    found = reader.u64(), reader.u64()
+    reader.finish()
+    return found
+
+
+def encode_dedup(message: int, expires_ms: int) -> bytes:
+    """The first message with a key, and until when the key is held."""
+    return _DEDUP.pack(message, expires_ms)
+
+
+def decode_dedup(value: bytes) -> tuple[int, int]:
+    """Read a dedup record back."""
+    reader = ByteReader(value, "dedup key")
+    message, expires_ms = reader.unpack(_DEDUP)
+    reader.finish()
+    return message, expires_ms
+
+
+_DEDUP: Final = struct.Struct("<Qq")
+
+
+def number_record(number: int) -> bytes:
+    """A single number."""
+    return u64(number)
+
+
+def decode_number(value: bytes, what: str) -> int:
+    """Read a single number back."""
+    if len(value) != 8:
+        raise Corrupt(f"{what}: {len(value)} bytes where 8 belong")
+    return int.from_bytes(value, "big")
+
+
+def state_log_key(number: int) -> bytes:
+    """Where a record of the state log is."""
+    return STATE_LOG.raw + u64(number)
+
+
+def deleted_key(queue: int) -> bytes:
+    """A queue that was deleted and whose records are not all gone yet."""
+    return DELETED.raw + u32(queue)
+
+
+def cursor_key(queue: int) -> bytes:
+    """Where a queue's cursor is."""
+    return CURSOR.raw + u32(queue)
+
+
+def config_key(name: str) -> bytes:
+    """Where a queue's settings are."""
+    return CONFIG.raw + name.encode()

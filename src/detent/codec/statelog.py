@@ -1,0 +1,183 @@
+"""The queues' state log: what happened to messages since the last checkpoint, one record a group commit.
+
+A record is its steps one after another, each a kind (u8) and its fields. Replayed in order on the state of the last
+checkpoint, they give the state again; nothing else is read for that, no filter is asked and no clock.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from detent.codec.values import ByteReader, ByteWriter
+from detent.errors import Corrupt
+
+PUBLISH, ROUTE, CLAIM, ACK, RETURN, FAIL, EXTEND, EXPIRE, EXPIRE_FAILED = range(1, 10)
+
+
+class Run(NamedTuple):
+    """Messages with numbers one after another, from one record, that share everything else."""
+
+    first: int
+    length: int
+    offset: int
+    record_count: int
+    visible_ms: int
+    deadline_ms: int
+
+
+class Published(NamedTuple):
+    """Messages came in, and went to these queues, each with its priority; to none, if none matched."""
+
+    run: Run
+    targets: tuple[tuple[int, int], ...]
+
+
+class Routed(NamedTuple):
+    """A queue that was behind has read the log up to `next_message`, and took these."""
+
+    queue: int
+    next_message: int
+    runs: tuple[tuple[Run, int], ...]
+
+
+class Claimed(NamedTuple):
+    """The messages at these places were claimed; their delivery numbers go up from `first_delivery`."""
+
+    queue: int
+    claimed_ms: int
+    lease_ms: int
+    first_delivery: int
+    consumer: str
+    places: list[int]
+
+
+class Ended(NamedTuple):
+    """Claims ended, or changed. `kind` is ACK, RETURN, FAIL or EXTEND; `until_ms` is when returned messages become
+    visible, or the new end of an extended lease."""
+
+    kind: int
+    queue: int
+    at_ms: int
+    until_ms: int
+    reason: str
+    messages: list[int]
+
+
+class Expired(NamedTuple):
+    """Messages went because their retention ended: available ones by place, failed ones by number."""
+
+    kind: int
+    queue: int
+    numbers: list[int]
+
+
+Step = Published | Routed | Claimed | Ended | Expired
+
+_RUN: Final = struct.Struct("<QHHHqq")
+_PUBLISH: Final = struct.Struct("<BQHHHqqH")
+_TARGET: Final = struct.Struct("<IB")
+_CLAIM: Final = struct.Struct("<BIqqQ")
+_ENDED: Final = struct.Struct("<BIqq")
+_EXPIRED: Final = struct.Struct("<BI")
+_COUNT: Final = struct.Struct("<I")
+
+NUMBERS_MAX: Final = 1 << 20
+"""Places or messages in one step; far above what one operation may name."""
+
+
+def encode_published(run: Run, targets: Sequence[tuple[int, int]]) -> bytes:
+    """The step of a publish."""
+    head = _PUBLISH.pack(PUBLISH, *run, len(targets))
+    if len(targets) == 1:
+        return head + _TARGET.pack(*targets[0])
+    return head + b"".join(_TARGET.pack(*target) for target in targets)
+
+
+def encode_routed(queue: int, next_message: int, runs: Sequence[tuple[Run, int]]) -> bytes:
+    """The step of a queue that catches up."""
+    writer = ByteWriter().u8(ROUTE).u32(queue).u64(next_message)
+    return writer.array(runs, lambda w, run: w.pack(_RUN, *run[0]).u8(run[1])).finish()
+
+
+def encode_claimed(
+    queue: int, claimed_ms: int, lease_ms: int, first_delivery: int, consumer: str, places: Sequence[int]
+) -> bytes:
+    """The step of a claim."""
+    label = consumer.encode()
+    return b"".join(
+        (
+            _CLAIM.pack(CLAIM, queue, claimed_ms, lease_ms, first_delivery),
+            len(label).to_bytes(2, "little"),
+            label,
+            numbers(places),
+        )
+    )
+
+
+def encode_ended(kind: int, queue: int, at_ms: int, until_ms: int, reason: str, messages: Sequence[int]) -> bytes:
+    """The step of an acknowledgement, a failure, an expired lease, an extension."""
+    text = reason.encode()
+    return b"".join(
+        (_ENDED.pack(kind, queue, at_ms, until_ms), len(text).to_bytes(2, "little"), text, numbers(messages))
+    )
+
+
+def encode_expired(kind: int, queue: int, expired: Sequence[int]) -> bytes:
+    """The step of the end of retention."""
+    return _EXPIRED.pack(kind, queue) + numbers(expired)
+
+
+def numbers(values: Sequence[int]) -> bytes:
+    """Numbers, with their count before them."""
+    count = len(values)
+    if count == 1:
+        return _ONE.pack(1, values[0])
+    return _COUNT.pack(count) + struct.pack(f"<{count}Q", *values)
+
+
+_ONE: Final = struct.Struct("<IQ")
+
+
+def decode_steps(value: bytes) -> Iterator[Step]:
+    """The steps of one record, in order."""
+    reader = ByteReader(value, "state log")
+    if not reader.remaining:
+        raise reader.corrupt("a record without steps")
+    while reader.remaining:
+        kind = reader.u8()
+        if kind == PUBLISH:
+            run = _read_run(reader)
+            count = reader.count(reader.u16(), _TARGET.size)
+            yield Published(run, tuple((reader.u32(), reader.u8()) for _ in range(count)))
+        elif kind == ROUTE:
+            queue, next_message = reader.u32(), reader.u64()
+            runs = reader.array(lambda r: (_read_run(r), r.u8()), element_bytes=_RUN.size + 1)
+            yield Routed(queue, next_message, tuple(runs))
+        elif kind == CLAIM:
+            fields = (reader.u32(), reader.i64(), reader.i64(), reader.u64(), reader.utf8())
+            yield Claimed(*fields, _read_numbers(reader))
+        elif kind in {ACK, RETURN, FAIL, EXTEND}:
+            yield Ended(kind, reader.u32(), reader.i64(), reader.i64(), reader.utf8(), _read_numbers(reader))
+        elif kind in {EXPIRE, EXPIRE_FAILED}:
+            yield Expired(kind, reader.u32(), _read_numbers(reader))
+        else:
+            raise reader.corrupt(f"a step of the unknown kind {kind}")
+
+
+def _read_run(reader: ByteReader) -> Run:
+    run = Run(*reader.unpack(_RUN))
+    if not run.length or run.offset + run.length > run.record_count:
+        raise Corrupt(f"a run of {run.length} messages at {run.offset} does not fit a record of {run.record_count}")
+    return run
+
+
+def _read_numbers(reader: ByteReader) -> list[int]:
+    count = reader.count(reader.u32(), 8)
+    if not 0 < count <= NUMBERS_MAX:
+        raise reader.corrupt(f"a step for {count} messages")
+    found: list[int] = np.frombuffer(reader.take(8 * count), "<u8").tolist()
+    return found

@@ -1,0 +1,228 @@
+"""Queues made, changed and deleted; failed messages driven again; messages purged.
+
+These are rare, and end their group with a checkpoint: so the state log never reaches over a change of settings.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from detent.codec import published
+from detent.codec import queue as records
+from detent.codec.queue import Failed
+from detent.codec.statelog import Run
+from detent.engine import Context, Done, Result
+from detent.errors import Exists, Invalid, LimitExceeded, NotFound
+from detent.kv import View
+from detent.queue import housekeeping
+from detent.queue import operations as ops
+from detent.queue.filters import Filter
+from detent.queue.holdings import LIVE
+from detent.queue.settings import changed, new_config, priority_of
+from detent.queue.state import QueueState
+
+if TYPE_CHECKING:
+    from detent.queue.machine import QueueMachine
+
+
+def create(machine: QueueMachine, op: ops.CreateQueue, context: Context) -> Result:
+    """A new queue: its settings, and its empty records."""
+    ops.check_name(op.queue)
+    known = machine.queues.get(op.queue)
+    if known is not None:
+        if op.exist_ok:
+            context.idle += 1
+            return ops.QueueCreated(known.number, False)
+        raise Exists(f"there is a queue {op.queue!r} already")
+    if len(machine.queues) >= ops.QUEUES_MAX:
+        raise LimitExceeded(f"there are {ops.QUEUES_MAX} queues already")
+    name, number, undo = op.queue, machine.next_queue, context.undo
+    config = new_config(name, number, context.now_ms, op.settings)
+    state = machine.new_state(name, config, _first_message(machine, op.earliest or config.paused, op.earliest))
+    machine.next_queue += 1
+    machine.queues[name] = machine.by_number[number] = state
+    state.touched = True
+    undo.append(partial(_uncreate, machine, state))
+    machine.write(records.config_key(name), config.encode(), undo)
+    machine.write(records.NEXT_QUEUE.raw, records.number_record(machine.next_queue), undo)
+    machine.write(records.queue_key(records.ACTIVE, number, 0), records.EMPTY_ACTIVE, undo)
+    machine.write(records.queue_key(records.FAILED, number, 0), records.EMPTY_ARRAY, undo)
+    machine.write(records.empty_done_key(number), records.EMPTY_ARRAY, undo)
+    _place(machine, state)
+    machine.checkpoint_wanted = True
+    return ops.QueueCreated(number, True)
+
+
+def _first_message(machine: QueueMachine, behind: bool, earliest: bool) -> int:
+    if not behind:
+        return LIVE
+    segments = machine.holdings.segments
+    if earliest:
+        return segments[0].start if segments else LIVE
+    return machine.log_end
+
+
+def _uncreate(machine: QueueMachine, state: QueueState) -> None:
+    del machine.queues[state.name], machine.by_number[state.number]
+    machine.behind.pop(state.number, None)
+    machine.next_queue = state.number
+    housekeeping.set_routes(machine)
+    machine.note_behind()
+
+
+def _place(machine: QueueMachine, state: QueueState) -> None:
+    """A queue stands at the end of the log and takes part in publishes; or it is behind, and does not."""
+    if state.next_message == LIVE and state.config.paused:
+        state.next_message = machine.log_end
+    if state.next_message == LIVE:
+        machine.behind.pop(state.number, None)
+    else:
+        machine.behind[state.number] = state
+    state.touched = True
+    housekeeping.set_routes(machine)
+    machine.note_behind()
+
+
+def _alone(context: Context, what: str) -> None:
+    if not context.last:
+        raise Invalid(f"{what} stands alone in its transaction")
+
+
+def configure(machine: QueueMachine, op: ops.ConfigureQueue, context: Context) -> Result:
+    """Other settings. A queue that is paused stops reading the log; one that is not reads on from there."""
+    _alone(context, "a change of settings")
+    state = machine.queue(op.queue)
+    config = changed(state.config, op.settings)
+    state.config = config
+    state.generation = config.generation
+    machine.write(records.config_key(op.queue), config.encode(), None)
+    machine.housekeeper.done_due.add(state.number)
+    _place(machine, state)
+    machine.checkpoint_wanted = True
+    return Done()
+
+
+def delete(machine: QueueMachine, op: ops.DeleteQueue, context: Context) -> Result:
+    """A queue goes at once; its records go in steps."""
+    _alone(context, "deleting a queue")
+    state = machine.queue(op.queue)
+    state.deleted = True
+    del machine.queues[op.queue]
+    machine.deleted[state.number] = state
+    machine.behind.pop(state.number, None)
+    housekeeping.set_routes(machine)
+    machine.write(records.config_key(op.queue), None, None)
+    machine.write(records.deleted_key(state.number), state.config.encode(), None)
+    machine.note_behind()
+    machine.checkpoint_wanted = True
+    return Done()
+
+
+def set_dedup_window(machine: QueueMachine, op: ops.SetDedupWindow, context: Context) -> Result:
+    """How long keys are held at least, from now on."""
+    if op.window_ms > ops.DELAY_MS_MAX:
+        raise LimitExceeded(f"a dedup window is at most {ops.DELAY_MS_MAX} ms")
+    context.undo.append(partial(setattr, machine, "dedup_window_ms", machine.dedup_window_ms))
+    machine.dedup_window_ms = op.window_ms
+    machine.write(records.DEDUP_WINDOW.raw, records.number_record(op.window_ms), context.undo)
+    return Done()
+
+
+# -- failed messages, purges ------------------------------------------------------------------------------------
+
+
+def redrive(machine: QueueMachine, op: ops.Redrive, context: Context) -> Result:
+    """Failed messages become available again, behind all others, as if never tried."""
+    _alone(context, "a redrive")
+    source = machine.queue(op.queue)
+    target = source if op.to is None else machine.queue(op.to)
+    wanted = None if op.filter is None else Filter(op.filter)
+    if op.messages is not None:
+        missing = [message for message in op.messages if message not in source.failed]
+        if missing:
+            raise NotFound(f"message {missing[0]} is not among the failed ones of {op.queue!r}")
+        step = sorted(set(op.messages))
+    else:
+        step = sorted(message for message in source.failed if message > op.after)
+    more = len(step) > ops.STEP_MESSAGES
+    step = step[: ops.STEP_MESSAGES]
+    after = step[-1] if step else op.after
+    with machine.reader.view() as view:
+        chosen = [
+            (failed, headers)
+            for failed, headers in _with_headers(machine, source, step, view)
+            if wanted is None or wanted.matches(headers)
+        ]
+    if target is not source:
+        chosen = _not_there(target, chosen, named=op.messages is not None)
+    if not chosen:
+        context.idle += 1
+        return ops.Moved(0, after, more)
+    source.drop_failed([failed.message for failed, _ in chosen], None)
+    for failed, headers in chosen:
+        run = Run(failed.message, 1, failed.offset, failed.record_count, context.now_ms, failed.deadline_ms)
+        priority = failed.priority if target is source else priority_of(target.config, headers)
+        target.route(run, priority, context.now_ms, None)
+    machine.checkpoint_wanted = True
+    return ops.Moved(len(chosen), after, more)
+
+
+def _with_headers(
+    machine: QueueMachine, source: QueueState, messages: list[int], view: View
+) -> list[tuple[Failed, dict[str, str]]]:
+    found = []
+    for message in messages:
+        failed = source.failed[message]
+        entry = machine.stored(machine.holdings.entry_key(message - failed.offset), view)
+        assert entry is not None, f"the metadata of message {message} is missing"
+        found.append((failed, published.decode_metadata(entry)[failed.offset].headers))
+    return found
+
+
+def _not_there(
+    target: QueueState, chosen: list[tuple[Failed, dict[str, str]]], *, named: bool
+) -> list[tuple[Failed, dict[str, str]]]:
+    """Those that the target has not got already, and will not read of by itself: a queue has a message once."""
+    messages = [failed.message for failed, _ in chosen]
+    held = target.holds(np.array(messages, np.uint64))
+    held.update(message for message in messages if message >= target.next_message)
+    if held and named:
+        raise Exists(f"message {min(held)} is in {target.name!r} already, or {target.name!r} has yet to read of it")
+    return [(failed, headers) for failed, headers in chosen if failed.message not in held]
+
+
+def purge(machine: QueueMachine, op: ops.Purge, context: Context) -> Result:
+    """Messages go for good. What is in flight stays with its holder."""
+    _alone(context, "a purge")
+    state = machine.queue(op.queue)
+    below = machine.log_end if op.below < 0 else op.below
+    if op.messages is not None:
+        missing = [message for message in op.messages if message not in state.failed]
+        if missing:
+            raise NotFound(f"message {missing[0]} is not among the failed ones of {op.queue!r}")
+        count = len(state.drop_failed(sorted(set(op.messages)), "purged"))
+    else:
+        count = _purge_available(state, below) if op.available else 0
+        if op.failed and count < ops.STEP_MESSAGES:
+            failed = sorted(message for message in state.failed if message < below)
+            count += len(state.drop_failed(failed[: ops.STEP_MESSAGES], "purged"))
+    if not count:
+        context.idle += 1
+        return ops.Moved(0, below)
+    machine.checkpoint_wanted = True
+    return ops.Moved(count, below, op.messages is None and count >= ops.STEP_MESSAGES)
+
+
+def _purge_available(state: QueueState, below: int) -> int:
+    """Remove available messages below a number, bucket by bucket, until it is enough for one step."""
+    count = 0
+    for bucket in list(state.buckets.values()):
+        places = [place for place in state.available_places(bucket) if bucket.messages[place % state.size] < below]
+        state.remove(places, "purged")
+        count += len(places)
+        if count >= ops.STEP_MESSAGES:
+            break
+    return count

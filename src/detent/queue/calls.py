@@ -1,0 +1,319 @@
+"""From the arguments that users give to operations, and from results to what users get; the same for sync and async."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypedDict, overload
+
+from detent.codec.queue import NOT_KEPT
+from detent.durations import Duration, milliseconds
+from detent.errors import Invalid
+from detent.queue import operations as ops
+from detent.queue.message import Outgoing, Published
+from detent.queue.reader import QueueReader
+
+Message = bytes | Outgoing
+"""What can be published: a payload, or a message with more to say."""
+
+
+class Settings(TypedDict, total=False):
+    """A queue's settings, by the names that users give them."""
+
+    filter: str
+    max_attempts: int
+    lease: Duration
+    max_lease: Duration
+    backoff: Duration
+    max_backoff: Duration
+    done_retention: Duration | None
+    failed: str
+    priority_header: str
+    paused: bool
+    description: str
+
+
+def settings(given: Settings) -> ops.Settings:
+    """Settings as an operation carries them."""
+    unknown = set(given) - set(Settings.__annotations__)
+    if unknown:
+        raise Invalid(f"a queue has no setting {sorted(unknown)[0]!r}; it has {', '.join(Settings.__annotations__)}")
+    return ops.Settings(
+        filter=given.get("filter"),
+        max_attempts=_number(given.get("max_attempts"), "max_attempts"),
+        lease_ms=_ms(given.get("lease")),
+        lease_max_ms=_ms(given.get("max_lease")),
+        backoff_ms=_ms(given.get("backoff")),
+        backoff_max_ms=_ms(given.get("max_backoff")),
+        done_retention_s=_done_retention(given),
+        failed_policy=given.get("failed"),
+        priority_header=given.get("priority_header"),
+        paused=given.get("paused"),
+        description=given.get("description"),
+    )
+
+
+def _number(value: int | None, what: str) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise Invalid(f"{what} is a number from 0 on, not {value!r}")
+    return value
+
+
+def _ms(value: Duration | None) -> int | None:
+    return None if value is None else milliseconds(value)
+
+
+def _done_retention(given: Settings) -> int | None:
+    """None keeps done messages for ever, which the record says as 0; a zero duration keeps none."""
+    if "done_retention" not in given:
+        return None
+    value = given["done_retention"]
+    if value is None:
+        return 0
+    return seconds(value) or NOT_KEPT
+
+
+def seconds(value: Duration) -> int:
+    """A duration in seconds; part of one counts as a whole one."""
+    return -(-milliseconds(value) // 1000)
+
+
+def outgoing(message: Message, headers: Mapping[str, str] | None, options: Mapping[str, Any]) -> Outgoing:
+    """One message to publish, with what was said beside it."""
+    if isinstance(message, Outgoing):
+        if options or headers:
+            raise Invalid("an Outgoing says everything itself: put headers and options into it")
+        return message
+    return Outgoing(message, headers or {}, **options)
+
+
+def publish(messages: Sequence[Outgoing], queue: str | None = None) -> list[ops.Publish]:
+    """Operations that publish these messages, in order: neighbours whose times agree share one."""
+    operations: list[ops.Publish] = []
+    group: list[Outgoing] = []
+    shared: tuple[Any, ...] | None = None
+    for message in messages:
+        about = _about(message)
+        if group and about != shared:
+            operations.append(_publish(group, shared, queue))
+            group = []
+        group.append(message)
+        shared = about
+    if not group:
+        raise Invalid("there is nothing to publish")
+    operations.append(_publish(group, shared, queue))
+    return operations
+
+
+def _about(message: Outgoing) -> tuple[bool, int | None, int | None, int, int]:
+    """What the messages of one operation have in common."""
+    if message.visible_at is not None and message.delay is not None:
+        raise Invalid("a message has a delay or a time from which it is visible, not both")
+    if message.uri is not None and message.payload:
+        raise Invalid("a message has a payload or a URI, not both")
+    return (
+        message.uri is not None,
+        None if message.created is None else time_ms(message.created),
+        None if message.visible_at is None else time_ms(message.visible_at),
+        0 if message.delay is None else milliseconds(message.delay),
+        ops.RETENTION_S if message.retention is None else seconds(message.retention),
+    )
+
+
+def _publish(group: list[Outgoing], shared: Any, queue: str | None) -> ops.Publish:
+    uri, created_ms, visible_ms, delay_ms, retention_s = shared
+    payloads = [_payload(message) for message in group]
+    headers = _headers([message.headers for message in group], queue)
+    keys = [message.dedup_key for message in group]
+    dedup_keys = None if all(key is None for key in keys) else keys
+    return ops.Publish(payloads, headers, uri, created_ms, visible_ms, delay_ms, retention_s, dedup_keys)
+
+
+def _payload(message: Outgoing) -> bytes:
+    if message.uri is not None:
+        try:
+            return message.uri.encode()
+        except (AttributeError, UnicodeEncodeError) as error:
+            raise Invalid(f"a URI is text: {error}") from error
+    payload = message.payload
+    if isinstance(payload, bytes):
+        return payload
+    if isinstance(payload, (bytearray, memoryview)):
+        return bytes(payload)
+    raise Invalid(f"a payload is bytes, not {type(payload).__name__}; for JSON, encode it first")
+
+
+def _headers(given: list[Mapping[str, str]], queue: str | None) -> list[dict[str, str]] | None:
+    """Headers for each message, or one for all when they agree; with the address, if there is one."""
+    for headers in given:
+        if not isinstance(headers, Mapping) or set(map(type, (*headers, *headers.values()))) - {str}:
+            raise Invalid("headers are a mapping of text to text")
+    first = given[0]
+    if all(headers is first or headers == first for headers in given):
+        given = [first]
+    if queue is None:
+        return None if len(given) == 1 and not first else [dict(headers) for headers in given]
+    return [{**headers, "queue": queue} for headers in given]
+
+
+def publish_plain(payloads: Sequence[bytes], headers: Mapping[str, str] | None, queue: str | None) -> ops.Publish:
+    """The operation for payloads that share their headers and have nothing else to say."""
+    if set(map(type, payloads)) - {bytes}:
+        raise Invalid("a payload is bytes; for JSON, encode it first")
+    return ops.Publish(list(payloads), _headers([headers or {}], queue))
+
+
+def operations_for(messages: Iterable[Message], headers: Mapping[str, str] | None, queue: str | None) -> list[Any]:
+    """Operations that publish many messages."""
+    listed = list(messages)
+    if set(map(type, listed)) == {bytes}:
+        return [ops.Publish(listed, _headers([headers or {}], queue))]  # type: ignore[arg-type]
+    whole = [message if isinstance(message, Outgoing) else Outgoing(message, headers or {}) for message in listed]
+    return publish(whole, queue)
+
+
+class PublishedMany(Sequence[Published]):
+    """What became of each of many messages, in the order in which they were given."""
+
+    def __init__(self, results: Sequence[ops.PublishedMessages]) -> None:
+        self._results = results
+        self._first = results[0].first if len(results) == 1 and not results[0].duplicates else None
+        self._count = sum(result.count + len(result.duplicates) for result in results)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Published: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Published]: ...
+
+    def __getitem__(self, index: int | slice) -> Published | list[Published]:
+        if self._first is not None:
+            numbers = range(self._first, self._first + self._count)[index]
+            return Published(numbers) if isinstance(numbers, int) else list(map(Published, numbers))
+        return published(self._results)[index]
+
+    def __iter__(self) -> Iterator[Published]:
+        return iter(self[:])
+
+    def __eq__(self, other: object) -> bool:
+        return self[:] == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self[:])
+
+
+def published(results: Iterable[ops.PublishedMessages]) -> list[Published]:
+    """What became of each message, in the order in which they were given."""
+    found: list[Published] = []
+    for result in results:
+        duplicates = dict(result.duplicates)
+        number = result.first
+        for index in range(result.count + len(duplicates)):
+            first = duplicates.get(index)
+            if first is None:
+                found.append(Published(number))
+                number += 1
+            else:
+                found.append(Published(first, first))
+    return found
+
+
+def claim(queue: str, count: int, lease: Duration | None, consumer: str) -> ops.Claim:
+    """The operation of a claim."""
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise Invalid(f"how many messages to claim is a number, not {count!r}")
+    return ops.Claim(queue, count, _ms(lease), consumer)
+
+
+def deliveries(kind: type[Any], store: Any, queue: str, reader: QueueReader, result: ops.ClaimedMessages) -> list[Any]:
+    """The claimed messages with their content. One whose content is gone meanwhile has ended its retention, and is left
+    out: there is nobody to give it to."""
+    contents = reader.contents(result.messages, result.records)
+    number, lease_ms = result.queue, result.lease_ms
+    rows = zip(
+        contents,
+        result.messages,
+        range(result.first_delivery, result.first_delivery + len(contents)),
+        result.attempts,
+        result.priorities,
+        strict=True,
+    )
+    return [
+        kind(store, queue, (number, message, delivery), content, attempts, priority, lease_ms)
+        for content, message, delivery, attempts, priority in rows
+        if content is not None
+    ]
+
+
+def time_ms(time: datetime) -> int:
+    """A time in milliseconds."""
+    if not isinstance(time, datetime) or time.tzinfo is None:
+        raise Invalid("give the time with its zone, for example datetime.now(UTC)")
+    ms = round(time.timestamp() * 1000)
+    if ms < 0:
+        raise Invalid(f"{time.isoformat()} is before 1970, where times begin here")
+    return ms
+
+
+class Redriving:
+    """The steps of a redrive: those named, so many at a time; or all, from the first to the last."""
+
+    def __init__(self, queue: str, messages: Iterable[int] | None, filter: str | None, to: str | None) -> None:
+        self._queue, self._filter, self._to = queue, filter, to
+        self._named = None if messages is None else list(messages)
+        self._after = -1
+        self.more = self._named != []
+        self.total = 0
+
+    def next_step(self) -> ops.Redrive:
+        """The operation of the next step."""
+        named = None if self._named is None else self._named[: ops.STEP_MESSAGES]
+        return ops.Redrive(self._queue, named, self._filter, self._to, self._after)
+
+    def did(self, step: ops.Moved) -> None:
+        """That step is done."""
+        self.total += step.count
+        self._after, self.more = step.after, step.more
+        if self._named is not None:
+            del self._named[: ops.STEP_MESSAGES]
+            self.more = bool(self._named)
+
+
+class Purging:
+    """The steps of a purge: of what is there when it begins, not of what comes meanwhile."""
+
+    def __init__(self, queue: str, available: bool, failed: bool, messages: Iterable[int] | None) -> None:
+        self._queue, self._available, self._failed = queue, available, failed
+        self._named = None if messages is None else list(messages)
+        self._below = -1
+        self.more = self._named != []
+        self.total = 0
+
+    def next_step(self) -> ops.Purge:
+        """The operation of the next step."""
+        named = None if self._named is None else self._named[: ops.STEP_MESSAGES]
+        return ops.Purge(self._queue, self._available, self._failed, named, self._below)
+
+    def did(self, step: ops.Moved) -> None:
+        """That step is done."""
+        self.total += step.count
+        self._below, self.more = step.after, step.more
+        if self._named is not None:
+            del self._named[: ops.STEP_MESSAGES]
+            self.more = bool(self._named)
+
+
+def by_queue(receipts: Iterable[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+    """Receipts sorted by their queue."""
+    listed = list(receipts)
+    if len({receipt[0] for receipt in listed}) == 1:
+        return [listed]
+    groups: dict[int, list[tuple[int, int, int]]] = {}
+    for receipt in listed:
+        groups.setdefault(receipt[0], []).append(receipt)
+    return list(groups.values())

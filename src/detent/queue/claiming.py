@@ -1,0 +1,159 @@
+"""Claims, and how they end: acknowledged, failed, extended, or expired."""
+
+from __future__ import annotations
+
+from functools import partial
+from operator import sub
+from typing import TYPE_CHECKING, Final
+
+from detent.codec import statelog
+from detent.engine import Context, Done, Result
+from detent.errors import Invalid, LimitExceeded, StaleReceipt
+from detent.queue import operations as ops
+from detent.queue.holdings import Undo
+from detent.queue.settings import backoff_ms
+from detent.queue.state import Grant, QueueState, picked
+
+if TYPE_CHECKING:
+    from detent.queue.machine import QueueMachine
+
+EXPIRED_REASON: Final = "the lease expired"
+
+
+def claim(machine: QueueMachine, op: ops.Claim, context: Context) -> Result:
+    """Give out messages. An empty queue, or a paused one, gives none, and nothing is written for that."""
+    state = machine.queue(op.queue)
+    if not 1 <= op.count <= ops.CLAIM_MAX:
+        raise Invalid(f"a claim is for 1 to {ops.CLAIM_MAX} messages, not {op.count}")
+    ops.check_text(op.consumer, ops.CONSUMER_BYTES_MAX, "a consumer's label")
+    lease_ms = context.now_ms + lease(state, op.lease_ms)
+    places: list[int] = []
+    if state.ready and not state.config.paused:
+        room = ops.IN_FLIGHT_MAX - len(state.flights)
+        if room <= 0:
+            raise LimitExceeded(f"{ops.IN_FLIGHT_MAX} messages of {op.queue!r} are in flight: acknowledge some first")
+        places = state.choose(min(op.count, room))
+    if not places:
+        context.idle += 1
+        return ops.ClaimedMessages(state.number, lease_ms, 0, [], [], [], b"")
+    undo = None if context.last else context.undo
+    first = machine.next_delivery
+    machine.next_delivery += len(places)
+    if undo is not None:
+        undo.append(partial(setattr, machine, "next_delivery", first))
+    step = statelog.encode_claimed(state.number, context.now_ms, lease_ms, first, op.consumer, places)
+    machine.log_step(step, undo)
+    messages = state.grant(places, context.now_ms, lease_ms, first, op.consumer, undo)
+    groups = state.spread(places)
+    return ops.ClaimedMessages(
+        state.number,
+        lease_ms,
+        first,
+        messages,
+        list(map(sub, messages, picked("offsets", groups))),
+        picked("attempts", groups),
+        bytes(picked("priorities", groups)),
+    )
+
+
+def lease(state: QueueState, wanted_ms: int | None) -> int:
+    """How long a lease lasts: what the consumer wants, up to the queue's maximum."""
+    if wanted_ms is None:
+        return state.config.lease_ms
+    if wanted_ms < ops.LEASE_MS_MIN:
+        raise Invalid(
+            f"a lease lasts at least {ops.LEASE_MS_MIN} ms; to give a message back, fail it with a delay of 0"
+        )
+    return min(wanted_ms, state.config.lease_max_ms)
+
+
+def check_receipts(machine: QueueMachine, op: ops.Ack | ops.Fail | ops.Extend, context: Context) -> QueueState:
+    """The queue, if every receipt is current: the same delivery, and its lease not over."""
+    count = len(op.messages)
+    if count != len(op.deliveries) or not 1 <= count <= ops.CLAIM_MAX:
+        raise Invalid(f"{count} messages with {len(op.deliveries)} delivery numbers: there are 1 to {ops.CLAIM_MAX}")
+    state = machine.users_queue(op.queue)
+    if state is None:
+        raise StaleReceipt(f"no queue has the number {op.queue}: it was deleted, and its receipts with it")
+    found = list(map(state.flights.get, op.messages))
+    for message, delivery, flight in zip(op.messages, op.deliveries, found, strict=True):
+        if flight is None or flight[1] != delivery or flight[2].lease_ms <= context.now_ms:
+            raise StaleReceipt(
+                f"delivery {delivery} of message {message} in {state.name!r} is over: it was acknowledged, failed, "
+                "or its lease expired; nothing was changed"
+            )
+    if count > 1 and len(set(op.messages)) != count:
+        raise Invalid("a message is named twice")
+    return state
+
+
+def ack(machine: QueueMachine, op: ops.Ack, context: Context) -> Result:
+    """Messages are done."""
+    state = check_receipts(machine, op, context)
+    undo = None if context.last else context.undo
+    step = statelog.encode_ended(statelog.ACK, state.number, context.now_ms, 0, "", op.messages)
+    machine.log_step(step, undo)
+    state.ack(op.messages, context.now_ms, undo)
+    machine.housekeeper.arm_done(machine.wheel, state, context.now_ms)
+    return Done()
+
+
+def fail(machine: QueueMachine, op: ops.Fail, context: Context) -> Result:
+    """Attempts came to nothing: again later, or given up."""
+    ops.check_text(op.reason, ops.REASON_BYTES_MAX, "a reason")
+    if op.delay_ms is not None and op.delay_ms > ops.DELAY_MS_MAX:
+        raise LimitExceeded(f"a delay of {op.delay_ms} ms is over the limit of {ops.DELAY_MS_MAX} ms")
+    state = check_receipts(machine, op, context)
+    undo = None if context.last else context.undo
+    end_attempts(machine, state, op.messages, op.reason, op.delay_ms, op.final, context.now_ms, undo)
+    return Done()
+
+
+def extend(machine: QueueMachine, op: ops.Extend, context: Context) -> Result:
+    """Leases last longer, or shorter, from now on."""
+    state = check_receipts(machine, op, context)
+    undo = None if context.last else context.undo
+    lease_ms = context.now_ms + lease(state, op.lease_ms)
+    step = statelog.encode_ended(statelog.EXTEND, state.number, context.now_ms, lease_ms, "", op.messages)
+    machine.log_step(step, undo)
+    state.extend(op.messages, lease_ms, undo)
+    return ops.LeaseExtended(lease_ms)
+
+
+def expire_lease(machine: QueueMachine, grant: Grant, now_ms: int) -> None:
+    """A lease is over: what is still held under it returns, or has failed."""
+    state = machine.by_number.get(grant.queue)
+    if state is not None and grant.held and grant.lease_ms <= now_ms:
+        end_attempts(machine, state, list(grant.held), EXPIRED_REASON, None, False, now_ms, None)
+
+
+def end_attempts(
+    machine: QueueMachine,
+    state: QueueState,
+    messages: list[int],
+    reason: str,
+    delay_ms: int | None,
+    final: bool,
+    now_ms: int,
+    undo: Undo | None,
+) -> None:
+    """Sort failed attempts into those that are tried again, each group after its delay, and those that are not."""
+    config = state.config
+    most = config.max_attempts or ops.ATTEMPTS_MAX
+    groups: dict[int | None, list[int]] = {}
+    for message in messages:
+        attempts = state.attempts_of(message)
+        if final or attempts >= most:
+            groups.setdefault(None, []).append(message)
+        else:
+            delay = backoff_ms(config, attempts) if delay_ms is None else delay_ms
+            groups.setdefault(now_ms + delay, []).append(message)
+    for visible_ms, group in groups.items():
+        kind = statelog.FAIL if visible_ms is None else statelog.RETURN
+        step = statelog.encode_ended(kind, state.number, now_ms, visible_ms or 0, reason, group)
+        machine.log_step(step, undo)
+        for message in group:
+            if visible_ms is None:
+                state.fail(message, now_ms, reason, undo)
+            else:
+                state.give_back(message, now_ms, visible_ms, reason, now_ms, undo)

@@ -1,0 +1,382 @@
+"""`store.queue(name)`: a queue as a user holds it, sync and async.
+
+Both halves build their operations in :mod:`detent.queue.calls`; they differ in how they wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, Final, Protocol, Unpack
+
+from detent.durations import Duration, milliseconds
+from detent.engine import Operation
+from detent.queue import calls
+from detent.queue import operations as ops
+from detent.queue.calls import Message, Settings
+from detent.queue.info import FailedMessage, QueueInfo, failed_message, queue_info
+from detent.queue.message import AsyncDelivery, Delivery, Held, Published, ack_operation, receipt_of
+from detent.queue.reader import QueueReader
+
+WAIT_SLICE_MS: Final = 5_000
+"""A consumer that waits looks again this often, whatever it hears: the owner may have been replaced."""
+
+FAILED_PAGE: Final = 500
+
+
+class Store(Protocol):
+    """What a queue needs of its store."""
+
+    messages: QueueReader
+
+    def commit(self, operations: list[Operation]) -> list[Any]: ...
+
+    def wait_claimable(self, queue: str, timeout_ms: int) -> None: ...
+
+
+class AsyncStore(Protocol):
+    """The same, for asyncio."""
+
+    messages: QueueReader
+
+    async def commit(self, operations: list[Operation]) -> list[Any]: ...
+
+    async def wait_claimable(self, queue: str, timeout_ms: int) -> None: ...
+
+
+@cache
+def _label(process: int) -> str:
+    return f"{socket.gethostname()}:{process}"[: ops.CONSUMER_BYTES_MAX]
+
+
+def consumer_label() -> str:
+    """What a consumer is called that gives itself no name: its machine and process."""
+    return _label(os.getpid())
+
+
+class _Patience:
+    """How long a claim goes on waiting."""
+
+    def __init__(self, wait: Duration | None) -> None:
+        self._deadline = None if wait is None else time.monotonic() + milliseconds(wait) / 1000
+
+    def slice_ms(self) -> int:
+        """How long to wait now; 0 when the time is over."""
+        if self._deadline is None:
+            return 0
+        left_ms = (self._deadline - time.monotonic()) * 1000
+        return 0 if left_ms <= 0 else min(WAIT_SLICE_MS, int(left_ms) + 1)
+
+
+class _QueueBase:
+    """What both halves share."""
+
+    def __init__(self, store: Any, name: str) -> None:
+        ops.check_name(name)
+        self._store = store
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    def _create(self, given: Settings, earliest: bool, exist_ok: bool) -> ops.CreateQueue:
+        return ops.CreateQueue(self.name, calls.settings(given), earliest, exist_ok)
+
+    def _publish(self, message: Message, headers: Mapping[str, str] | None, options: Mapping[str, Any]) -> list[Any]:
+        if type(message) is bytes and not options:
+            return [calls.publish_plain([message], headers, self.name)]
+        return calls.publish([calls.outgoing(message, headers, options)], self.name)
+
+    def _acks(self, messages: Iterable[Held]) -> list[Operation]:
+        return [ack_operation(group) for group in calls.by_queue(map(receipt_of, messages))]
+
+
+class Queue(_QueueBase):
+    """A queue: claims messages with a lease, and takes what became of them.
+
+    >>> orders = store.queue("orders")
+    >>> orders.create()
+    >>> orders.publish(b"one").message
+    0
+    >>> for message in orders.claim(10):
+    ...     with message:
+    ...         print(message.payload)
+    b'one'
+    """
+
+    _store: Store
+
+    def create(self, *, earliest: bool = False, exist_ok: bool = False, **settings: Unpack[Settings]) -> bool:
+        """Create the queue; `Exists` if it is there, unless `exist_ok`. True if it is new.
+
+        Without a `filter` it gets the messages that are published to it by name. A filter is a CEL expression over
+        the headers, such as ``headers.tier == "gold"``; ``true`` takes everything. With `earliest` the queue also gets
+        what is stored already. Settings: `filter`, `max_attempts` (5; 0 is no limit), `lease` ("30s"), `max_lease`
+        ("12h"), `backoff` ("1s", doubling) up to `max_backoff` ("5m"), `done_retention` ("1h"; None is for ever),
+        `failed` ("keep" or "discard"), `priority_header` ("priority"), `paused`, `description`.
+        """
+        created: ops.QueueCreated = self._commit(self._create(settings, earliest, exist_ok))
+        return created.new
+
+    def configure(self, **settings: Unpack[Settings]) -> None:
+        """Change settings; what is not named stays. A new filter applies to what the queue has not read yet."""
+        self._commit(ops.ConfigureQueue(self.name, calls.settings(settings)))
+
+    def pause(self) -> None:
+        """Give out nothing and take nothing in until `resume`; what is in flight can still be acknowledged."""
+        self.configure(paused=True)
+
+    def resume(self) -> None:
+        """Go on where the queue was paused; it catches up with what was published meanwhile."""
+        self.configure(paused=False)
+
+    def delete(self) -> None:
+        """Delete the queue and all that is in it. Its receipts are stale from now on."""
+        self._commit(ops.DeleteQueue(self.name))
+
+    def info(self) -> QueueInfo:
+        """Settings, contents, counters."""
+        found: ops.QueueDescriptions = self._commit(ops.DescribeQueues(self.name))
+        return queue_info(found.queues[0])
+
+    def publish(self, message: Message, *, headers: Mapping[str, str] | None = None, **options: Any) -> Published:
+        """Publish a message to this queue by name. When this returns, it is durable and can be claimed.
+
+        Options: `uri`, `created`, `visible_at`, `delay` ("10s"), `retention` ("4d"; "0s" is for ever), `dedup_key`.
+        """
+        return calls.published(self._store.commit(self._publish(message, headers, options)))[0]
+
+    def publish_many(
+        self, messages: Iterable[Message], *, headers: Mapping[str, str] | None = None
+    ) -> Sequence[Published]:
+        """Publish many messages to this queue, all or none."""
+        return calls.PublishedMany(self._store.commit(calls.operations_for(messages, headers, self.name)))
+
+    def claim(
+        self,
+        count: int = 1,
+        *,
+        wait: Duration | None = None,
+        lease: Duration | None = None,
+        consumer: str | None = None,
+    ) -> list[Delivery]:
+        """Claim up to `count` messages, most urgent first, then oldest first.
+
+        With `wait`, an empty queue is waited for that long. Each message is this consumer's until its lease ends:
+        acknowledge it, fail it or extend the lease before that.
+        """
+        operation = calls.claim(self.name, count, lease, consumer_label() if consumer is None else consumer)
+        patience = _Patience(wait)
+        while True:
+            result: ops.ClaimedMessages = self._commit(operation)
+            if result.messages:
+                found = calls.deliveries(Delivery, self._store, self.name, self._store.messages, result)
+                if found:
+                    return found
+            left_ms = patience.slice_ms()
+            if not left_ms:
+                return []
+            self._store.wait_claimable(self.name, left_ms)
+
+    def wait(self, timeout: Duration) -> None:
+        """Return when there may be something to claim, or after the time."""
+        left_ms = milliseconds(timeout)
+        self._store.wait_claimable(self.name, min(WAIT_SLICE_MS, left_ms))
+
+    def messages(
+        self, *, batch: int = 10, timeout: Duration | None = None, lease: Duration | None = None
+    ) -> Iterator[Delivery]:
+        """Claim messages for ever, one after another; with a timeout, until none has come for that long."""
+        while True:
+            found = self.claim(batch, wait="1h" if timeout is None else timeout, lease=lease)
+            yield from found
+            if not found and timeout is not None:
+                return
+
+    def ack(self, messages: Iterable[Held]) -> None:
+        """Many messages are done, all or none: one stale receipt refuses them all."""
+        operations = self._acks(messages)
+        if operations:
+            self._store.commit(operations)
+
+    def failed(self) -> Iterator[FailedMessage]:
+        """The failed messages, oldest first, with their reasons and attempts."""
+        after, more = -1, True
+        while more:
+            page: ops.FailedMessages = self._commit(ops.ListFailed(self.name, after, FAILED_PAGE))
+            names = [entry.message for entry in page.messages], [entry.record for entry in page.messages]
+            contents = self._store.messages.contents(*names)
+            for entry, content in zip(page.messages, contents, strict=True):
+                yield failed_message(self.name, entry, content)
+                after = entry.message
+            more = page.more
+
+    def redrive(
+        self,
+        messages: Iterable[int] | None = None,
+        *,
+        filter: str | None = None,
+        to: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Try failed messages again, with no attempts counted: those named, those that match a filter, or all; in this
+        queue or in another one. How many there were."""
+        steps = calls.Redriving(self.name, messages, filter, to)
+        while steps.more:
+            steps.did(self._commit(steps.next_step()))
+            if progress is not None:
+                progress(steps.total)
+        return steps.total
+
+    def purge(
+        self,
+        *,
+        available: bool = True,
+        failed: bool = True,
+        messages: Iterable[int] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Remove available and failed messages for good, or the failed ones that are named. What is in flight stays."""
+        steps = calls.Purging(self.name, available, failed, messages)
+        while steps.more:
+            steps.did(self._commit(steps.next_step()))
+            if progress is not None:
+                progress(steps.total)
+        return steps.total
+
+    def work(self, handler: Callable[[Delivery], Any], **options: Any) -> None:
+        """Handle messages until SIGTERM or SIGINT: see :class:`detent.Worker`."""
+        from detent.queue.worker import Worker
+
+        Worker(self, handler, **options).run()
+
+    def _commit(self, operation: Operation) -> Any:
+        return self._store.commit([operation])[-1]
+
+
+class AsyncQueue(_QueueBase):
+    """`Queue` for asyncio: the same calls, awaited."""
+
+    _store: AsyncStore
+
+    async def create(self, *, earliest: bool = False, exist_ok: bool = False, **settings: Unpack[Settings]) -> bool:
+        """Create the queue; see :meth:`Queue.create` for its settings. True if it is new."""
+        created: ops.QueueCreated = await self._commit(self._create(settings, earliest, exist_ok))
+        return created.new
+
+    async def configure(self, **settings: Unpack[Settings]) -> None:
+        """Change settings; what is not named stays."""
+        await self._commit(ops.ConfigureQueue(self.name, calls.settings(settings)))
+
+    async def pause(self) -> None:
+        """Give out nothing and take nothing in until `resume`."""
+        await self.configure(paused=True)
+
+    async def resume(self) -> None:
+        """Go on where the queue was paused."""
+        await self.configure(paused=False)
+
+    async def delete(self) -> None:
+        """Delete the queue and all that is in it."""
+        await self._commit(ops.DeleteQueue(self.name))
+
+    async def info(self) -> QueueInfo:
+        """Settings, contents, counters."""
+        found: ops.QueueDescriptions = await self._commit(ops.DescribeQueues(self.name))
+        return queue_info(found.queues[0])
+
+    async def publish(self, message: Message, *, headers: Mapping[str, str] | None = None, **options: Any) -> Published:
+        """Publish a message to this queue by name; see :meth:`Queue.publish` for the options."""
+        return calls.published(await self._store.commit(self._publish(message, headers, options)))[0]
+
+    async def publish_many(
+        self, messages: Iterable[Message], *, headers: Mapping[str, str] | None = None
+    ) -> Sequence[Published]:
+        """Publish many messages to this queue, all or none."""
+        return calls.PublishedMany(await self._store.commit(calls.operations_for(messages, headers, self.name)))
+
+    async def claim(
+        self,
+        count: int = 1,
+        *,
+        wait: Duration | None = None,
+        lease: Duration | None = None,
+        consumer: str | None = None,
+    ) -> list[AsyncDelivery]:
+        """Claim up to `count` messages; see :meth:`Queue.claim`."""
+        operation = calls.claim(self.name, count, lease, consumer_label() if consumer is None else consumer)
+        patience = _Patience(wait)
+        while True:
+            result: ops.ClaimedMessages = await self._commit(operation)
+            if result.messages:
+                found = await asyncio.to_thread(
+                    calls.deliveries, AsyncDelivery, self._store, self.name, self._store.messages, result
+                )
+                if found:
+                    return found
+            left_ms = patience.slice_ms()
+            if not left_ms:
+                return []
+            await self._store.wait_claimable(self.name, left_ms)
+
+    async def wait(self, timeout: Duration) -> None:
+        """Return when there may be something to claim, or after the time."""
+        await self._store.wait_claimable(self.name, min(WAIT_SLICE_MS, milliseconds(timeout)))
+
+    async def messages(
+        self, *, batch: int = 10, timeout: Duration | None = None, lease: Duration | None = None
+    ) -> AsyncIterator[AsyncDelivery]:
+        """Claim messages for ever, one after another; with a timeout, until none has come for that long."""
+        while True:
+            found = await self.claim(batch, wait="1h" if timeout is None else timeout, lease=lease)
+            for message in found:
+                yield message
+            if not found and timeout is not None:
+                return
+
+    async def ack(self, messages: Iterable[Held]) -> None:
+        """Many messages are done, all or none."""
+        operations = self._acks(messages)
+        if operations:
+            await self._store.commit(operations)
+
+    async def failed(self) -> AsyncIterator[FailedMessage]:
+        """The failed messages, oldest first, with their reasons and attempts."""
+        after, more = -1, True
+        while more:
+            page: ops.FailedMessages = await self._commit(ops.ListFailed(self.name, after, FAILED_PAGE))
+            names = [entry.message for entry in page.messages], [entry.record for entry in page.messages]
+            contents = await asyncio.to_thread(self._store.messages.contents, *names)
+            for entry, content in zip(page.messages, contents, strict=True):
+                yield failed_message(self.name, entry, content)
+                after = entry.message
+            more = page.more
+
+    async def redrive(
+        self, messages: Iterable[int] | None = None, *, filter: str | None = None, to: str | None = None
+    ) -> int:
+        """Try failed messages again; see :meth:`Queue.redrive`."""
+        steps = calls.Redriving(self.name, messages, filter, to)
+        while steps.more:
+            steps.did(await self._commit(steps.next_step()))
+        return steps.total
+
+    async def purge(self, *, available: bool = True, failed: bool = True, messages: Iterable[int] | None = None) -> int:
+        """Remove available and failed messages for good; see :meth:`Queue.purge`."""
+        steps = calls.Purging(self.name, available, failed, messages)
+        while steps.more:
+            steps.did(await self._commit(steps.next_step()))
+        return steps.total
+
+    async def work(self, handler: Callable[[AsyncDelivery], Awaitable[Any]], **options: Any) -> None:
+        """Handle messages until SIGTERM or SIGINT: see :class:`detent.AsyncWorker`."""
+        from detent.queue.worker import AsyncWorker
+
+        await AsyncWorker(self, handler, **options).run()
+
+    async def _commit(self, operation: Operation) -> Any:
+        return (await self._store.commit([operation]))[-1]

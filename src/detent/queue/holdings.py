@@ -1,0 +1,242 @@
+"""Which messages some queue still needs, and which records can go since nobody does.
+
+A message is held once by each queue that has it available, in flight or failed, and once by the store itself if it
+matched no queue. When the last hold ends and every queue's cursor has passed the message, its payload goes with the
+next checkpoint, in the same commit as the state in which nobody holds it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import sub
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from detent.codec import log
+from detent.codec.published import LOG_KEY
+from detent.codec.statelog import Run
+
+Undo = list[Callable[[], None]]
+
+FEW: Final = 4
+"""Up to so many messages are released one by one."""
+
+CHUNK: Final = 4096
+"""Messages whose holds are counted side by side."""
+
+SEGMENT_MESSAGES: Final = 65_536
+"""A segment of the metadata log ends after so many messages; it goes as a whole, when none of them is held."""
+
+
+LIVE: Final = (1 << 64) - 1
+"""The cursor of a queue that stands at the end of the log, wherever that is."""
+
+
+def _nobody_keeps(run: Run, _undo: Undo | None) -> None:
+    raise AssertionError(f"message {run.first} would be lost")
+
+
+class Segment(NamedTuple):
+    """A part of the metadata log."""
+
+    number: int
+    start: int
+
+
+class Holdings:
+    """How many hold each message; the records and log segments that this concerns."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, Any] = {}
+        self.freed: dict[int, int] = {}  # records with a message that nobody holds any more: first message -> count
+        self.segments: list[Segment] = []
+        self._starts: list[int] = []
+        self.live: list[int] = []  # messages held, by segment
+        self.unread_from = LIVE  # the first message that some queue has yet to read of
+        self.keep: Callable[[Run, Undo | None], None] = _nobody_keeps
+
+    # -- holds --------------------------------------------------------------------------------------------------
+
+    def count(self, message: int) -> int:
+        """How many hold a message."""
+        chunk = self._chunks.get(message // CHUNK)
+        return 0 if chunk is None else int(chunk[message % CHUNK])
+
+    def hold(self, first: int, count: int, holders: int, undo: Undo | None) -> None:
+        """`holders` more hold each of these messages."""
+        if not holders:
+            return
+        new = self._add(first, count, holders)
+        if new:
+            self.live[self._segment(first)] += new
+        if undo is not None:
+            undo.append(partial(self._unhold, first, count, holders, new))
+
+    def _unhold(self, first: int, count: int, holders: int, new: int) -> None:
+        self._add(first, count, -holders)
+        if new:
+            self.live[self._segment(first)] -= new
+
+    def _add(self, first: int, count: int, change: int) -> int:
+        """Change the holds of some messages; how many of them had none before."""
+        new, end = 0, first + count
+        while first < end:
+            number, at = divmod(first, CHUNK)
+            step = min(end - first, CHUNK - at)
+            chunk = self._chunks.get(number)
+            if chunk is None:
+                chunk = self._chunks[number] = np.zeros(CHUNK, np.uint16)
+            if step == 1:
+                old = int(chunk[at])
+                assert old + change >= 0, f"message {first} is held {old} times"
+                new += not old
+                chunk[at] = old + change
+            else:
+                part = chunk[at : at + step]
+                new += step - int(np.count_nonzero(part))
+                part += np.uint16(change % 65_536)
+            first += step
+        return new
+
+    def release(self, message: int, offset: int, count: int, deadline_ms: int, at_ms: int, undo: Undo | None) -> None:
+        """One holder less; the last one frees the message, unless a queue has yet to read of it, and its retention has
+        not ended at `at_ms`."""
+        chunk = self._chunks[message // CHUNK]
+        at = message % CHUNK
+        left = int(chunk[at]) - 1
+        assert left >= 0, f"message {message} is released by somebody who did not hold it"
+        chunk[at] = left
+        freed = False
+        if not left and message >= self.unread_from and deadline_ms > at_ms:
+            chunk[at] = 1
+            if undo is not None:
+                undo.append(partial(self._unrelease, message, offset, 0, False, kept=True))
+            self.keep(Run(message, 1, offset, count, 0, deadline_ms), undo)
+            return
+        if not left:
+            self.live[self._segment(message)] -= 1
+            first = message - offset
+            freed = first not in self.freed
+            self.freed[first] = count
+        if undo is not None:
+            undo.append(partial(self._unrelease, message, offset, left, freed))
+
+    def release_many(
+        self,
+        messages: Sequence[int],
+        offsets: Sequence[int],
+        counts: Sequence[int],
+        deadlines: Sequence[int],
+        at_ms: int,
+        undo: Undo | None,
+    ) -> None:
+        """One holder less of each of these messages, all different."""
+        lowest, highest = min(messages), max(messages)
+        number, segment = lowest // CHUNK, self._segment(lowest)
+        several = len(messages) > FEW and self.unread_from == LIVE and undo is None
+        if not several or number != highest // CHUNK or segment != self._segment(highest):
+            for message, offset, count, deadline_ms in zip(messages, offsets, counts, deadlines, strict=True):
+                self.release(message, offset, count, deadline_ms, at_ms, undo)
+            return
+        chunk = self._chunks[number]
+        rows: Any = slice(lowest % CHUNK, lowest % CHUNK + len(messages))
+        if highest - lowest + 1 != len(messages):
+            rows = np.array(messages, np.int64) - number * CHUNK
+        assert chunk[rows].all(), "a message is released by somebody who did not hold it"
+        chunk[rows] -= 1
+        records = zip(map(sub, messages, offsets), counts, strict=True)
+        held = int(np.count_nonzero(chunk[rows]))
+        self.live[segment] -= len(messages) - held
+        if not held:
+            self.freed.update(records)
+            return
+        for record, message in zip(records, messages, strict=True):
+            if not chunk[message % CHUNK]:
+                self.freed.update((record,))
+
+    def _unrelease(self, message: int, offset: int, left: int, freed: bool, *, kept: bool = False) -> None:
+        self._chunks[message // CHUNK][message % CHUNK] = left + 1
+        if not left and not kept:
+            self.live[self._segment(message)] += 1
+            if freed:
+                self.freed.pop(message - offset, None)
+
+    def held_in(self, first: int, count: int) -> list[int]:
+        """The places in a record of the messages that somebody holds."""
+        if count == 1:
+            return [0] if self.count(first) else []
+        number, at = divmod(first, CHUNK)
+        chunk = self._chunks.get(number)
+        if at + count <= CHUNK:
+            places: list[int] = [] if chunk is None else np.flatnonzero(chunk[at : at + count]).tolist()
+            return places
+        return [index for index in range(count) if self.count(first + index)]
+
+    def load(self, messages: np.ndarray) -> None:
+        """Count the holds of these messages, each named once for each holder."""
+        found, holders = np.unique(messages, return_counts=True)
+        numbers = found // CHUNK
+        for number in np.unique(numbers).tolist():
+            mask = numbers == number
+            chunk = self._chunks[number] = np.zeros(CHUNK, np.uint16)
+            chunk[(found[mask] % CHUNK).astype(np.int64)] = holders[mask]
+        if len(found) and self._starts:
+            indexes = np.searchsorted(np.array(self._starts, np.uint64), found, "right") - 1
+            for index, live in zip(*np.unique(indexes, return_counts=True), strict=True):
+                self.live[int(index)] = int(live)
+
+    def drop_empty_chunks(self) -> None:
+        """Let go of the counters in which nobody holds anything any more."""
+        last = max(self._chunks, default=0)
+        for number in [n for n, chunk in self._chunks.items() if n != last and not chunk.any()]:
+            del self._chunks[number]
+
+    # -- segments -----------------------------------------------------------------------------------------------
+
+    def _segment(self, message: int) -> int:
+        starts = self._starts
+        if message >= starts[-1]:
+            return len(starts) - 1
+        return bisect_right(starts, message) - 1
+
+    def add_segment(self, segment: Segment) -> None:
+        """The log goes on in another segment."""
+        self.segments.append(segment)
+        self._starts.append(segment.start)
+        self.live.append(0)
+
+    def drop_segment(self) -> Segment:
+        """The first segment is gone."""
+        self._starts.pop(0)
+        self.live.pop(0)
+        return self.segments.pop(0)
+
+    def drop_last_segment(self) -> None:
+        """The last segment was never written."""
+        self.segments.pop()
+        self._starts.pop()
+        self.live.pop()
+
+    def needs_segment(self, message: int) -> bool:
+        """Whether this message begins another segment."""
+        return not self._starts or message >= self._starts[-1] + SEGMENT_MESSAGES
+
+    def entry_key(self, first: int) -> bytes:
+        """Where the log entry is that begins with message `first`."""
+        segment = self.segments[self._segment(first)]
+        return log.EntryKey(segment.number, LOG_KEY, first - segment.start).encode()
+
+    def dead_segment(self, passed: int) -> Segment | None:
+        """The first segment, if nobody holds any of it, and all cursors are at `passed` or beyond."""
+        if len(self.segments) > 1 and not self.live[0] and self.segments[1].start <= passed:
+            return self.segments[0]
+        return None
+
+
+def messages_in(chunks: Iterable[np.ndarray]) -> np.ndarray:
+    """Message numbers of several arrays in one."""
+    parts = list(chunks)
+    return np.concatenate(parts) if parts else np.empty(0, np.uint64)

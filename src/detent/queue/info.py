@@ -1,0 +1,204 @@
+"""What can be known of queues and messages, as users see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from detent.codec.published import URI
+from detent.codec.queue import NOT_KEPT
+from detent.queue import operations as ops
+from detent.queue.reader import Content
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """A queue: its settings, what is in it now, and what it has counted since it was created."""
+
+    name: str
+    number: int
+    created: datetime
+    filter: str
+    max_attempts: int
+    lease: timedelta
+    max_lease: timedelta
+    backoff: timedelta
+    max_backoff: timedelta
+    done_retention: timedelta | None
+    failed_policy: str
+    priority_header: str
+    paused: bool
+    description: str
+    catching_up: bool
+    available: int
+    delayed: int
+    in_flight: int
+    failed: int
+    done: int
+    total_routed: int
+    total_acked: int
+    total_failed: int
+    total_expired: int
+    total_purged: int
+    oldest: datetime | None
+    available_by_priority: dict[int, int]
+
+
+def queue_info(found: ops.QueueDescription) -> QueueInfo:
+    """A description as users see it."""
+    settings: Any = found.settings
+    retention_s = settings.done_retention_s
+    return QueueInfo(
+        name=found.name,
+        number=found.number,
+        created=time_of(found.created_ms),
+        filter=settings.filter,
+        max_attempts=settings.max_attempts,
+        lease=timedelta(milliseconds=settings.lease_ms),
+        max_lease=timedelta(milliseconds=settings.lease_max_ms),
+        backoff=timedelta(milliseconds=settings.backoff_ms),
+        max_backoff=timedelta(milliseconds=settings.backoff_max_ms),
+        done_retention=None if retention_s == 0 else timedelta(seconds=0 if retention_s == NOT_KEPT else retention_s),
+        failed_policy=settings.failed_policy,
+        priority_header=settings.priority_header,
+        paused=settings.paused,
+        description=settings.description,
+        catching_up=found.behind and not settings.paused,
+        available=found.available,
+        delayed=found.delayed,
+        in_flight=found.in_flight,
+        failed=found.failed,
+        done=found.done_kept,
+        total_routed=found.routed,
+        total_acked=found.acked,
+        total_failed=found.failures,
+        total_expired=found.expired,
+        total_purged=found.purged,
+        oldest=time_of(found.oldest_ms) if found.oldest_ms else None,
+        available_by_priority=found.priorities,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptInfo:
+    """One try that came to nothing: who had claimed the message and when, when it ended, and why."""
+
+    claimed: datetime
+    consumer: str
+    ended: datetime
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailedMessage:
+    """A message that has failed: why, after which attempts, and what it was."""
+
+    message: int
+    queue: str
+    failed: datetime
+    reason: str
+    attempts: int
+    priority: int
+    history: list[AttemptInfo]
+    payload: bytes
+    uri: str | None
+    headers: dict[str, str]
+
+
+def failed_message(queue: str, entry: ops.FailedEntry, content: Content | None) -> FailedMessage:
+    """A failed message as users see it; its content may have ended its retention just now."""
+    payload, uri, headers = parts_of(content)
+    return FailedMessage(
+        message=entry.message,
+        queue=queue,
+        failed=time_of(entry.failed_ms),
+        reason=entry.reason,
+        attempts=entry.attempts,
+        priority=entry.priority,
+        history=attempts_of(entry.history),
+        payload=payload,
+        uri=uri,
+        headers=headers,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePlace:
+    """Where a message is in one queue. `state` is available, delayed, in flight, failed or done; `at` is when it
+    becomes or became visible, when its lease ends, when it failed or was done."""
+
+    queue: str
+    state: str
+    at: datetime
+    attempts: int
+    priority: int
+    consumer: str
+    reason: str
+    delivery: int
+    history: list[AttemptInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageInfo:
+    """A message, and where it is in each queue that has it. One that is stored and in no queue matched none."""
+
+    message: int
+    stored: bool
+    payload: bytes
+    uri: str | None
+    headers: dict[str, str]
+    created: datetime | None
+    received: datetime | None
+    visible: datetime | None
+    retention: timedelta | None
+    places: list[MessagePlace]
+
+
+def message_info(message: int, found: ops.MessageFound, content: Content | None) -> MessageInfo:
+    """A message as users see it."""
+    payload, uri, headers = parts_of(content)
+    about = None if content is None else content[2]
+    return MessageInfo(
+        message=message,
+        stored=content is not None,
+        payload=payload,
+        uri=uri,
+        headers=headers,
+        created=None if about is None else time_of(about.created_ms),
+        received=None if about is None else time_of(about.received_ms),
+        visible=None if about is None else time_of(about.visible_ms),
+        retention=None if about is None or not about.retention_s else timedelta(seconds=about.retention_s),
+        places=[
+            MessagePlace(
+                queue=state.queue,
+                state=state.state,
+                at=time_of(state.at_ms),
+                attempts=state.attempts,
+                priority=state.priority,
+                consumer=state.consumer,
+                reason=state.reason,
+                delivery=state.delivery,
+                history=attempts_of(state.history),
+            )
+            for state in found.states
+        ],
+    )
+
+
+def parts_of(content: Content | None) -> tuple[bytes, str | None, dict[str, str]]:
+    """Payload, URI and headers of a message."""
+    if content is None:
+        return b"", None, {}
+    kind, data, about = content
+    return (b"", data.decode(), about.headers) if kind == URI else (data, None, about.headers)
+
+
+def attempts_of(history: list[tuple[int, str, int, str]]) -> list[AttemptInfo]:
+    """Attempts as users see them."""
+    return [AttemptInfo(time_of(claimed), who, time_of(ended), why) for claimed, who, ended, why in history]
+
+
+def time_of(ms: int) -> datetime:
+    """A time, from milliseconds since 1970; what is beyond all calendars is their end."""
+    return datetime.fromtimestamp(min(ms, 253_402_300_799_000) / 1000, UTC)

@@ -1,0 +1,178 @@
+"""Looking at queues: descriptions, failed messages, where a message is. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from detent.codec import published
+from detent.codec import queue as records
+from detent.engine import Context, Result
+from detent.errors import Invalid
+from detent.kv import View
+from detent.queue import operations as ops
+from detent.queue.bucket import HIDDEN, READY
+from detent.queue.settings import settings_of
+from detent.queue.state import QueueState
+
+if TYPE_CHECKING:
+    from detent.queue.machine import QueueMachine
+
+MESSAGE_MAX: Final = (1 << 62) - 1
+FAILED_MAX: Final = 1_000
+"""Failed messages in one answer."""
+
+DONE_RECORDS_SEARCHED: Final = 1_000
+"""Records of done messages that a search for one message looks through, newest first."""
+
+
+def describe(machine: QueueMachine, op: ops.DescribeQueues, context: Context) -> Result:
+    """Queues by name."""
+    context.idle += 1
+    if op.queue is not None:
+        names = [machine.queue(op.queue).name]
+    else:
+        names = sorted(name for name in machine.queues if name.startswith(op.prefix))
+    with machine.reader.view() as view:
+        found = [_describe(machine, machine.queues[name], view) for name in names]
+    return ops.QueueDescriptions(found, machine.own.ready.get(0, 0), machine.dedup_window_ms)
+
+
+def _describe(machine: QueueMachine, state: QueueState, view: View) -> ops.QueueDescription:
+    return ops.QueueDescription(
+        name=state.name,
+        number=state.number,
+        created_ms=state.config.created_ms,
+        settings=settings_of(state.config),
+        behind=state.number in machine.behind,
+        available=state.available - state.hidden,
+        delayed=state.hidden,
+        in_flight=len(state.flights),
+        failed=len(state.failed),
+        done_kept=state.done_kept,
+        routed=state.routed,
+        acked=state.acked,
+        failures=state.failures,
+        expired=state.expired,
+        purged=state.purged,
+        oldest_ms=_oldest_ms(machine, state, view),
+        priorities=dict(sorted(state.ready.items())),
+    )
+
+
+def _oldest_ms(machine: QueueMachine, state: QueueState, view: View) -> int:
+    """When the oldest message that can be claimed was received; 0 if there is none."""
+    for number in sorted(state.buckets) if state.ready else ():
+        bucket = state.buckets[number]
+        row = bucket.states.find(READY)
+        if row >= 0:
+            offset = bucket.offsets[row]
+            entry = machine.stored(machine.holdings.entry_key(bucket.messages[row] - offset), view)
+            return 0 if entry is None else published.decode_metadata(entry)[offset].received_ms
+    return 0
+
+
+def list_failed(machine: QueueMachine, op: ops.ListFailed, context: Context) -> Result:
+    """Failed messages, with the attempts that led there."""
+    context.idle += 1
+    state = machine.queue(op.queue)
+    if not 1 <= op.limit <= FAILED_MAX:
+        raise Invalid(f"a list has 1 to {FAILED_MAX} messages, not {op.limit}")
+    messages = sorted(message for message in state.failed if message > op.after)
+    with machine.reader.view() as view:
+        entries = [
+            ops.FailedEntry(
+                failed.message,
+                failed.message - failed.offset,
+                failed.failed_ms,
+                failed.attempts,
+                failed.priority,
+                failed.delivery,
+                failed.reason,
+                history(state, failed.message, view),
+            )
+            for failed in (state.failed[message] for message in messages[: op.limit])
+        ]
+    return ops.FailedMessages(entries, len(messages) > op.limit)
+
+
+def history(state: QueueState, message: int, view: View) -> list[tuple[int, str, int, str]]:
+    """The attempts of a message that came to nothing: stored ones, and those since the last checkpoint."""
+    stored = None
+    if message not in state.old_attempts:
+        stored = view.get(records.queue_key(records.ATTEMPTS, state.number, message))
+    known = [] if stored is None else records.decode_attempts(stored)
+    return [tuple(attempt) for attempt in (*known, *state.new_attempts.get(message, ()))]
+
+
+def find_message(machine: QueueMachine, op: ops.FindMessage, context: Context) -> Result:
+    """Where a message is."""
+    if not 0 <= op.message <= MESSAGE_MAX:
+        raise Invalid(f"messages are numbered from 0 on, not {op.message}")
+    context.idle += 1
+    record, states = -1, []
+    with machine.reader.view() as view:
+        for state in (machine.own, *machine.queues.values()):
+            found = _find(state, op.message, view)
+            if found is None:
+                continue
+            offset, where = found
+            if offset >= 0:
+                record = op.message - offset
+            if state is not machine.own:
+                states.append(where)
+    return ops.MessageFound(record, states)
+
+
+def _find(state: QueueState, message: int, view: View) -> tuple[int, ops.MessageState] | None:
+    """Its place in its record (-1 if it holds none) and its state, if the queue knows the message."""
+    failed = state.failed.get(message)
+    if failed is not None:
+        where = ops.MessageState(
+            state.name,
+            "failed",
+            failed.attempts,
+            failed.priority,
+            failed.failed_ms,
+            "",
+            failed.reason,
+            failed.delivery,
+            history(state, message, view),
+        )
+        return failed.offset, where
+    place = state.place_of(message)
+    if place is None:
+        return _find_done(state, message, view)
+    bucket, row = state.buckets[place // state.size], place % state.size
+    flight = state.flights.get(message)
+    name, at_ms, consumer, delivery = "available", bucket.visible[row], "", 0
+    if flight is not None:
+        _, delivery, grant = flight
+        name, at_ms, consumer = "in flight", grant.lease_ms, grant.consumer
+    elif bucket.states[row] == HIDDEN:
+        name = "delayed"
+    where = ops.MessageState(
+        state.name,
+        name,
+        bucket.attempts[row],
+        bucket.priorities[row],
+        at_ms,
+        consumer,
+        "",
+        delivery,
+        history(state, message, view),
+    )
+    return bucket.offsets[row], where
+
+
+def _find_done(state: QueueState, message: int, view: View) -> tuple[int, ops.MessageState] | None:
+    if message in state.done_messages:
+        index = state.done_messages.index(message)
+        return -1, ops.MessageState(state.name, "done", state.done_attempts[index], 0, state.done_times[index])
+    start, end = records.queue_range(records.DONE, state.number)
+    for _, value in view.scan(start, end, reverse=True, limit=DONE_RECORDS_SEARCHED):
+        table = records.decode_done(value)
+        for row in table[table["message"] == np.uint64(message)].tolist():
+            return -1, ops.MessageState(state.name, "done", row[2], 0, row[1])
+    return None

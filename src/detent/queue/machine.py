@@ -1,0 +1,285 @@
+"""The queues' state machine: applies their operations to memory, and writes a group's changes in one batch.
+
+Between checkpoints a group writes what it published and one record of the state log. A checkpoint folds the state log
+into the buckets; :mod:`detent.queue.checkpoint` writes one, :mod:`detent.queue.loading` reads it back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from detent.codec import queue as records
+from detent.codec.log import SequenceAllocator
+from detent.codec.queue import Config, Cursor
+from detent.codec.statelog import Run
+from detent.engine import MALFORMED, Context, Operation, Result
+from detent.errors import Invalid, NotFound
+from detent.kv import Batch, Reader, View
+from detent.queue import admin, checkpoint, claiming, housekeeping, loading, looking, publishing
+from detent.queue import operations as ops
+from detent.queue.holdings import LIVE, Holdings, Undo
+from detent.queue.router import Router
+from detent.queue.state import QueueState
+from detent.queue.timers import TimerWheel
+from detent.queue.watch import QueueWatch
+
+STORES_OWN: Final = 0
+"""The number of the queue that holds what the store itself keeps; nobody claims from it."""
+
+UNMATCHED, UNREAD = 0, 1
+"""The priorities there: messages that matched no queue, and messages that are done wherever they were and that a queue
+has yet to read of."""
+
+FIRST_QUEUE: Final = 1
+
+logger = logging.getLogger("detent.queue")
+
+
+class QueueMachine:
+    """All queues of one store, as their owner sees them."""
+
+    operations: tuple[type[Operation], ...] = (
+        ops.CreateQueue,
+        ops.ConfigureQueue,
+        ops.DeleteQueue,
+        ops.SetDedupWindow,
+        ops.Publish,
+        ops.Claim,
+        ops.Ack,
+        ops.Fail,
+        ops.Extend,
+        ops.Redrive,
+        ops.Purge,
+        ops.DescribeQueues,
+        ops.ListFailed,
+        ops.FindMessage,
+    )
+    local: tuple[type[Operation], ...] = (ops.Checkpoint,)
+    prepared: tuple[type[Operation], ...] = (
+        ops.CreateQueue,
+        ops.ConfigureQueue,
+        ops.DeleteQueue,
+        ops.SetDedupWindow,
+        ops.Redrive,
+        ops.Purge,
+        ops.DescribeQueues,
+        ops.ListFailed,
+        ops.FindMessage,
+    )
+    results: tuple[type[Result], ...] = (
+        ops.QueueCreated,
+        ops.PublishedMessages,
+        ops.ClaimedMessages,
+        ops.LeaseExtended,
+        ops.Moved,
+        ops.QueueDescriptions,
+        ops.FailedMessages,
+        ops.MessageFound,
+    )
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.watch = QueueWatch()
+        self.handlers: dict[type[Operation], Callable[[Any, Context], Result]] = {
+            ops.CreateQueue: partial(admin.create, self),
+            ops.ConfigureQueue: partial(admin.configure, self),
+            ops.DeleteQueue: partial(admin.delete, self),
+            ops.SetDedupWindow: partial(admin.set_dedup_window, self),
+            ops.Redrive: partial(admin.redrive, self),
+            ops.Purge: partial(admin.purge, self),
+            ops.Publish: partial(publishing.publish, self),
+            ops.Claim: partial(claiming.claim, self),
+            ops.Ack: partial(claiming.ack, self),
+            ops.Fail: partial(claiming.fail, self),
+            ops.Extend: partial(claiming.extend, self),
+            ops.DescribeQueues: partial(looking.describe, self),
+            ops.ListFailed: partial(looking.list_failed, self),
+            ops.FindMessage: partial(looking.find_message, self),
+            ops.Advance: partial(housekeeping.run_timers, self),
+            ops.CatchUp: partial(housekeeping.catch_up, self),
+            ops.Collect: partial(housekeeping.collect, self),
+            ops.Checkpoint: partial(housekeeping.request_checkpoint, self),
+        }
+        for kind, apply in self.handlers.items():
+            self.handlers[kind] = partial(self._apply, apply)
+        self.forget()
+
+    def forget(self) -> None:
+        """An empty memory."""
+        self.wheel = TimerWheel()
+        self.holdings = Holdings()
+        self.holdings.keep = self._keep_unread
+        self.router = Router()
+        self.queues: dict[str, QueueState] = {}
+        self.by_number: dict[int, QueueState] = {}
+        self.behind: dict[int, QueueState] = {}  # queues that have part of the log before them
+        self.deleted: dict[int, QueueState] = {}  # deleted queues that still have records
+        self.own = self.new_state("", Config("true", 0, 0, STORES_OWN, 0), LIVE)
+        self.by_number[STORES_OWN] = self.own
+        self.allocator = SequenceAllocator()
+        self.next_queue = FIRST_QUEUE
+        self.next_delivery = 1
+        self.log_end = 0
+        self.dedup_window_ms = ops.DEDUP_WINDOW_MS
+        # What the group in progress adds.
+        self.writes: dict[bytes, bytes | None] = {}
+        self.steps: list[bytes] = []
+        self.published: list[int] = []  # the first messages of the records that the group publishes
+        # The state log since the last checkpoint.
+        self.first_record = self.next_record = 0
+        self.log_bytes = 0
+        self.checkpoint_ms = 0
+        self.checkpoint_wanted = False
+        self.now_ms = 0
+        self.context: Context | None = None  # the transaction that has looked at the clock
+        self.fired = False  # whether timers went off of which nobody was told
+        self.look_ms: int | None = 0  # when there is housekeeping to do; any thread may read this
+        self.housekeeper = housekeeping.Work()
+
+    def new_state(self, name: str, config: Config, next_message: int) -> QueueState:
+        """A queue with nothing in it."""
+        cursor = Cursor(next_message, 0, config.generation, 0, 0, 0, 0, 0, 0, 0)
+        return QueueState(name, config, cursor, self.wheel, self.holdings)
+
+    # -- the machine's interface --------------------------------------------------------------------------------
+
+    def prepare(self, operation: Any) -> None:
+        """Rare operations of this process are held to the types that the wire would hold them to; the frequent ones are
+        checked where they are made, which costs less."""
+        try:
+            msgspec.msgpack.decode(msgspec.msgpack.encode(operation), type=type(operation))
+        except (*MALFORMED, TypeError, OverflowError, UnicodeError) as error:
+            raise Invalid(f"this is no {type(operation).__name__}: {error}") from error
+
+    def load(self, view: View) -> None:
+        """Read the last checkpoint, and replay the state log on it."""
+        self.forget()
+        loading.load(self, view)
+
+    def flush(self, batch: Batch, now_ms: int) -> None:
+        """Write the group's changes."""
+        batch.extend(self.writes)
+        if self.checkpoint_wanted or checkpoint.is_due(self, now_ms):
+            checkpoint.write(self, batch, now_ms)
+        elif self.steps:
+            record = b"".join(self.steps)
+            batch.put(records.state_log_key(self.next_record), record)
+            self.next_record += 1
+            self.log_bytes += len(record)
+        self.writes.clear()
+        self.steps.clear()
+        self.published.clear()
+        self.context = None
+        self.look_ms = housekeeping.next_look_ms(self, now_ms)
+
+    def committed(self) -> None:
+        """Wake those who wait for messages that can now be claimed."""
+        self.fired = False
+        if self.watch:
+            self.watch.announce(self.queues, self.look_ms)
+
+    def due(self, now_ms: int) -> Iterable[Operation]:
+        """Timers, queues that catch up, what can be collected, checkpoints."""
+        return housekeeping.due(self, now_ms)
+
+    def next_due_ms(self, now_ms: int) -> int | None:
+        """When a timer fires, or at once if there is work left over."""
+        del now_ms
+        return self.look_ms
+
+    def closing(self) -> Iterable[Operation]:
+        """A store that was closed opens without a state log to replay, and goes on with the next message number."""
+        unused = self.allocator.unused
+        if unused or self.steps or self.next_record > self.first_record:
+            yield ops.Checkpoint(closing=True)
+
+    def _apply(self, apply: Callable[[Any, Context], Result], operation: Any, context: Context) -> Result:
+        """Look at the clock before anything else, so that the operation sees what time has done.
+
+        What time does is not taken back with a transaction. So only the first operation of one looks: after it there
+        may be changes to take back, and they must be the last ones then.
+        """
+        if self.context is not context:
+            self.context = context
+            housekeeping.advance(self, context.now_ms)
+        return apply(operation, context)
+
+    # -- what the operations use --------------------------------------------------------------------------------
+
+    def queue(self, name: str) -> QueueState:
+        """A queue that exists."""
+        state = self.queues.get(name)
+        if state is None:
+            ops.check_name(name)
+            raise NotFound(f"there is no queue {name!r}; create it first")
+        return state
+
+    def claimable(self, name: str) -> bool:
+        """Whether there is something to claim, as far as one sees from outside. For any thread."""
+        state = self.queues.get(name)
+        return state is None or state.claimable > 0
+
+    def wait(self, name: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Have `wake` called once there is something to claim, also when only a timer brings it. For any thread.
+
+        Returns how to stop waiting. Ask `claimable` after this: something may have come just before.
+        """
+        stop = self.watch.add(name, wake)
+        if self.look_ms is not None:
+            self.watch.timer(self.look_ms)
+        return stop
+
+    def users_queue(self, number: int) -> QueueState | None:
+        """A queue by its number, unless it is deleted, or the store's own."""
+        state = self.by_number.get(number)
+        return None if state is None or state.deleted or state is self.own else state
+
+    def log_step(self, step: bytes, undo: Undo | None) -> None:
+        """Note a step for the state log."""
+        self.steps.append(step)
+        if undo is not None:
+            undo.append(partial(_drop_last, self.steps))
+
+    def write(self, key: bytes, value: bytes | None, undo: Undo | None) -> None:
+        """Put or delete a record with the group."""
+        if undo is not None:
+            undo.append(partial(self._unwrite, key, self.writes.get(key, _MISSING)))
+        self.writes[key] = value
+
+    def _unwrite(self, key: bytes, old: Any) -> None:
+        if old is _MISSING:
+            del self.writes[key]
+        else:
+            self.writes[key] = old
+
+    def stored(self, key: bytes, view: View) -> bytes | None:
+        """A record as the group in progress has left it."""
+        return self.writes[key] if key in self.writes else view.get(key)
+
+    def _keep_unread(self, run: Run, undo: Undo | None) -> None:
+        """A message is done wherever it was, and some queue has yet to read of it."""
+        self.own.route(run, UNREAD, self.now_ms, undo)
+
+    def note_behind(self) -> None:
+        """The queues that are behind have changed, or have read on: let go of what they have all read of."""
+        unread = min((state.next_message for state in self.behind.values()), default=LIVE)
+        self.holdings.unread_from = unread
+        places = self.own.places_of_priority(UNREAD, unread)
+        if places:
+            self.own.remove(places, "purged")
+
+    def passed(self) -> int:
+        """The message up to which every queue has read the log."""
+        return min(self.holdings.unread_from, self.log_end)
+
+
+_MISSING: Final = object()
+
+
+def _drop_last(items: list[Any]) -> None:
+    items.pop()

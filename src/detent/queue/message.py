@@ -1,0 +1,289 @@
+"""Messages as producers and consumers hold them: what was published, what was claimed, the receipt of a delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+import msgspec
+
+from detent.codec.published import FOREVER, URI
+from detent.durations import Duration, milliseconds
+from detent.errors import Invalid
+from detent.queue import operations as ops
+from detent.queue.info import time_of
+from detent.queue.reader import Content
+
+
+class Receipt(NamedTuple):
+    """The right to say what became of one delivery: queue (the number that this queue and no other has), message,
+    delivery. As text it is ``queue-message-delivery``."""
+
+    queue: int
+    message: int
+    delivery: int
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self))
+
+    @classmethod
+    def parse(cls, text: str) -> Receipt:
+        """Read a receipt's text back."""
+        parts = text.split("-")
+        if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
+            raise Invalid(
+                f"{text!r} is no receipt: it is three numbers, as in 3-17-42, and comes with a claimed message"
+            )
+        return cls(*map(int, parts))
+
+
+class Published(NamedTuple):
+    """What became of one published message. `message` is its number; a duplicate has the number of the first message
+    with its dedup key, and says so in `duplicate_of`."""
+
+    message: int
+    duplicate_of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message to publish, with all that can be said of it. `payload` is bytes; or give a `uri` to where they are.
+
+    `delay` or `visible_at` say when it can be claimed, `retention` how long it may stay at all, `dedup_key` what makes
+    it the same message as another.
+    """
+
+    payload: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    uri: str | None = None
+    created: datetime | None = None
+    visible_at: datetime | None = None
+    delay: Duration | None = None
+    retention: Duration | None = None
+    dedup_key: str | None = None
+
+
+class _Ends(Protocol):
+    """What a sync delivery needs of its store."""
+
+    def commit(self, operations: list[Any]) -> list[Any]: ...
+
+
+class _Delivered:
+    """One delivery of a message: the message, and the right to say what became of it until the lease ends."""
+
+    __slots__ = ("_content", "_receipt", "_store", "attempts", "lease_ms", "lost", "priority", "queue", "settled")
+
+    _store: Any
+
+    def __init__(
+        self,
+        store: Any,
+        queue: str,
+        receipt: tuple[int, int, int],
+        content: Content,
+        attempts: int,
+        priority: int,
+        lease_ms: int,
+    ) -> None:
+        self._store = store
+        self._content = content
+        self.queue = queue
+        self._receipt = receipt
+        self.attempts = attempts
+        self.priority = priority
+        self.lease_ms = lease_ms
+        self.settled = False  # whether somebody has said what became of it
+        self.lost = False  # whether a worker found the lease gone while the handler runs
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.receipt}, {len(self.payload)} bytes, attempt {self.attempts})"
+
+    @property
+    def receipt(self) -> Receipt:
+        """The right to say what became of it."""
+        return Receipt(*self._receipt)
+
+    @property
+    def id(self) -> int:
+        """The message's number: the same at each delivery, in each queue."""
+        return self._receipt[1]
+
+    @property
+    def fencing_token(self) -> int:
+        """The delivery number. Of two deliveries in a store the later has the higher one, so a write that carries it
+        can be refused once a later holder has written."""
+        return self._receipt[2]
+
+    @property
+    def payload(self) -> bytes:
+        """What was published; empty if that was a URI."""
+        kind, data, _ = self._content
+        return b"" if kind == URI else data
+
+    @property
+    def uri(self) -> str | None:
+        """Where the payload is, if a URI was published."""
+        kind, data, _ = self._content
+        return data.decode() if kind == URI else None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that it was published with. Each call answers a new dictionary."""
+        return dict(self._content[2].headers)
+
+    @property
+    def created(self) -> datetime:
+        """When the producer says it was made."""
+        return time_of(self._content[2].created_ms)
+
+    @property
+    def received(self) -> datetime:
+        """When it was published."""
+        return time_of(self._content[2].received_ms)
+
+    @property
+    def visible(self) -> datetime:
+        """When it could first be claimed."""
+        return time_of(self._content[2].visible_ms)
+
+    @property
+    def retention_s(self) -> int:
+        """How long it may stay at all, in seconds; 0 is for ever."""
+        return self._content[2].retention_s
+
+    @property
+    def expires(self) -> datetime | None:
+        """When its retention ends; None for one that is kept for ever."""
+        deadline_ms = self._content[2].deadline_ms
+        return None if deadline_ms == FOREVER else time_of(deadline_ms)
+
+    @property
+    def lease_until(self) -> datetime:
+        """When the lease ends, as far as this object knows."""
+        return time_of(self.lease_ms)
+
+    def json(self) -> Any:
+        """The payload as JSON."""
+        return msgspec.json.decode(self.payload)
+
+
+class Delivery(_Delivered):
+    """One delivery of a message.
+
+    >>> for message in queue.claim(10):
+    ...     with message:          # acknowledged at the end, failed if the block raises
+    ...         handle(message.payload)
+    """
+
+    _store: _Ends
+
+    def ack(self) -> None:
+        """It is done. `StaleReceipt` if the lease has ended: then somebody else has the message, or will."""
+        self._store.commit([ack_operation([self.receipt])])
+        self.settled = True
+
+    def fail(self, reason: str = "", *, delay: Duration | None = None, final: bool = False) -> None:
+        """It did not work: try again after the queue's back-off, or after `delay`; or, with `final`, never."""
+        self._store.commit([fail_operation([self.receipt], reason, delay, final)])
+        self.settled = True
+
+    def extend(self, lease: Duration | None = None) -> None:
+        """Hold it for longer: from now on for `lease`, or the queue's default."""
+        self.lease_ms = self._store.commit([extend_operation([self.receipt], lease)])[0].lease_ms
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.settled:
+            return
+        if error is None:
+            self.ack()
+        elif isinstance(error, Exception):
+            self.fail(reason_of(error))
+
+
+class AsyncDelivery(_Delivered):
+    """`Delivery` for asyncio, with ``async with``."""
+
+    async def ack(self) -> None:
+        """It is done. `StaleReceipt` if the lease has ended: then somebody else has the message, or will."""
+        await self._store.commit([ack_operation([self.receipt])])
+        self.settled = True
+
+    async def fail(self, reason: str = "", *, delay: Duration | None = None, final: bool = False) -> None:
+        """It did not work: try again after the queue's back-off, or after `delay`; or, with `final`, never."""
+        await self._store.commit([fail_operation([self.receipt], reason, delay, final)])
+        self.settled = True
+
+    async def extend(self, lease: Duration | None = None) -> None:
+        """Hold it for longer: from now on for `lease`, or the queue's default."""
+        self.lease_ms = (await self._store.commit([extend_operation([self.receipt], lease)]))[0].lease_ms
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.settled:
+            return
+        if error is None:
+            await self.ack()
+        elif isinstance(error, Exception):
+            await self.fail(reason_of(error))
+
+
+Held = Receipt | _Delivered | str
+"""What names a delivery: the message itself, its receipt, or the receipt's text."""
+
+
+def receipt_of(held: Held) -> tuple[int, int, int]:
+    """The receipt of whatever names a delivery."""
+    if isinstance(held, _Delivered):
+        return held._receipt
+    if isinstance(held, Receipt):
+        if set(map(type, held)) != {int}:
+            raise Invalid(f"{held!r} is no receipt: that is three numbers")
+        return held
+    if isinstance(held, str):
+        return Receipt.parse(held)
+    raise Invalid(f"{held!r} is neither a claimed message nor a receipt")
+
+
+def _columns(receipts: Sequence[tuple[int, int, int]]) -> tuple[int, list[int], list[int]]:
+    queues, messages, deliveries = zip(*receipts, strict=True) if receipts else ((), (), ())
+    if len(set(queues)) != 1:
+        raise Invalid("these receipts are of several queues, or there are none; take one queue at a time")
+    return queues[0], list(messages), list(deliveries)
+
+
+def ack_operation(receipts: Sequence[tuple[int, int, int]]) -> ops.Ack:
+    """Messages of one queue are done."""
+    return ops.Ack(*_columns(receipts))
+
+
+def fail_operation(
+    receipts: Sequence[tuple[int, int, int]], reason: str, delay: Duration | None, final: bool
+) -> ops.Fail:
+    """Attempts on messages of one queue came to nothing."""
+    if not isinstance(final, bool):
+        raise Invalid(f"final is True or False, not {final!r}")
+    return ops.Fail(*_columns(receipts), reason, None if delay is None else milliseconds(delay), final)
+
+
+def extend_operation(receipts: Sequence[tuple[int, int, int]], lease: Duration | None) -> ops.Extend:
+    """Leases of one queue last longer."""
+    return ops.Extend(*_columns(receipts), None if lease is None else milliseconds(lease))
+
+
+def reason_of(error: BaseException) -> str:
+    """What an exception says, cut to what a reason may hold."""
+    text = f"{type(error).__name__}: {error}".encode(errors="replace")[: ops.REASON_BYTES_MAX]
+    return text.decode(errors="ignore")

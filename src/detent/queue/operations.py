@@ -1,0 +1,432 @@
+"""The operations on queues that a transaction can hold, and what they answer."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+import msgspec
+
+from detent.engine import Operation, Result
+from detent.engine.operation import OPERATION_WEIGHT
+from detent.errors import Invalid, LimitExceeded
+
+NAME_MAX: Final = 200
+"""As for journals: a name and its key prefix fit into the kv's key limit."""
+
+QUEUES_MAX: Final = 10_000
+"""Each publish asks the filter of each queue that has one of its own."""
+
+PAYLOAD_BYTES_MAX: Final = 16 << 20
+"""A payload is one record and travels whole. What is larger belongs in an object store, published by its URI."""
+
+PUBLISH_BYTES_MAX: Final = 64 << 20
+PUBLISH_MESSAGES_MAX: Final = 65_536
+"""One publish is applied in one piece, while everybody else waits."""
+
+URI_BYTES_MAX: Final = 8 << 10
+HEADERS_MAX: Final = 255
+"""The metadata record counts them in one byte."""
+
+HEADER_BYTES_MAX: Final = 8 << 10
+"""Filters read the headers of every message, and a queue that catches up reads those of all."""
+
+DEDUP_KEY_BYTES_MAX: Final = 255
+CONSUMER_BYTES_MAX: Final = 255
+REASON_BYTES_MAX: Final = 4 << 10
+DESCRIPTION_BYTES_MAX: Final = 4 << 10
+
+CLAIM_MAX: Final = 10_000
+"""Messages in one claim, acknowledgement or failure."""
+
+IN_FLIGHT_MAX: Final = 100_000
+"""Messages of one queue in flight; the lease of each is kept in memory."""
+
+ATTEMPTS_MAX: Final = 65_535
+"""The attempts of a message are a u16; at this number even a queue without a limit gives it up."""
+
+LEASE_MS_MIN: Final = 1
+LEASE_MS_MAX: Final = 7 * 24 * 3600 * 1000
+RETENTION_S_MAX: Final = (1 << 32) - 2
+DELAY_MS_MAX: Final = 365 * 24 * 3600 * 1000
+
+MAX_ATTEMPTS: Final = 5
+RETENTION_S: Final = 4 * 24 * 3600
+DONE_RETENTION_S: Final = 3600
+DEFAULT_PRIORITY: Final = 128
+"""Of a message whose header says nothing, or no number from 0 to 255: there is room above and below it."""
+
+DEDUP_WINDOW_MS: Final = 24 * 3600 * 1000
+STEP_MESSAGES: Final = 10_000
+"""What a purge, a redrive or a list does in one step; callers go on until all is done."""
+
+MESSAGE_WEIGHT: Final = 128
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=+-]*(/[A-Za-z0-9_][A-Za-z0-9_.:=+-]*)*")
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
+Text = str
+
+
+def check_name(name: str) -> None:
+    """`Invalid` unless this can be the name of a queue."""
+    if not isinstance(name, str) or len(name) > NAME_MAX or not _NAME.fullmatch(name):
+        raise Invalid(
+            f"{name!r} is no queue name: use up to {NAME_MAX} ASCII letters, digits and any of _ . : = + -, "
+            "with '/' between parts"
+        )
+
+
+class Settings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What can be configured of a queue; None leaves a setting as it is, or at its default."""
+
+    filter: str | None = None
+    max_attempts: Number | None = None
+    lease_ms: Number | None = None
+    lease_max_ms: Number | None = None
+    backoff_ms: Number | None = None
+    backoff_max_ms: Number | None = None
+    done_retention_s: Number | None = None
+    failed_policy: str | None = None
+    priority_header: str | None = None
+    paused: bool | None = None
+    description: str | None = None
+
+
+class CreateQueue(Operation, frozen=True, tag=True, array_like=True):
+    """Create a queue. With `earliest` it also gets the messages that are stored already, as far as they match."""
+
+    queue: str
+    settings: Settings = Settings()
+    earliest: bool = False
+    exist_ok: bool = False
+
+
+class ConfigureQueue(Operation, frozen=True, tag=True, array_like=True):
+    """Change settings. A new filter applies from the router's position onward."""
+
+    queue: str
+    settings: Settings
+
+
+class DeleteQueue(Operation, frozen=True, tag=True, array_like=True):
+    """Delete a queue with all that is in it. It stands alone in its transaction."""
+
+    queue: str
+
+
+class SetDedupWindow(Operation, frozen=True, tag=True, array_like=True):
+    """How long a dedup key is held at least, of messages published from now on."""
+
+    window_ms: Number
+
+
+class Publish(Operation, frozen=True, tag=True, array_like=True):
+    """Publish messages that share their times. `headers` are one for each, or one for all."""
+
+    payloads: list[bytes]
+    headers: list[dict[str, str]] | None = None
+    uri: bool = False
+    created_ms: Number | None = None
+    visible_ms: Number | None = None
+    delay_ms: Number = 0
+    retention_s: Number = RETENTION_S
+    dedup_keys: list[str | None] | None = None
+
+    def weight(self) -> int:
+        payloads = self.payloads
+        size = len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
+        return OPERATION_WEIGHT + MESSAGE_WEIGHT * len(payloads) + size + self.header_bytes()
+
+    def header_bytes(self) -> int:
+        """About how many bytes the headers have."""
+        return sum(len(name) + len(value) for headers in self.headers or () for name, value in headers.items())
+
+
+class Claim(Operation, frozen=True, tag=True, array_like=True):
+    """Claim up to `count` messages."""
+
+    queue: str
+    count: Number = 1
+    lease_ms: Number | None = None
+    consumer: str = ""
+
+
+class _Receipts(Operation, frozen=True, tag=False, array_like=True):
+    queue: int
+    messages: list[Number]
+    deliveries: list[Number]
+
+    def weight(self) -> int:
+        return OPERATION_WEIGHT + 16 * len(self.messages)
+
+
+class Ack(_Receipts, frozen=True, tag=True, array_like=True):
+    """These messages are done. Any stale receipt refuses all of them."""
+
+
+class Fail(_Receipts, frozen=True, tag=True, array_like=True):
+    """These attempts came to nothing. `delay_ms` None is the queue's back-off; `final` gives the messages up."""
+
+    reason: str = ""
+    delay_ms: Number | None = None
+    final: bool = False
+
+
+class Extend(_Receipts, frozen=True, tag=True, array_like=True):
+    """Let these leases end `lease_ms` from now; None is the queue's default."""
+
+    lease_ms: Number | None = None
+
+
+class Redrive(Operation, frozen=True, tag=True, array_like=True):
+    """Make failed messages available again, with no attempts counted, in their queue or in another one.
+
+    Those named; or, in steps from `after` on, those that match the filter, or all. It stands alone in its transaction.
+    """
+
+    queue: str
+    messages: list[Number] | None = None
+    filter: str | None = None
+    to: str | None = None
+    after: int = -1
+
+
+class Purge(Operation, frozen=True, tag=True, array_like=True):
+    """Remove messages, in steps: available ones, failed ones, or both; or failed ones by number.
+
+    Only messages below a number go: what had been published when the first step was made, which answers that number
+    for the next ones. It stands alone in its transaction.
+    """
+
+    queue: str
+    available: bool = True
+    failed: bool = True
+    messages: list[Number] | None = None
+    below: int = -1
+
+
+class DescribeQueues(Operation, frozen=True, tag=True, array_like=True):
+    """What is known of one queue, or of those whose names begin with `prefix`. Changes nothing."""
+
+    queue: str | None = None
+    prefix: str = ""
+
+
+class ListFailed(Operation, frozen=True, tag=True, array_like=True):
+    """Failed messages after a message number, oldest first. Changes nothing."""
+
+    queue: str
+    after: int = -1
+    limit: Number = 100
+
+
+class FindMessage(Operation, frozen=True, tag=True, array_like=True):
+    """Where a message is in each queue. Changes nothing."""
+
+    message: Number
+
+
+class Advance(Operation, frozen=True, tag=True, array_like=True):
+    """Housekeeping: fire the timers that are due."""
+
+
+class CatchUp(Operation, frozen=True, tag=True, array_like=True):
+    """Housekeeping: let a queue that is behind read some more of the metadata log."""
+
+    queue: int
+
+
+class Collect(Operation, frozen=True, tag=True, array_like=True):
+    """Housekeeping: remove some records of deleted queues, dead log segments, old done messages and dedup keys."""
+
+
+class Checkpoint(Operation, frozen=True, tag=True, array_like=True):
+    """Housekeeping: fold the state log into the buckets; at the end, give back the message numbers left over."""
+
+    closing: bool = False
+
+
+class QueueCreated(Result, frozen=True, tag=True, array_like=True):
+    """A queue's number, and whether it is new."""
+
+    queue: int
+    new: bool
+
+
+class PublishedMessages(Result, frozen=True, tag=True, array_like=True):
+    """The new messages are numbered from `first`, in order; `duplicates` are (index, first message with that key)."""
+
+    first: int
+    count: int
+    duplicates: list[tuple[int, int]]
+
+
+class ClaimedMessages(Result, frozen=True, tag=True, array_like=True):
+    """What was claimed. `records` are the first messages of the records that hold each one."""
+
+    queue: int
+    lease_ms: int
+    first_delivery: int
+    messages: list[int]
+    records: list[int]
+    attempts: list[int]
+    priorities: bytes
+
+
+class LeaseExtended(Result, frozen=True, tag=True, array_like=True):
+    """When the leases end now."""
+
+    lease_ms: int
+
+
+class Moved(Result, frozen=True, tag=True, array_like=True):
+    """How many messages a step removed or moved, where the next one starts, and whether there is more to do."""
+
+    count: int
+    after: int = -1
+    more: bool = False
+
+
+class QueueDescription(msgspec.Struct, frozen=True, array_like=True):
+    """One queue, as its owner sees it."""
+
+    name: str
+    number: int
+    created_ms: int
+    settings: Settings
+    behind: bool
+    available: int
+    delayed: int
+    in_flight: int
+    failed: int
+    done_kept: int
+    routed: int
+    acked: int
+    failures: int
+    expired: int
+    purged: int
+    oldest_ms: int
+    priorities: dict[int, int]
+
+
+class QueueDescriptions(Result, frozen=True, tag=True, array_like=True):
+    """Queues by name, and the messages that match none."""
+
+    queues: list[QueueDescription]
+    unmatched: int
+    dedup_window_ms: int
+
+
+class FailedEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A failed message, without its payload."""
+
+    message: int
+    record: int
+    failed_ms: int
+    attempts: int
+    priority: int
+    delivery: int
+    reason: str
+    history: list[tuple[int, str, int, str]]
+
+
+class FailedMessages(Result, frozen=True, tag=True, array_like=True):
+    """Some failed messages."""
+
+    messages: list[FailedEntry]
+    more: bool
+
+
+class MessageState(msgspec.Struct, frozen=True, array_like=True):
+    """Where one message is in one queue: available, delayed, in flight, failed or done."""
+
+    queue: str
+    state: str
+    attempts: int = 0
+    priority: int = 0
+    at_ms: int = 0
+    consumer: str = ""
+    reason: str = ""
+    delivery: int = 0
+    history: list[tuple[int, str, int, str]] = msgspec.field(default_factory=list)
+
+
+class MessageFound(Result, frozen=True, tag=True, array_like=True):
+    """The first message of the record that a message is in (-1: it is gone), and where it is in each queue."""
+
+    record: int
+    states: list[MessageState]
+
+
+def text_bytes(text: str, what: str) -> int:
+    """How many bytes a text has in UTF-8; `Invalid` for what has no such form."""
+    try:
+        return len(text) if text.isascii() else len(text.encode())
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise Invalid(f"{what} is text: {error}") from error
+
+
+def check_text(text: str, limit: int, what: str) -> None:
+    """Refuse a text that is too long, or none."""
+    size = text_bytes(text, what)
+    if size > limit:
+        raise LimitExceeded(f"{what} of {size} bytes is over the limit of {limit}")
+
+
+def check_headers(headers: dict[str, str]) -> None:
+    """Refuse headers that are too many, too long, or no text."""
+    if len(headers) > HEADERS_MAX:
+        raise LimitExceeded(f"a message has at most {HEADERS_MAX} headers, not {len(headers)}")
+    size = sum(text_bytes(name, "a header's name") + text_bytes(value, "a header") for name, value in headers.items())
+    if size > HEADER_BYTES_MAX:
+        raise LimitExceeded(f"headers of {size} bytes are over the limit of {HEADER_BYTES_MAX}")
+
+
+def check_publish(op: Publish) -> list[int]:
+    """Refuse what cannot be published. Answers the length of each payload."""
+    payloads = op.payloads
+    count = len(payloads)
+    if not count:
+        raise Invalid("there is nothing to publish")
+    if count > PUBLISH_MESSAGES_MAX:
+        raise LimitExceeded(f"one publish holds at most {PUBLISH_MESSAGES_MAX} messages, not {count}")
+    sizes = list(map(len, payloads))
+    largest = max(sizes)
+    limit = URI_BYTES_MAX if op.uri else PAYLOAD_BYTES_MAX
+    if largest > limit:
+        what = "a URI" if op.uri else "a payload"
+        raise LimitExceeded(f"{what} of {largest} bytes is over the limit of {limit}; publish a URI to where it is")
+    if count > 1 and (total := sum(sizes)) > PUBLISH_BYTES_MAX:
+        raise LimitExceeded(f"a publish of {total} bytes is over the limit of {PUBLISH_BYTES_MAX}: send it in parts")
+    if op.uri:
+        for payload in payloads:
+            _check_uri(payload)
+    if op.headers is not None:
+        if len(op.headers) not in {1, count}:
+            raise Invalid(f"{count} payloads but {len(op.headers)} headers")
+        for headers in op.headers:
+            if headers:
+                check_headers(headers)
+    if op.dedup_keys is not None:
+        if len(op.dedup_keys) != count:
+            raise Invalid(f"{count} payloads but {len(op.dedup_keys)} dedup keys")
+        for key in op.dedup_keys:
+            if key is not None:
+                if not key:
+                    raise Invalid("a dedup key has at least one byte; pass None for no key")
+                check_text(key, DEDUP_KEY_BYTES_MAX, "a dedup key")
+    if op.retention_s > RETENTION_S_MAX:
+        raise LimitExceeded(f"a retention of {op.retention_s} s is over the limit of {RETENTION_S_MAX} s")
+    if op.delay_ms > DELAY_MS_MAX:
+        raise LimitExceeded(f"a delay of {op.delay_ms} ms is over the limit of {DELAY_MS_MAX} ms")
+    return sizes
+
+
+def _check_uri(payload: bytes) -> None:
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError as error:
+        raise Invalid(f"a URI is UTF-8 text: {error}") from error
+    if ":" not in text or text.split(":", 1)[0].strip() == "" or any(ord(c) < 33 for c in text):
+        raise Invalid(f"{text!r} is no URI: it begins with a scheme, as in s3://bucket/key, and holds no white space")

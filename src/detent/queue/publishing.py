@@ -1,0 +1,203 @@
+"""Publishing: payload, metadata, routing and dedup keys of new messages, all in the publishing transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from detent.codec import log, published
+from detent.codec import queue as records
+from detent.codec.log import SEQUENCE_BLOCK_KEY, SegmentMeta
+from detent.codec.published import FOREVER, LOG_KEY, RECORD_BYTES_MAX, RECORD_MESSAGES_MAX
+from detent.codec.statelog import Run, encode_published
+from detent.engine import Context
+from detent.errors import Invalid
+from detent.queue import operations as ops
+from detent.queue.holdings import Segment, Undo
+from detent.queue.router import Target
+
+if TYPE_CHECKING:
+    from detent.queue.machine import QueueMachine
+
+_NO_HEADERS: Final[dict[str, str]] = {}
+TIME_MS_MAX: Final = 1 << 53
+"""Times beyond this (285,000 years) are mistakes."""
+
+
+def publish(machine: QueueMachine, op: ops.Publish, context: Context) -> ops.PublishedMessages:
+    """New messages come in. Duplicates take no number."""
+    sizes = ops.check_publish(op)
+    now_ms = context.now_ms
+    created_ms = now_ms if op.created_ms is None else op.created_ms
+    visible_ms = (now_ms if op.visible_ms is None else op.visible_ms) + op.delay_ms
+    if min(created_ms, visible_ms) < 0 or max(created_ms, visible_ms) > TIME_MS_MAX:
+        raise Invalid("times are milliseconds since 1970, below 2**53")
+    undo = None if context.last else context.undo
+    payloads, headers = op.payloads, op.headers
+    duplicates: list[tuple[int, int]] = []
+    if op.dedup_keys is not None:
+        fresh, duplicates = _first_seen(machine, op.dedup_keys, now_ms)
+        payloads = [payloads[index] for index in fresh]
+        sizes = [sizes[index] for index in fresh]
+        if headers is not None and len(headers) > 1:
+            headers = [headers[index] for index in fresh]
+    if not payloads:
+        if not duplicates:
+            raise Invalid("there is nothing to publish")
+        return ops.PublishedMessages(0, 0, duplicates)
+    times = (created_ms, now_ms, visible_ms, op.retention_s)
+    kind = published.URI if op.uri else published.BYTES_INLINE
+    first = _allocate(machine, len(payloads), now_ms, undo)
+    for start, end in _records(sizes):
+        shared = headers if headers is None or len(headers) == 1 else headers[start:end]
+        value = published.encode_payloads(kind, payloads[start:end], sizes[start:end])
+        machine.write(published.payload_key(first + start), value, undo)
+        _publish_record(machine, first + start, end - start, shared, times, undo)
+    if op.dedup_keys is not None:
+        duplicates = _hold_keys(machine, op.dedup_keys, duplicates, first, now_ms, op.retention_s, undo)
+    return ops.PublishedMessages(first, len(payloads), duplicates)
+
+
+def _allocate(machine: QueueMachine, count: int, now_ms: int, undo: Undo | None) -> int:
+    """Numbers for new messages, and a new segment of the log if it is time for one."""
+    first, block = machine.allocator.allocate(count)
+    if block is not None:
+        machine.writes[SEQUENCE_BLOCK_KEY] = block.encode()  # stays, even if the transaction does not
+    if machine.holdings.needs_segment(first):
+        segments = machine.holdings.segments
+        segment = Segment(segments[-1].number + 1 if segments else log.FIRST_SEGMENT, first)
+        machine.holdings.add_segment(segment)
+        if undo is not None:
+            undo.append(machine.holdings.drop_last_segment)
+        machine.write(log.segment_key(segment.number), SegmentMeta(first, now_ms).encode(), undo)
+        machine.write(log.listing_key(segment.number, LOG_KEY), log.LISTING_VALUE, undo)
+    if undo is not None:
+        undo.append(partial(setattr, machine, "log_end", machine.log_end))
+    machine.log_end = first + count
+    return first
+
+
+def _records(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """How payloads of these sizes are spread over records: bounds of messages that share one."""
+    count = len(sizes)
+    if count == 1 or (count <= RECORD_MESSAGES_MAX and sum(sizes) <= RECORD_BYTES_MAX):
+        yield 0, count
+        return
+    start = size = 0
+    for index, length in enumerate(sizes):
+        if index > start and (index - start >= RECORD_MESSAGES_MAX or size + length > RECORD_BYTES_MAX):
+            yield start, index
+            start, size = index, 0
+        size += length
+    yield start, count
+
+
+def _publish_record(
+    machine: QueueMachine,
+    first: int,
+    count: int,
+    headers: list[dict[str, str]] | None,
+    times: tuple[int, int, int, int],
+    undo: Undo | None,
+) -> None:
+    """The metadata of messages that share a record, and their way into the queues."""
+    if headers is None or len(headers) == 1:
+        one = _NO_HEADERS if headers is None else headers[0]
+        entry = published.encode_plain_metadata(first, count, *times, published.encode_headers(one))
+        runs = [(0, count, machine.router.targets(one))]
+    else:
+        entry = published.encode_metadata(first, *times, [published.encode_headers(one) for one in headers])
+        runs = list(_runs(machine, headers))
+    machine.write(machine.holdings.entry_key(first), entry, undo)
+    machine.published.append(first)
+    if undo is not None:
+        undo.append(partial(_unpublish, machine))
+    _, received_ms, visible_ms, retention_s = times
+    deadline_ms = received_ms + retention_s * 1000 if retention_s else FOREVER
+    for start, end, targets in runs:
+        run = Run(first + start, end - start, start, count, visible_ms, deadline_ms)
+        machine.log_step(encode_published(run, [(state.number, priority) for state, priority in targets]), undo)
+        deliver(machine, run, targets, received_ms, undo)
+
+
+def _unpublish(machine: QueueMachine) -> None:
+    machine.published.pop()
+
+
+def _runs(machine: QueueMachine, headers: list[dict[str, str]]) -> Iterator[tuple[int, int, Sequence[Target]]]:
+    """Bounds of neighbours that go the same way."""
+    start, targets = 0, machine.router.targets(headers[0])
+    for index in range(1, len(headers)):
+        if headers[index] == headers[index - 1]:
+            continue
+        next_targets = machine.router.targets(headers[index])
+        if next_targets != targets:
+            yield start, index, targets
+            start, targets = index, next_targets
+    yield start, len(headers), targets
+
+
+def deliver(machine: QueueMachine, run: Run, targets: Sequence[Target], now_ms: int, undo: Undo | None) -> None:
+    """Put messages into their queues; those that match none stay with the store."""
+    machine.holdings.hold(run.first, run.length, max(1, len(targets)), undo)
+    for state, priority in targets:
+        state.route(run, priority, now_ms, undo)
+    if not targets:
+        machine.own.route(run._replace(visible_ms=0), 0, now_ms, undo)
+
+
+# -- dedup keys -------------------------------------------------------------------------------------------------
+
+
+def _first_seen(
+    machine: QueueMachine, keys: Sequence[str | None], now_ms: int
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """The messages that are new, and (index, first message) of the others; -1 - index if that is in this publish."""
+    fresh: list[int] = []
+    duplicates: list[tuple[int, int]] = []
+    seen: dict[str, int] = {}
+    with machine.reader.view() as view:
+        for index, key in enumerate(keys):
+            if key is None:
+                fresh.append(index)
+            elif key in seen:
+                duplicates.append((index, -1 - seen[key]))
+            elif (known := _held(machine.stored(records.dedup_key(key), view), now_ms)) is not None:
+                duplicates.append((index, known))
+            else:
+                seen[key] = len(fresh)
+                fresh.append(index)
+    return fresh, duplicates
+
+
+def _held(stored: bytes | None, now_ms: int) -> int | None:
+    if stored is None:
+        return None
+    message, expires_ms = records.decode_dedup(stored)
+    return message if expires_ms > now_ms else None
+
+
+def _hold_keys(
+    machine: QueueMachine,
+    keys: Sequence[str | None],
+    duplicates: list[tuple[int, int]],
+    first: int,
+    now_ms: int,
+    retention_s: int,
+    undo: Undo | None,
+) -> list[tuple[int, int]]:
+    """Remember the keys of new messages. Answers the duplicates, those within the publish with their numbers."""
+    expires_ms = now_ms + max(machine.dedup_window_ms, retention_s * 1000) if retention_s else FOREVER
+    skipped = {index for index, _ in duplicates}
+    message = first
+    for index, key in enumerate(keys):
+        if index in skipped:
+            continue
+        if key is not None:
+            machine.write(records.dedup_key(key), records.encode_dedup(message, expires_ms), undo)
+            if expires_ms < FOREVER:
+                machine.write(records.dedup_expiry_key(expires_ms, message), key.encode(), undo)
+                machine.housekeeper.arm_dedup(machine.wheel, expires_ms)
+        message += 1
+    return [(index, first - 1 - known if known < 0 else known) for index, known in duplicates]

@@ -1,0 +1,46 @@
+"""Which queues a message goes to: those that stand at the end of the log and whose filter says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from detent.queue.filters import Filter, addressed_queue
+from detent.queue.settings import priority_of
+from detent.queue.state import QueueState
+
+Target = tuple[QueueState, int]
+"""A queue, and the priority that a message has there."""
+
+
+class Router:
+    """Queues with the default filter are found by the name that a message's `queue` header gives; only the filters of
+    the others are asked."""
+
+    def __init__(self) -> None:
+        self._addressed: dict[str, list[QueueState]] = {}
+        self._filtered: list[QueueState] = []
+
+    def set(self, queues: Iterable[QueueState]) -> None:
+        """These are the queues that take part in publishes from now on."""
+        self._addressed, self._filtered = {}, []
+        for state in queues:
+            name = addressed_queue(state.config.filter)
+            if name is not None:
+                self._addressed.setdefault(name, []).append(state)
+            else:
+                self._filtered.append(state)
+
+    def targets(self, headers: dict[str, str]) -> Sequence[Target]:
+        """Where a message with these headers goes."""
+        name = headers.get("queue")
+        found = [] if name is None else self._addressed.get(name, [])
+        if self._filtered:
+            found = [*found, *(state for state in self._filtered if filter_of(state).matches(headers))]
+        return [(state, priority_of(state.config, headers)) for state in found]
+
+
+def filter_of(state: QueueState) -> Filter:
+    """A queue's filter, compiled when it is first asked."""
+    if state.filter is None or state.filter.text != state.config.filter:
+        state.filter = Filter(state.config.filter)
+    return state.filter

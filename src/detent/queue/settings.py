@@ -1,0 +1,83 @@
+"""A queue's settings: their defaults and limits, and how a change is laid over what was."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from detent.codec.queue import NOT_KEPT, Config
+from detent.errors import Invalid, LimitExceeded
+from detent.queue import operations as ops
+from detent.queue.filters import Filter, default_filter
+
+FAILED_POLICIES: Final = ("keep", "discard")
+"""What becomes of a message that ran out of attempts."""
+
+HEADER_NAME_BYTES_MAX: Final = 255
+
+
+def new_config(name: str, number: int, now_ms: int, settings: ops.Settings) -> Config:
+    """The settings of a new queue."""
+    config = Config(
+        filter=default_filter(name),
+        max_attempts=ops.MAX_ATTEMPTS,
+        done_retention_s=ops.DONE_RETENTION_S,
+        number=number,
+        created_ms=now_ms,
+    )
+    return changed(config, settings)
+
+
+def changed(config: Config, settings: ops.Settings) -> Config:
+    """The settings with those laid over them that are given; refused if they do not go together."""
+    changes = {name: value for name in settings.__struct_fields__ if (value := getattr(settings, name)) is not None}
+    new = config._replace(**changes)
+    _check(new, lease_given=settings.lease_ms is not None)
+    if new.lease_ms > new.lease_max_ms:
+        new = new._replace(lease_ms=new.lease_max_ms)
+    if new.backoff_ms > new.backoff_max_ms:
+        if settings.backoff_max_ms is not None:
+            raise Invalid(f"the back-off starts at {new.backoff_ms} ms, above its maximum of {new.backoff_max_ms} ms")
+        new = new._replace(backoff_max_ms=new.backoff_ms)
+    if new.filter != config.filter:
+        Filter(new.filter)
+        new = new._replace(generation=config.generation + 1)
+    return new
+
+
+def _check(config: Config, *, lease_given: bool) -> None:
+    if config.max_attempts > ops.ATTEMPTS_MAX:
+        raise LimitExceeded(f"a message has at most {ops.ATTEMPTS_MAX} attempts")
+    if not ops.LEASE_MS_MIN <= config.lease_max_ms <= ops.LEASE_MS_MAX or config.lease_ms < ops.LEASE_MS_MIN:
+        raise Invalid(f"a lease lasts from {ops.LEASE_MS_MIN} ms to {ops.LEASE_MS_MAX} ms")
+    if lease_given and config.lease_ms > config.lease_max_ms:
+        raise Invalid(f"a default lease of {config.lease_ms} ms is above the maximum of {config.lease_max_ms} ms")
+    if max(config.backoff_ms, config.backoff_max_ms) > ops.DELAY_MS_MAX:
+        raise LimitExceeded(f"a back-off is at most {ops.DELAY_MS_MAX} ms")
+    if config.done_retention_s > NOT_KEPT:
+        raise LimitExceeded(f"a retention is below {NOT_KEPT} s")
+    if config.failed_policy not in FAILED_POLICIES:
+        raise Invalid(
+            f"what becomes of failed messages is one of {', '.join(FAILED_POLICIES)}, not {config.failed_policy!r}"
+        )
+    ops.check_text(config.priority_header, HEADER_NAME_BYTES_MAX, "the name of the priority header")
+    ops.check_text(config.description, ops.DESCRIPTION_BYTES_MAX, "a description")
+
+
+def settings_of(config: Config) -> ops.Settings:
+    """All settings of a queue."""
+    return ops.Settings(**{name: getattr(config, name) for name in ops.Settings.__struct_fields__})
+
+
+def backoff_ms(config: Config, attempts: int) -> int:
+    """How long a message waits after its nth attempt: twice as long each time, up to the maximum."""
+    doublings = min(attempts - 1, 40)
+    return min(config.backoff_ms << doublings, config.backoff_max_ms)
+
+
+def priority_of(config: Config, headers: dict[str, str]) -> int:
+    """The priority that a message's header gives it; lower is more urgent."""
+    text = headers.get(config.priority_header)
+    if text is None or len(text) > 3 or not (text.isascii() and text.isdigit()):
+        return ops.DEFAULT_PRIORITY
+    number = int(text)
+    return number if number <= 255 else ops.DEFAULT_PRIORITY

@@ -1,0 +1,710 @@
+"""What queues must do, in the plainest way: dictionaries, and no cleverness. And what a machine's memory shows of it.
+
+`Model` applies the same operations as the machine. It is told what only the machine can decide (the number of the first
+message of a publish, how far a queue that is behind has read), and says everything else by itself.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from detent.codec import log, published
+from detent.codec import queue as records
+from detent.codec.published import FOREVER
+from detent.codec.queue import NOT_KEPT
+from detent.engine import Done, Operation
+from detent.errors import Conflict, Exists, Invalid, NotFound, StaleReceipt
+from detent.journal import operations as journal_ops
+from detent.kv import View
+from detent.queue import QueueMachine, looking, publishing
+from detent.queue import operations as ops
+from detent.queue import state as state_module
+from detent.queue.bucket import HELD, HIDDEN, READY
+from detent.queue.claiming import EXPIRED_REASON
+from detent.queue.holdings import LIVE
+from detent.queue.state import EXPIRE, EXPIRE_FAILED, REVEAL, QueueState
+
+FILTERS = {
+    "true": lambda headers: True,
+    'headers.tier == "gold"': lambda headers: headers.get("tier") == "gold",
+    "has(headers.a)": lambda headers: "a" in headers,
+}
+"""The filters that the model understands; any other text is the default filter of its queue."""
+
+AVAILABLE, IN_FLIGHT, FAILED = "available", "in flight", "failed"
+
+
+@dataclass(slots=True)
+class Message:
+    """A message as it was published."""
+
+    number: int
+    record: int
+    kind: int
+    payload: bytes
+    headers: dict[str, str]
+    received_ms: int
+    visible_ms: int
+    deadline_ms: int
+
+
+@dataclass(slots=True)
+class Entry:
+    """A message in a queue."""
+
+    message: int
+    priority: int
+    order: int
+    visible_ms: int
+    state: str = AVAILABLE
+    attempts: int = 0
+    history: list[tuple[int, str, int, str]] = field(default_factory=list)
+    delivery: int = 0
+    claimed_ms: int = 0
+    lease_ms: int = 0
+    consumer: str = ""
+    failed_ms: int = 0
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Queue:
+    """A queue. `cursor` is the first message that it has yet to read of; None if it takes part in publishes."""
+
+    name: str
+    number: int
+    cursor: int | None
+    filter: str
+    max_attempts: int = ops.MAX_ATTEMPTS
+    lease_ms: int = 30_000
+    lease_max_ms: int = 12 * 3600 * 1000
+    backoff_ms: int = 1_000
+    backoff_max_ms: int = 300_000
+    done_retention_s: int = ops.DONE_RETENTION_S
+    failed_policy: str = "keep"
+    priority_header: str = "priority"
+    paused: bool = False
+    entries: dict[int, Entry] = field(default_factory=dict)
+    done: dict[int, tuple[int, int]] = field(default_factory=dict)
+    forgettable: set[int] = field(default_factory=set)  # done messages that need not be known any more
+    next_order: int = 0
+    routed: int = 0
+    acked: int = 0
+    failures: int = 0
+    expired: int = 0
+    purged: int = 0
+
+    def matches(self, headers: dict[str, str]) -> bool:
+        known = FILTERS.get(self.filter)
+        return headers.get("queue") == self.name if known is None else known(headers)
+
+    def priority(self, headers: dict[str, str]) -> int:
+        text = headers.get(self.priority_header, "")
+        return int(text) if text in map(str, range(256)) else 128
+
+    def add(self, message: int, priority: int, visible_ms: int) -> None:
+        assert message not in self.entries, f"message {message} is in {self.name} already"
+        self.entries[message] = Entry(message, priority, self.next_order, visible_ms)
+        self.next_order += 1
+        self.routed += 1
+
+    def set(self, settings: ops.Settings) -> None:
+        for name in settings.__struct_fields__:
+            value = getattr(settings, name)
+            if value is not None and name != "description":
+                setattr(self, name, value)
+
+    def forgets(self, done_ms: int, now_ms: int) -> bool:
+        retention_s = self.done_retention_s
+        return retention_s == NOT_KEPT or bool(retention_s and now_ms > done_ms + retention_s * 1000)
+
+    def among(self, *states: str) -> list[Entry]:
+        return [entry for entry in self.entries.values() if entry.state in states]
+
+
+class Model:
+    """A store's queues."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.messages: dict[int, Message] = {}
+        self.queues: dict[str, Queue] = {}
+        self.zombies: dict[int, set[int]] = {}  # what deleted queues hold until they are swept away
+        self.deleted: list[int] = []
+        self.unmatched: set[int] = set()
+        self.unread: set[int] = set()
+        self.dedup: dict[str, tuple[int, int]] = {}
+        self.window_ms = ops.DEDUP_WINDOW_MS
+        self.next_queue = 1
+        self.next_delivery = 1
+        self.log_end = 0
+        self.journal = 0
+        self.turns: dict[int, int] = {}
+
+    def copy(self) -> Model:
+        copied: Model = pickle.loads(pickle.dumps(self, pickle.HIGHEST_PROTOCOL))
+        return copied
+
+    # -- time and holds -----------------------------------------------------------------------------------------
+
+    def advance(self, now_ms: int) -> None:
+        """All that the clock does by itself."""
+        self.now_ms = now_ms
+        for queue in self.queues.values():
+            over = [entry.message for entry in queue.among(IN_FLIGHT) if entry.lease_ms <= now_ms]
+            for message in over:
+                self.end_attempt(queue, message, EXPIRED_REASON, None, False)
+            for entry in queue.among(AVAILABLE, FAILED):
+                if self.has_ended(entry.message):
+                    queue.expired += 1
+                    self.leave(queue, entry.message)
+            queue.forgettable.update(m for m, (at_ms, _) in queue.done.items() if queue.forgets(at_ms, now_ms))
+        self.unmatched = {message for message in self.unmatched if not self.has_ended(message)}
+        self.unread = {message for message in self.unread if not self.has_ended(message)}
+
+    def has_ended(self, message: int) -> bool:
+        return self.messages[message].deadline_ms <= self.now_ms
+
+    def holders(self, message: int) -> int:
+        queues = sum(message in queue.entries for queue in self.queues.values())
+        zombies = sum(message in held for held in self.zombies.values())
+        return queues + zombies + (message in self.unmatched) + (message in self.unread)
+
+    def first_unread(self) -> int:
+        return min((queue.cursor for queue in self.queues.values() if queue.cursor is not None), default=LIVE)
+
+    def leave(self, queue: Queue, message: int) -> None:
+        del queue.entries[message]
+        self.released(message)
+
+    def released(self, message: int) -> None:
+        """One that nobody has any more stays, if a queue has yet to read of it."""
+        if not self.holders(message) and message >= self.first_unread() and not self.has_ended(message):
+            self.unread.add(message)
+
+    def stored(self) -> set[int]:
+        """The messages that must be stored."""
+        held = {message for queue in self.queues.values() for message in queue.entries}
+        return held.union(self.unmatched, self.unread, *self.zombies.values())
+
+    def read_on(self, queue: Queue, cursor: int | None) -> None:
+        """A queue that was behind has read up to there."""
+        assert queue.cursor is not None
+        end = LIVE if cursor is None else cursor
+        for number in sorted(self.stored()):
+            message = self.messages[number]
+            if queue.cursor <= number < end and not self.has_ended(number) and queue.matches(message.headers):
+                queue.add(number, queue.priority(message.headers), message.visible_ms)
+                self.unmatched.discard(number)
+                self.unread.discard(number)
+        queue.cursor = cursor
+        self.prune_unread()
+
+    def prune_unread(self) -> None:
+        self.unread = {message for message in self.unread if message >= self.first_unread()}
+
+    def sweep(self, zombies: dict[int, set[int]]) -> None:
+        """Deleted queues hold no more than this."""
+        for number, held in list(self.zombies.items()):
+            left = zombies.get(number, set())
+            assert left <= held
+            self.zombies[number] = left
+            for message in held - left:
+                self.released(message)
+            if number not in zombies:
+                del self.zombies[number]
+
+    # -- operations ---------------------------------------------------------------------------------------------
+
+    def apply(self, op: Operation, hint: Any) -> Any:
+        """What the operation must answer, or the error it must raise."""
+        if isinstance(op, journal_ops.Append):
+            self.journal += len(op.bodies)
+            return hint
+        if isinstance(op, journal_ops.CheckHead):
+            if op.next_offset != self.journal:
+                raise Conflict("head")
+            return hint
+        return getattr(self, type(op).__name__.lower())(op, hint)
+
+    def find(self, name: str) -> Queue:
+        if name not in self.queues:
+            raise NotFound(name)
+        return self.queues[name]
+
+    def publish(self, op: ops.Publish, hint: ops.PublishedMessages | None) -> ops.PublishedMessages:
+        keys = op.dedup_keys or [None] * len(op.payloads)
+        headers = op.headers or [{}]
+        headers = headers * len(op.payloads) if len(headers) == 1 else headers
+        visible_ms = (self.now_ms if op.visible_ms is None else op.visible_ms) + op.delay_ms
+        deadline_ms = self.now_ms + op.retention_s * 1000 if op.retention_s else FOREVER
+        expires_ms = self.now_ms + max(self.window_ms, op.retention_s * 1000) if op.retention_s else FOREVER
+        first = self.log_end if hint is None or not hint.count else hint.first
+        assert first >= self.log_end, "a message number was given twice"
+        new: list[int] = []
+        duplicates: list[tuple[int, int]] = []
+        for index, key in enumerate(keys):
+            if key is not None and key in self.dedup and self.dedup[key][1] > self.now_ms:
+                duplicates.append((index, self.dedup[key][0]))
+                continue
+            if key is not None:
+                self.dedup[key] = (first + len(new), expires_ms)
+            new.append(index)
+        if not new:
+            return ops.PublishedMessages(0, 0, duplicates)
+        kind = published.URI if op.uri else published.BYTES_INLINE
+        for place, index in enumerate(new):
+            number = first + place
+            record = number - place % publishing.RECORD_MESSAGES_MAX
+            self.messages[number] = Message(
+                number, record, kind, op.payloads[index], headers[index], self.now_ms, visible_ms, deadline_ms
+            )
+            self.deliver(number)
+        self.log_end = first + len(new)
+        return ops.PublishedMessages(first, len(new), duplicates)
+
+    def deliver(self, number: int) -> None:
+        message = self.messages[number]
+        targets = [q for q in self.queues.values() if q.cursor is None and q.matches(message.headers)]
+        for queue in targets:
+            queue.add(number, queue.priority(message.headers), message.visible_ms)
+        if not targets:
+            self.unmatched.add(number)
+
+    def choose(self, queue: Queue, count: int) -> list[Entry]:
+        """By priority, then age; every now and then the oldest of all."""
+        left = [entry for entry in queue.among(AVAILABLE) if entry.visible_ms <= self.now_ms]
+        left.sort(key=lambda entry: (entry.priority, entry.order))
+        turn = self.turns.get(queue.number, 0)
+        chosen: list[Entry] = []
+        while left and len(chosen) < count:
+            fair = turn % state_module.FAIR_EVERY == state_module.FAIR_EVERY - 1
+            several = len({entry.priority for entry in left}) > 1
+            entry = min(left, key=lambda entry: entry.order) if fair and several else left[0]
+            left.remove(entry)
+            chosen.append(entry)
+            turn += 1
+        self.turns[queue.number] = turn
+        return chosen
+
+    def claim(self, op: ops.Claim, _hint: Any) -> ops.ClaimedMessages:
+        queue = self.find(op.queue)
+        if not op.count:
+            raise Invalid("count")
+        lease_ms = self.now_ms + min(queue.lease_ms if op.lease_ms is None else op.lease_ms, queue.lease_max_ms)
+        chosen = [] if queue.paused else self.choose(queue, op.count)
+        first = self.next_delivery if chosen else 0
+        for entry in chosen:
+            entry.state, entry.attempts, entry.delivery = IN_FLIGHT, entry.attempts + 1, self.next_delivery
+            entry.claimed_ms, entry.lease_ms, entry.consumer = self.now_ms, lease_ms, op.consumer
+            self.next_delivery += 1
+        return ops.ClaimedMessages(
+            queue.number,
+            lease_ms,
+            first,
+            [entry.message for entry in chosen],
+            [self.messages[entry.message].record for entry in chosen],
+            [entry.attempts for entry in chosen],
+            bytes(entry.priority for entry in chosen),
+        )
+
+    def is_current(self, number: int, message: int, delivery: int) -> bool:
+        for queue in self.queues.values():
+            entry = queue.entries.get(message)
+            if queue.number == number and entry is not None and entry.state == IN_FLIGHT:
+                return entry.delivery == delivery and entry.lease_ms > self.now_ms
+        return False
+
+    def receipts(self, op: ops.Ack | ops.Fail | ops.Extend) -> Queue:
+        for message, delivery in zip(op.messages, op.deliveries, strict=True):
+            if not self.is_current(op.queue, message, delivery):
+                raise StaleReceipt("stale")
+        if len(set(op.messages)) < len(op.messages):
+            raise Invalid("twice")
+        return next(queue for queue in self.queues.values() if queue.number == op.queue)
+
+    def ack(self, op: ops.Ack, _hint: Any) -> Done:
+        queue = self.receipts(op)
+        for message in op.messages:
+            if queue.done_retention_s != NOT_KEPT:
+                queue.done[message] = (self.now_ms, queue.entries[message].attempts)
+                queue.forgettable.discard(message)
+            queue.acked += 1
+            self.leave(queue, message)
+        return Done()
+
+    def fail(self, op: ops.Fail, _hint: Any) -> Done:
+        queue = self.receipts(op)
+        for message in op.messages:
+            self.end_attempt(queue, message, op.reason, op.delay_ms, op.final)
+        return Done()
+
+    def end_attempt(self, queue: Queue, message: int, reason: str, delay_ms: int | None, final: bool) -> None:
+        entry = queue.entries[message]
+        entry.history.append((entry.claimed_ms, entry.consumer, self.now_ms, reason))
+        if final or entry.attempts >= (queue.max_attempts or 65_535):
+            queue.failures += 1
+            entry.state, entry.failed_ms, entry.reason = FAILED, self.now_ms, reason
+            if queue.failed_policy == "discard":
+                self.leave(queue, message)
+            return
+        if delay_ms is None:
+            delay_ms = min(queue.backoff_ms * 2 ** (entry.attempts - 1), queue.backoff_max_ms)
+        entry.state = AVAILABLE
+        entry.visible_ms = FOREVER if self.has_ended(message) else self.now_ms + delay_ms
+
+    def extend(self, op: ops.Extend, _hint: Any) -> ops.LeaseExtended:
+        queue = self.receipts(op)
+        lease_ms = self.now_ms + min(queue.lease_ms if op.lease_ms is None else op.lease_ms, queue.lease_max_ms)
+        for message in op.messages:
+            queue.entries[message].lease_ms = lease_ms
+        return ops.LeaseExtended(lease_ms)
+
+    def createqueue(self, op: ops.CreateQueue, _hint: Any) -> ops.QueueCreated:
+        if op.queue in self.queues:
+            if op.exist_ok:
+                return ops.QueueCreated(self.queues[op.queue].number, False)
+            raise Exists(op.queue)
+        queue = Queue(op.queue, self.next_queue, None, f'headers.queue == "{op.queue}"')
+        queue.set(op.settings)
+        self.next_queue += 1
+        self.turns[queue.number] = 0
+        if op.earliest and self.messages:
+            queue.cursor = 0
+        elif queue.paused:
+            queue.cursor = self.log_end
+        self.queues[op.queue] = queue
+        return ops.QueueCreated(queue.number, True)
+
+    def configurequeue(self, op: ops.ConfigureQueue, _hint: Any) -> Done:
+        queue = self.find(op.queue)
+        queue.set(op.settings)
+        if queue.paused and queue.cursor is None:
+            queue.cursor = self.log_end
+        return Done()
+
+    def deletequeue(self, op: ops.DeleteQueue, _hint: Any) -> Done:
+        queue = self.queues.pop(self.find(op.queue).name)
+        self.zombies[queue.number] = set(queue.entries)
+        self.deleted.append(queue.number)
+        self.prune_unread()
+        return Done()
+
+    def setdedupwindow(self, op: ops.SetDedupWindow, _hint: Any) -> Done:
+        self.window_ms = op.window_ms
+        return Done()
+
+    def redrive(self, op: ops.Redrive, _hint: Any) -> ops.Moved:
+        source = self.find(op.queue)
+        target = source if op.to is None else self.find(op.to)
+        failed = sorted(entry.message for entry in source.among(FAILED))
+        if op.messages is None:
+            step = [message for message in failed if message > op.after]
+        else:
+            if not set(op.messages) <= set(failed):
+                raise NotFound("message")
+            step = sorted(set(op.messages))
+        more = len(step) > ops.STEP_MESSAGES
+        step = step[: ops.STEP_MESSAGES]
+        after = step[-1] if step else op.after
+        if op.filter is not None:
+            step = [message for message in step if FILTERS[op.filter](self.messages[message].headers)]
+        if target is not source:
+            there = {m for m in step if m in target.entries or (target.cursor is not None and m >= target.cursor)}
+            if there and op.messages is not None:
+                raise Exists("message")
+            step = [message for message in step if message not in there]
+        for message in step:
+            entry = source.entries.pop(message)
+            priority = entry.priority if target is source else target.priority(self.messages[message].headers)
+            target.add(message, priority, self.now_ms)
+        return ops.Moved(len(step), after, more)
+
+    def purge_all(self, name: str, *states: str) -> int:
+        """All steps of a purge."""
+        queue = self.find(name)
+        going = [entry.message for entry in queue.among(*states)]
+        for message in going:
+            queue.purged += 1
+            self.leave(queue, message)
+        return len(going)
+
+    # -- what must be seen --------------------------------------------------------------------------------------
+
+    def describe(self, name: str) -> dict[str, Any]:
+        queue = self.queues[name]
+        available = queue.among(AVAILABLE)
+        ready = [entry for entry in available if entry.visible_ms <= self.now_ms]
+        oldest = min(ready, key=lambda entry: entry.order, default=None)
+        priorities: dict[int, int] = {}
+        for entry in sorted(ready, key=lambda entry: entry.priority):
+            priorities[entry.priority] = priorities.get(entry.priority, 0) + 1
+        return {
+            "number": queue.number,
+            "behind": queue.cursor is not None,
+            "available": len(ready),
+            "delayed": len(available) - len(ready),
+            "in_flight": len(queue.among(IN_FLIGHT)),
+            "failed": len(queue.among(FAILED)),
+            "routed": queue.routed,
+            "acked": queue.acked,
+            "failures": queue.failures,
+            "expired": queue.expired,
+            "purged": queue.purged,
+            "oldest_ms": 0 if oldest is None else self.messages[oldest.message].received_ms,
+            "priorities": priorities,
+        }
+
+    def done_within(self, queue: Queue) -> set[int]:
+        """The done messages that the queue must still know of."""
+        return queue.done.keys() - queue.forgettable
+
+    def states(self, number: int) -> dict[str, ops.MessageState]:
+        """Where a message is, but for queues in which it is done."""
+        found = {}
+        for queue in self.queues.values():
+            entry = queue.entries.get(number)
+            if entry is None:
+                continue
+            state = ops.MessageState(queue.name, entry.state, entry.attempts, entry.priority, history=entry.history)
+            if entry.state == FAILED:
+                changes = {"at_ms": entry.failed_ms, "reason": entry.reason, "delivery": entry.delivery}
+            elif entry.state == IN_FLIGHT:
+                changes = {"at_ms": entry.lease_ms, "consumer": entry.consumer, "delivery": entry.delivery}
+            else:
+                changes = {"at_ms": entry.visible_ms}
+                if entry.visible_ms > self.now_ms:
+                    changes["state"] = "delayed"
+            found[queue.name] = msgspec.structs.replace(state, **changes)
+        return found
+
+    def contents(self) -> dict[str, Any]:
+        """All that the queues hold, as `contents` finds it in a machine."""
+        return {queue.name: self._content(queue) for queue in self.queues.values()}
+
+    def _content(self, queue: Queue) -> dict[str, Any]:
+        rows: dict[int, Any] = {}
+        failed: dict[int, Any] = {}
+        for entry in sorted(queue.entries.values(), key=lambda entry: entry.order):
+            message = self.messages[entry.message]
+            place = (message.number - message.record, message.deadline_ms, entry.priority, entry.attempts)
+            if entry.state == FAILED:
+                failed[entry.message] = (*place, entry.failed_ms, entry.delivery, entry.reason, entry.history)
+            elif entry.state == IN_FLIGHT:
+                lease = (entry.delivery, entry.claimed_ms, entry.lease_ms, entry.consumer)
+                rows[entry.message] = (*place, HELD, *lease, entry.history)
+            else:
+                state = READY if entry.visible_ms <= self.now_ms else HIDDEN
+                rows[entry.message] = (*place, state, entry.visible_ms, entry.history)
+        return {"rows": list(rows.items()), "failed": failed, "behind": queue.cursor is not None}
+
+
+# -- what a machine's memory shows -----------------------------------------------------------------------------------
+
+
+def held_by(state: QueueState) -> set[int]:
+    """The messages that a queue has."""
+    return {*state.flights, *state.failed, *(message for message, _ in rows_of(state))}
+
+
+def rows_of(state: QueueState) -> list[tuple[int, tuple[int, ...]]]:
+    """The messages at all places that are not empty, in order: (message, columns)."""
+    found = []
+    for number in sorted(state.buckets):
+        bucket = state.buckets[number]
+        for row, kind in enumerate(bucket.states):
+            if kind:
+                columns = (
+                    number * state.size + row,
+                    kind,
+                    bucket.priorities[row],
+                    0 if kind == HELD else bucket.visible[row],
+                    bucket.deadlines[row],
+                    bucket.attempts[row],
+                    bucket.offsets[row],
+                    bucket.counts[row],
+                )
+                found.append((bucket.messages[row], columns))
+    return found
+
+
+def contents(machine: QueueMachine, view: View) -> dict[str, Any]:
+    """All that the queues of a machine hold, in the model's terms."""
+    found = {}
+    for state in machine.queues.values():
+        rows = []
+        for message, (place, kind, priority, visible_ms, deadline_ms, attempts, offset, _) in rows_of(state):
+            common = (offset, deadline_ms, priority, attempts)
+            history = looking.history(state, message, view)
+            if kind == HELD:
+                held_at, delivery, grant = state.flights[message]
+                assert held_at == place
+                lease = (delivery, grant.claimed_ms, grant.lease_ms, grant.consumer)
+                rows.append((message, (*common, kind, *lease, history)))
+            else:
+                rows.append((message, (*common, kind, visible_ms, history)))
+        failed = {
+            m: (f.offset, f.deadline_ms, f.priority, f.attempts, f.failed_ms, f.delivery, f.reason, history)
+            for m, f in state.failed.items()
+            for history in [looking.history(state, m, view)]
+        }
+        found[state.name] = {"rows": rows, "failed": failed, "behind": state.next_message != LIVE}
+    return found
+
+
+def dump(machine: QueueMachine, view: View) -> dict[str, Any]:
+    """All that a machine remembers and must remember after a restart; what is worked out from it again is left out."""
+    queues: dict[int, dict[str, Any]] = {}
+    for number, state in machine.by_number.items():
+        if state.deleted:  # its messages are nobody's any more, in whatever state they are
+            queues[number] = {
+                "rows": sorted((message, row[0]) for message, row in rows_of(state)),
+                "failed": state.failed,
+            }
+            continue
+        rows = rows_of(state)
+        done = list(zip(state.done_messages, state.done_times, state.done_attempts, strict=True))
+        for _, value in view.scan(*records.queue_range(records.DONE, number)):
+            done += [tuple(row) for row in records.decode_done(value).tolist()]
+        queues[number] = {
+            "name": state.name,
+            "config": state.config,
+            "cursor": state.cursor,
+            "rows": rows,
+            "flights": {
+                message: (place, delivery, grant.claimed_ms, grant.lease_ms, grant.consumer)
+                for message, (place, delivery, grant) in sorted(state.flights.items())
+            },
+            "failed": dict(sorted(state.failed.items())),
+            "ready": dict(sorted(state.ready.items())),
+            "hidden": state.hidden,
+            "done": sorted(done),
+            "history": {m: looking.history(state, m, view) for m in sorted({*state.failed, *(m for m, _ in rows)})},
+        }
+    messages = sorted({message for queue in queues.values() for message in (*dict(queue["rows"]), *queue["failed"])})
+    return {
+        "queues": dict(sorted(queues.items())),
+        "holds": {message: machine.holdings.count(message) for message in messages},
+        "behind": sorted(machine.behind),
+        "unread from": machine.holdings.unread_from,
+        "segments": list(machine.holdings.segments),
+        "live": list(machine.holdings.live),
+        "log end": machine.log_end,
+        "next": (machine.next_queue, machine.next_delivery),
+        "window": machine.dedup_window_ms,
+        "names": sorted(machine.queues),
+        "deleted": sorted(machine.deleted),
+    }
+
+
+def check_memory(machine: QueueMachine) -> None:
+    """What a machine works out from its memory agrees with it: counters, holds, heaps, timers."""
+    holds: dict[int, int] = {}
+    timers = _timers(machine)
+    for number, state in machine.by_number.items():
+        held = list(held_by(state))
+        rows = rows_of(state)
+        assert len(held) == len(rows) + len(state.failed), f"a message is twice in queue {number}"
+        assert sorted(state.flights) == sorted(message for message, row in rows if row[1] == HELD)
+        for message in held:
+            holds[message] = holds.get(message, 0) + 1
+        _check_counts(state, rows)
+        if not state.deleted:
+            _check_timers(state, timers)
+        for bucket in state.buckets.values():
+            _check_bucket(state, bucket)
+    _check_holds(machine, holds)
+
+
+def _timers(machine: QueueMachine) -> dict[Any, int]:
+    found: dict[Any, int] = {}
+    wheel = machine.wheel
+    entries = [(due, name) for names in wheel._slots.values() for due, name in names]
+    for due_ms, name in [*entries, *((due, name) for due, _, name in wheel._near)]:
+        found[name] = min(due_ms, found.get(name, due_ms))
+    return found
+
+
+def _check_counts(state: QueueState, rows: list[tuple[int, tuple[int, ...]]]) -> None:
+    ready: dict[int, int] = {}
+    for _, row in rows:
+        if row[1] == READY:
+            ready[row[2]] = ready.get(row[2], 0) + 1
+    assert state.ready == ready
+    assert state.hidden == sum(row[1] == HIDDEN for _, row in rows)
+
+
+def _check_timers(state: QueueState, timers: dict[Any, int]) -> None:
+    for message, (place, kind, _, visible_ms, deadline_ms, *_) in rows_of(state):
+        bucket = place // state.size
+        if kind == HELD:
+            grant = state.flights[message][2]
+            assert timers[grant] <= grant.lease_ms, f"nobody looks after the lease on {message}"
+            assert message in grant.held
+        if kind == HIDDEN and visible_ms < FOREVER:
+            assert timers[REVEAL, state.number, bucket] <= visible_ms, f"nobody reveals {message}"
+        if kind in {HIDDEN, READY} and deadline_ms < FOREVER:
+            assert timers[EXPIRE, state.number, bucket] <= deadline_ms, f"nobody lets {message} expire"
+    for message, failed in state.failed.items():
+        if failed.deadline_ms < FOREVER:
+            name = (EXPIRE_FAILED, state.number, state.failed_bucket(message))
+            assert timers[name] <= failed.deadline_ms, f"nobody lets {message} expire, which has failed"
+
+
+def _check_bucket(state: QueueState, bucket: Any) -> None:
+    assert bucket.live == sum(kind != 0 for kind in bucket.states)
+    claimable = [row for row, kind in enumerate(bucket.states) if kind == READY]
+    if bucket.ready is not None:
+        places = [place for ready in bucket.ready.values() for place in (*ready.fresh, *ready.returned)]
+        offered = [place for place in places if bucket.states[place] == READY]
+        assert sorted(offered) == claimable, "what is claimable is not offered once"
+    for priority in {bucket.priorities[row] for row in claimable}:
+        assert bucket.number in state.heads.get(priority, []), "a bucket with claimable messages is not listed"
+
+
+def _check_holds(machine: QueueMachine, holds: dict[int, int]) -> None:
+    live = [0] * len(machine.holdings.segments)
+    for message, count in holds.items():
+        assert machine.holdings.count(message) == count, f"message {message} is held {count} times"
+        live[machine.holdings._segment(message)] += 1
+    assert machine.holdings.live == live
+    counted = sum(int(np.count_nonzero(chunk)) for chunk in machine.holdings._chunks.values())
+    assert counted == len(holds), "a message is held by nobody"
+
+
+def payloads(view: View) -> dict[int, tuple[int, bytes]]:
+    """The payloads in the store by message."""
+    found = {}
+    for key, value in view.scan(*published.PAYLOAD.range()):
+        first = int.from_bytes(key[3:], "big")
+        for index, payload in published.decode_payloads(value).items():
+            found[first + index] = tuple(payload)
+    return found
+
+
+def entries(view: View) -> dict[int, list[published.Metadata]]:
+    """The entries of the metadata log, by segment."""
+    found: dict[int, list[published.Metadata]] = {}
+    for number in segments(view):
+        values = [value for _, value in view.scan(*log.entry_range(number, published.LOG_KEY))]
+        found[number] = [message for value in values for message in published.decode_metadata(value)]
+    return found
+
+
+def segments(view: View) -> list[int]:
+    """The segments of the metadata log."""
+    return [log.decode_segment_key(key) for key, _ in view.scan(*log.segment_range())]
+
+
+def records_of(view: View, queue: int) -> list[bytes]:
+    """The keys of all records of one queue."""
+    kinds = (records.ACTIVE, records.DONE, records.FAILED, records.ATTEMPTS)
+    keys = [key for kind in kinds for key, _ in view.scan(*records.queue_range(kind, queue))]
+    single: Iterable[bytes] = (records.cursor_key(queue), records.deleted_key(queue))
+    return [*keys, *(key for key in single if view.get(key) is not None)]

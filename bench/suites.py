@@ -6,7 +6,7 @@ import importlib
 
 from bench.harness import Suite
 
-MODULES = {"journal": "bench.journal.measurements"}
+MODULES = {"journal": "bench.journal.measurements", "queue": "bench.queue.measurements"}
 
 
 def load(name: str) -> Suite:

@@ -24,11 +24,13 @@ from detent.journal import operations as journal_ops
 from detent.kv import View
 from detent.queue import QueueMachine, looking, publishing
 from detent.queue import operations as ops
-from detent.queue import state as state_module
+from detent.queue import places as places_module
 from detent.queue.bucket import HELD, HIDDEN, READY
 from detent.queue.claiming import EXPIRED_REASON
+from detent.queue.failures import EXPIRE_FAILED
 from detent.queue.holdings import LIVE
-from detent.queue.state import EXPIRE, EXPIRE_FAILED, REVEAL, QueueState
+from detent.queue.places import EXPIRE, REVEAL
+from detent.queue.state import QueueState
 
 FILTERS = {
     "true": lambda headers: True,
@@ -284,7 +286,7 @@ class Model:
         turn = self.turns.get(queue.number, 0)
         chosen: list[Entry] = []
         while left and len(chosen) < count:
-            fair = turn % state_module.FAIR_EVERY == state_module.FAIR_EVERY - 1
+            fair = turn % places_module.FAIR_EVERY == places_module.FAIR_EVERY - 1
             several = len({entry.priority for entry in left}) > 1
             entry = min(left, key=lambda entry: entry.order) if fair and several else left[0]
             left.remove(entry)

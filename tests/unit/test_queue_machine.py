@@ -308,6 +308,18 @@ def test_a_failure_that_was_taken_back_is_not_offered_twice(world: Queues) -> No
     assert world.claim(2).messages == claimed.messages
 
 
+@pytest.mark.parametrize("kind", [ops.Ack, ops.Fail, ops.Extend])
+def test_a_lease_whose_end_was_taken_back_still_ends(world: Queues, kind: type[Any]) -> None:
+    world.create(backoff_ms=0)
+    world.publish(2)
+    claimed = world.claim(2, lease_ms=60_000)
+    with pytest.raises(NotFound):
+        world.commit(used(kind, claimed), ops.Claim("nobody"))
+    world.memory()
+    world.later(60_000)
+    assert world.claim(2).messages == claimed.messages
+
+
 def test_a_bucket_that_was_gone_for_a_moment_is_found_again(tiny: Queues) -> None:
     tiny.create()
     tiny.publish(10)

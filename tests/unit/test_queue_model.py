@@ -25,7 +25,7 @@ from detent.codec.queue import NOT_KEPT, Config
 from detent.engine import Operation
 from detent.errors import DetentError, Unavailable
 from detent.journal import operations as journal_ops
-from detent.queue import checkpoint, holdings, housekeeping, publishing, state
+from detent.queue import checkpoint, holdings, housekeeping, places, publishing
 from detent.queue import operations as ops
 from detent.queue.holdings import LIVE
 from queuemodel import AVAILABLE, FAILED, Model
@@ -86,7 +86,7 @@ SMALL: dict[Any, dict[str, int]] = {
     housekeeping: {"CATCH_UP_STEP": 3, "COLLECT_RECORDS": 3, "COLLECT_BUCKETS": 1},
     publishing: {"RECORD_MESSAGES_MAX": 3},
     ops: {"STEP_MESSAGES": 2},
-    state: {"FAIR_EVERY": 3},
+    places: {"FAIR_EVERY": 3},
 }
 
 names = st.sampled_from(NAMES)

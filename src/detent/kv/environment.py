@@ -184,7 +184,7 @@ class Environment:
         try:
             yield hold.transaction
         finally:
-            self._end(hold)
+            self.end(hold)
 
     def state(self) -> State:
         """What LMDB says of its writers now."""
@@ -226,16 +226,8 @@ class Environment:
             raise Unavailable(f"{self.path / 'data.mdb'} could not be lengthened: {error}") from error
         self._file_bytes = length
 
-    @contextmanager
-    def snapshot(self) -> Iterator[tuple[Any, Layer | None]]:
-        """A read transaction, and the commits that are only in the log: together one state of the store."""
-        hold, layer = self._take_snapshot()
-        try:
-            yield hold.transaction, layer
-        finally:
-            self._end(hold)
-
-    def _take_snapshot(self) -> tuple[_Hold, Layer | None]:
+    def take_snapshot(self) -> tuple[_Hold, Layer | None]:
+        """A read transaction, and the commits that are only in the log: together one state of the store. `end` it."""
         # Where there was no log the last time, there is mostly none now: then one look at LMDB, after it, is enough.
         without_log = self._without_log
         if without_log is not None and (self.log is not None or without_log.log.path(self.path, "log").exists()):
@@ -251,9 +243,9 @@ class Environment:
                 if fits:
                     return hold, layer
             except BaseException:
-                self._end(hold)
+                self.end(hold)
                 raise
-            self._end(hold)
+            self.end(hold)
             before = state
         raise Corrupt(f"the commit log of {self.path} does not go with its data file")
 
@@ -307,7 +299,8 @@ class Environment:
         self._stop_following()
         self.lmdb.close()
 
-    def _end(self, hold: _Hold) -> None:
+    def end(self, hold: _Hold) -> None:
+        """The transaction is over."""
         hold.transaction.abort()
         self._leave(hold)
 
@@ -315,7 +308,7 @@ class Environment:
         while True:
             hold = _Hold()
             with self._gate:
-                if not self._gate.wait_for(lambda: not self._resizing, GROW_WAIT_S):
+                if self._resizing and not self._gate.wait_for(lambda: not self._resizing, GROW_WAIT_S):
                     raise Unavailable("the store's map has been waiting to grow for too long")
                 self._views.add(hold)
             try:

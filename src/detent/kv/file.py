@@ -12,8 +12,6 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +37,25 @@ _HEIR: Final = struct.Struct("<QQ")
 logger = logging.getLogger("detent.kv")
 
 
+class Viewing:
+    """A view while it lasts. (A class, because a generator costs as much again as the view, and consumers open one for
+    each claim.)"""
+
+    __slots__ = ("_environment", "_hold", "_view")
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    def __enter__(self) -> FileView:
+        self._hold, layer = self._environment.take_snapshot()
+        self._view = FileView(self._hold.transaction, layer)
+        return self._view
+
+    def __exit__(self, *_: object) -> None:
+        self._view.open = False
+        self._environment.end(self._hold)
+
+
 class FileReader:
     """Reads a store's file directly, in any process."""
 
@@ -56,14 +73,8 @@ class FileReader:
             raise Unavailable("a store does not cross a fork: open it again in this process")
         return self._environment
 
-    @contextmanager
-    def view(self) -> Iterator[FileView]:
-        with self._live().snapshot() as (transaction, layer):
-            view = FileView(transaction, layer)
-            try:
-                yield view
-            finally:
-                view.open = False
+    def view(self) -> Viewing:
+        return Viewing(self._live())
 
     def size_bytes(self) -> int:
         environment = self._live().lmdb
@@ -133,12 +144,10 @@ class FileWriter(FileReader):
 
     # -- committing ---------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def view(self) -> Iterator[FileView]:
+    def view(self) -> Viewing:
         if self._fenced:
             raise self._fence()
-        with super().view() as view:
-            yield view
+        return super().view()
 
     def commit(self, batch: Batch) -> None:
         self._live()

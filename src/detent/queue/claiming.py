@@ -11,8 +11,9 @@ from detent.engine import Context, Done, Result
 from detent.errors import Invalid, LimitExceeded, StaleReceipt
 from detent.queue import operations as ops
 from detent.queue.holdings import Undo
+from detent.queue.places import picked
 from detent.queue.settings import backoff_ms
-from detent.queue.state import Grant, QueueState, picked
+from detent.queue.state import Grant, QueueState
 
 if TYPE_CHECKING:
     from detent.queue.machine import QueueMachine

@@ -16,10 +16,12 @@ from detent.engine import Context, Done, Operation, Result
 from detent.kv import View
 from detent.queue import checkpoint, claiming
 from detent.queue import operations as ops
+from detent.queue.failures import EXPIRE_FAILED
 from detent.queue.holdings import LIVE, Segment
+from detent.queue.places import EXPIRE, REVEAL
 from detent.queue.router import filter_of
 from detent.queue.settings import priority_of
-from detent.queue.state import EXPIRE, EXPIRE_FAILED, FORGET_DONE, REVEAL, Grant, QueueState
+from detent.queue.state import FORGET_DONE, Grant, QueueState
 from detent.queue.timers import TimerWheel
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What the owner remembers of one queue: its buckets, who holds what until when, what has failed.
+"""What the owner remembers of one queue: its places, who holds what until when, what has failed.
 
 Every change here is made twice in the same way: when it happens, and when the state log is replayed. A change that
 belongs to a transaction says how to take it back.
@@ -6,34 +6,29 @@ belongs to a transaction says how to take it back.
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import groupby, repeat
-from operator import itemgetter
-from typing import Any, Final
+from itertools import repeat
+from typing import Final
 
 import numpy as np
 
 from detent.codec.published import FOREVER
 from detent.codec.queue import BUCKET_EXPONENT_MAX, NOT_KEPT, Attempt, Config, Cursor, Failed
-from detent.codec.statelog import Run
-from detent.queue.bucket import AVAILABLE, GONE, HELD, HIDDEN, READY, Bucket
+from detent.queue.bucket import AVAILABLE, HELD, HIDDEN, READY, Bucket
+from detent.queue.failures import Failures
 from detent.queue.filters import Filter
 from detent.queue.holdings import Holdings, Undo
+from detent.queue.places import Places, Rows, pick, picked
 from detent.queue.timers import TimerWheel
-
-FAIR_EVERY: Final = 16
-"""Of so many messages claimed while several priorities wait, the last is the oldest, whatever its priority. So a stream
-of urgent messages leaves at least 1/16 of the deliveries to the others, and each message comes to the front in time."""
 
 REPLAYED: Final = -1
 """The time of a replayed step: all that comes in is hidden until the clock is looked at."""
 
-REVEAL, EXPIRE, EXPIRE_FAILED, FORGET_DONE = "reveal", "expire", "expire failed", "forget done"
-"""What a timer of a queue is for."""
+FORGET_DONE: Final = "forget done"
+"""What a timer of done messages is for."""
 
 
 class Grant:
@@ -52,24 +47,6 @@ class Grant:
 Flight = tuple[int, int, Grant]
 """A message in flight: its place, which delivery this is, and the lease. (A plain tuple: claims make thousands.)"""
 
-Rows = list[tuple[Bucket, "range | list[int]"]]
-"""Places, sorted by their bucket, in order. Neighbours are a range: then whole slices change at once."""
-
-
-def pick(column: Any, rows: Sequence[int]) -> Sequence[int]:
-    """Some values of a column, in one step."""
-    if isinstance(rows, range):
-        values: Sequence[int] = column[rows.start : rows.stop]
-        return values
-    return (column[rows[0]],) if len(rows) == 1 else itemgetter(*rows)(column)
-
-
-def picked(name: str, groups: Rows) -> list[int]:
-    """The values of a column at these places."""
-    if len(groups) == 1:
-        return list(pick(getattr(groups[0][0], name), groups[0][1]))
-    return [value for bucket, rows in groups for value in pick(getattr(bucket, name), rows)]
-
 
 def _ended(counter: str) -> int:
     """The time at which messages go, as far as their retention is concerned: past it, or before it."""
@@ -80,34 +57,19 @@ _ZEROS: Final = array("H", bytes(2 * 10**BUCKET_EXPONENT_MAX))
 _ONES: Final = array("H", [1]) * 10**BUCKET_EXPONENT_MAX
 
 
-class QueueState:
+class QueueState(Places, Failures):
     """One queue."""
 
     def __init__(self, name: str, config: Config, cursor: Cursor, wheel: TimerWheel, holdings: Holdings) -> None:
+        Places.__init__(self, config, wheel)
+        Failures.__init__(self)
         self.name = name
-        self.number = config.number
-        self.config = config
         self.filter: Filter | None = None
-        self.wheel = wheel
         self._holdings = holdings
-        self.size: int = 10**config.bucket_exponent
-        self.buckets: dict[int, Bucket] = {}
-        self.heads: dict[int, list[int]] = {}  # by priority, a heap of the buckets that may have something to claim
-        self.ready: dict[int, int] = {}  # by priority, how many can be claimed
-        self.hidden = 0
         self.flights: dict[int, Flight] = {}
-        self.failed: dict[int, Failed] = {}
-        self.failed_buckets: dict[int, set[int]] = {}
-        self.failed_due: dict[int, int] = {}  # the timers of failed buckets
-        self.turn = 0
         self.deleted = False
         self.set_cursor(cursor)
         # What the next checkpoint writes.
-        self.touched = False
-        self.dead_buckets: set[int] = set()
-        self.dirty_failed: set[int] = set()
-        self.new_attempts: dict[int, list[Attempt]] = {}
-        self.old_attempts: set[int] = set()
         self.done_messages, self.done_times, self.done_attempts = array("Q"), array("q"), array("H")
 
     def set_cursor(self, cursor: Cursor) -> None:
@@ -141,132 +103,13 @@ class QueueState:
             self.done_kept,
         )
 
-    @property
-    def available(self) -> int:
-        """Messages that nobody holds, visible or not."""
-        return self.hidden + sum(self.ready.values())
+    def _tally(self, counter: str, count: int, undo: Undo | None) -> None:
+        value: int = getattr(self, counter)
+        setattr(self, counter, value + count)
+        if undo is not None:
+            undo.append(partial(setattr, self, counter, value))
 
-    @property
-    def claimable(self) -> int:
-        """Messages that the next claim would find."""
-        return 0 if self.config.paused else sum(self.ready.values())
-
-    # -- routing ------------------------------------------------------------------------------------------------
-
-    def route(self, run: Run, priority: int, now_ms: int, undo: Undo | None) -> None:
-        """Messages come in, behind all others. Whoever calls this has noted that the queue holds them."""
-        self.touched = True
-        state = READY if run.visible_ms <= now_ms else HIDDEN
-        left = run
-        while left.length:
-            bucket = self._tail()
-            room = self.size - len(bucket)
-            part = left if left.length <= room else left._replace(length=room)
-            place = bucket.append(part, priority, state)
-            bucket.dirty = True
-            self.next_place += part.length
-            self.routed += part.length
-            self._count(bucket, priority, state, part.length)
-            if state == HIDDEN:
-                self.arm_reveal(bucket, part.visible_ms)
-            self.arm_expire(bucket, part.deadline_ms)
-            if undo is not None:
-                undo.append(partial(self._unroute, bucket, place, priority, state))
-            if len(bucket) == self.size and len(self.buckets) > 2:
-                bucket.ready = None  # nobody comes near it for a while
-            done = part.length
-            left = left._replace(first=left.first + done, offset=left.offset + done, length=left.length - done)
-
-    def _unroute(self, bucket: Bucket, place: int, priority: int, state: int) -> None:
-        count = len(bucket) - place
-        bucket.cut(place)
-        self.next_place -= count
-        self.routed -= count
-        self._uncount(priority, state, count)
-
-    def _tail(self) -> Bucket:
-        number, length = divmod(self.next_place, self.size)
-        bucket = self.buckets.get(number)
-        if bucket is None:
-            assert length == 0, f"bucket {number} of queue {self.number} is missing"
-            bucket = self.buckets[number] = Bucket(number)
-        return bucket
-
-    def _count(self, bucket: Bucket, priority: int, state: int, count: int = 1) -> None:
-        """So many more messages of the bucket are available."""
-        if state == HIDDEN:
-            self.hidden += count
-            return
-        self.ready[priority] = self.ready.get(priority, 0) + count
-        if priority not in bucket.listed:
-            bucket.listed.add(priority)
-            heapq.heappush(self.heads.setdefault(priority, []), bucket.number)
-
-    def _uncount(self, priority: int, state: int, count: int = 1) -> None:
-        if state == HIDDEN:
-            self.hidden -= count
-            return
-        left = self.ready[priority] - count
-        assert left >= 0, f"queue {self.number} has counted {left} messages of priority {priority}"
-        if left:
-            self.ready[priority] = left
-        else:
-            del self.ready[priority]
-
-    # -- claiming -----------------------------------------------------------------------------------------------
-
-    def choose(self, limit: int) -> list[int]:
-        """The next places to claim: by priority, then age; every now and then the oldest of all."""
-        places: list[int] = []
-        left = dict(self.ready)
-        turn = self.turn
-        while left and len(places) < limit:
-            several = len(left) > 1
-            if several and turn % FAIR_EVERY == FAIR_EVERY - 1:
-                priority, taken = self._take_oldest(left)
-            else:
-                priority = min(left)
-                until_fair = FAIR_EVERY - 1 - turn % FAIR_EVERY if several else limit
-                taken = self._take(priority, min(limit - len(places), until_fair, left[priority]))
-            assert taken, f"queue {self.number} has counted messages that are not there"
-            places += taken
-            turn += len(taken)
-            left[priority] -= len(taken)
-            if not left[priority]:
-                del left[priority]
-        return places
-
-    def _take(self, priority: int, limit: int) -> list[int]:
-        heads = self.heads[priority]
-        while heads:
-            bucket = self.buckets.get(heads[0])
-            rows = [] if bucket is None else bucket.take(priority, limit)
-            if rows:
-                base = heads[0] * self.size
-                return [base + row for row in rows]
-            heapq.heappop(heads)
-            if bucket is not None:
-                bucket.listed.discard(priority)
-        return []
-
-    def _take_oldest(self, priorities: Iterable[int]) -> tuple[int, list[int]]:
-        """The claimable message that has waited longest, of any of these priorities."""
-        best: tuple[int, int] | None = None
-        for priority in priorities:
-            heads = self.heads[priority]
-            while True:
-                bucket = self.buckets.get(heads[0])
-                row = None if bucket is None else bucket.first(priority)
-                if row is not None:
-                    break
-                heapq.heappop(heads)
-                if bucket is not None:
-                    bucket.listed.discard(priority)
-            place = heads[0] * self.size + row
-            if best is None or place < best[0]:
-                best = place, priority
-        assert best is not None
-        return best[1], self._take(best[1], 1)
+    # -- claiming ----------------------------------------------------------------------------------------------------
 
     def grant(
         self,
@@ -299,6 +142,12 @@ class QueueState:
         states, attempts = bucket.states, bucket.attempts
         bucket.dirty = True
         count = len(rows)
+        if count == 1 and states[rows[0]] == READY:
+            row = rows[0]
+            states[row] = HELD
+            attempts[row] += 1
+            self._uncount(bucket.priorities[row], READY)
+            return []
         if isinstance(rows, range) and states.count(READY, rows.start, rows.stop) == count:
             span = slice(rows.start, rows.stop)
             if attempts[span] == _ZEROS[:count]:
@@ -333,27 +182,12 @@ class QueueState:
             self._count(bucket, bucket.priorities[row], state)
         grant.held.clear()
 
-    def spread(self, places: Sequence[int]) -> Rows:
-        """Places sorted by their bucket; their order stays."""
-        size = self.size
-        first = places[0] // size
-        count, base = len(places), first * size
-        if (places[0] + count - base) <= size and places == list(range(places[0], places[0] + count)):
-            return [(self.buckets[first], range(places[0] - base, places[0] - base + count))]
-        if min(places) // size == max(places) // size == first:
-            return [(self.buckets[first], [place - base for place in places])]
-        groups = groupby(places, lambda place: place // size)
-        return [(self.buckets[number], [place % size for place in group]) for number, group in groups]
-
-    def _at(self, place: int) -> tuple[Bucket, int]:
-        return self.buckets[place // self.size], place % self.size
-
     def attempts_of(self, message: int) -> int:
         """How often a message in flight was claimed."""
         bucket, row = self._at(self.flights[message][0])
         return bucket.attempts[row]
 
-    # -- ends of claims -----------------------------------------------------------------------------------------
+    # -- ends of claims ----------------------------------------------------------------------------------------------
 
     def _land(self, messages: Sequence[int], undo: Undo | None) -> tuple[Rows, list[Flight]]:
         """These messages are no longer in flight; their places are the caller's."""
@@ -404,11 +238,6 @@ class QueueState:
         self._tally("done_kept", len(messages), undo)
         if undo is not None:
             undo.append(partial(self._undone, len(messages)))
-
-    def _release(self, messages: Sequence[int], groups: Rows, at_ms: int, undo: Undo | None) -> None:
-        """The queue holds these messages no more."""
-        offsets, counts, deadlines = (picked(name, groups) for name in ("offsets", "counts", "deadlines"))
-        self._holdings.release_many(messages, offsets, counts, deadlines, at_ms, undo)
 
     def _undone(self, count: int) -> None:
         for column in (self.done_messages, self.done_times, self.done_attempts):
@@ -464,6 +293,18 @@ class QueueState:
         if undo is not None:
             undo.append(partial(self._unfail, message))
 
+    def land_all(self) -> None:
+        """The queue is deleted: what was in flight is merely there, and nobody's."""
+        if not self.flights:
+            return
+        groups, landed = self._land(list(self.flights), None)
+        for bucket, rows in groups:
+            for row in rows:
+                bucket.states[row] = HIDDEN
+        self.hidden += len(landed)
+
+    # -- extending ---------------------------------------------------------------------------------------------------
+
     def extend(self, messages: Sequence[int], lease_ms: int, undo: Undo | None) -> None:
         """The leases on these messages end at another time."""
         self.touched = True
@@ -494,45 +335,7 @@ class QueueState:
             self.wheel.add(old.lease_ms, old)
         self._move(message, flight, new, old)
 
-    def _tally(self, counter: str, count: int, undo: Undo | None) -> None:
-        value: int = getattr(self, counter)
-        setattr(self, counter, value + count)
-        if undo is not None:
-            undo.append(partial(setattr, self, counter, value))
-
-    def _vacate(self, groups: Rows, undo: Undo | None) -> None:
-        """These places are left for good. A bucket that nobody is in any more goes."""
-        died: list[Bucket] = []
-        for bucket, rows in groups:
-            states = bucket.states
-            if isinstance(rows, range):
-                states[rows.start : rows.stop] = bytes((GONE,)) * len(rows)
-            else:
-                for row in rows:
-                    states[row] = GONE
-            bucket.live -= len(rows)
-            if not bucket.live and len(bucket) == self.size:
-                self._bury(bucket)
-                died.append(bucket)
-        if undo is not None:
-            undo.append(partial(self._unvacate, groups, died))
-
-    def _unvacate(self, groups: Rows, died: list[Bucket]) -> None:
-        for bucket, rows in groups:
-            bucket.live += len(rows)
-        for bucket in died:
-            self.buckets[bucket.number] = bucket
-            self.dead_buckets.discard(bucket.number)
-            self.arm_expire(bucket, min(bucket.deadlines))
-
-    def _bury(self, bucket: Bucket) -> None:
-        del self.buckets[bucket.number]
-        bucket.listed.clear()  # whoever looks for it under a priority finds it gone, and drops it there
-        self._disarm(bucket)
-        if bucket.stored:
-            self.dead_buckets.add(bucket.number)
-
-    # -- available messages that go -----------------------------------------------------------------------------
+    # -- what goes ---------------------------------------------------------------------------------------------------
 
     def remove(self, places: Sequence[int], counter: str) -> None:
         """Available messages go: their retention has ended, or somebody purges them. Never taken back."""
@@ -553,45 +356,25 @@ class QueueState:
         self._release(messages, groups, _ended(counter), None)
         self._tally(counter, len(places), None)
 
-    def available_places(self, bucket: Bucket) -> list[int]:
-        """The places of a bucket's available messages, oldest first."""
-        base = bucket.number * self.size
-        places: list[int] = (bucket.available()["place"].astype(np.int64) + base).tolist()
-        return places
-
-    def land_all(self) -> None:
-        """The queue is deleted: what was in flight is merely there, and nobody's."""
-        if not self.flights:
-            return
-        groups, landed = self._land(list(self.flights), None)
-        for bucket, rows in groups:
-            for row in rows:
-                bucket.states[row] = HIDDEN
-        self.hidden += len(landed)
-
-    # -- looking for messages -----------------------------------------------------------------------------------
-
-    def places_of(self, messages: np.ndarray) -> list[int]:
-        """The places of those of these messages that are available here."""
-        if not len(messages) or not self.available:
-            return []
-        found: list[int] = []
-        for bucket in self.buckets.values():
-            table = bucket.available()
-            rows = table["place"][np.isin(table["message"], messages)]
-            found += [bucket.number * self.size + row for row in rows.tolist()]
+    def drop_failed(self, messages: Sequence[int], counter: str | None) -> list[Failed]:
+        """Failed messages go: purged, expired, or (without a counter) elsewhere, still held. Never taken back."""
+        self.touched = True
+        found = [self._remove_failed(message) for message in messages]
+        for failed in found:
+            self._forget_attempts(failed.message, None)
+            if counter is not None:
+                place = (failed.offset, failed.record_count, failed.deadline_ms)
+                self._holdings.release(failed.message, *place, _ended(counter), None)
+        if counter is not None:
+            self._tally(counter, len(found), None)
         return found
 
-    def places_of_priority(self, priority: int, before: int) -> list[int]:
-        """The places of available messages of one priority that are older than a message."""
-        if not self.available:
-            return []
-        found: list[int] = []
-        for bucket in self.buckets.values():
-            table = bucket.available()
-            rows = table["place"][(table["priority"] == priority) & (table["message"] < np.uint64(before))]
-            found += [bucket.number * self.size + row for row in rows.tolist()]
-        return found
+    def _release(self, messages: Sequence[int], groups: Rows, at_ms: int, undo: Undo | None) -> None:
+        """The queue holds these messages no more."""
+        offsets, counts, deadlines = (picked(name, groups) for name in ("offsets", "counts", "deadlines"))
+        self._holdings.release_many(messages, offsets, counts, deadlines, at_ms, undo)
+
+    # -- looking for messages ----------------------------------------------------------------------------------------
 
     def place_of(self, message: int) -> int | None:
         """The place of a message that is available or in flight here."""
@@ -608,133 +391,3 @@ class QueueState:
             bucket, row = self._at(place)
             held.add(bucket.messages[row])
         return held
-
-    # -- failed messages ----------------------------------------------------------------------------------------
-
-    def failed_bucket(self, message: int) -> int:
-        """The record that holds a failed message."""
-        return message // int(self.size)
-
-    def add_failed(self, failed: Failed) -> None:
-        """Remember a failed message, which is held."""
-        number = self.failed_bucket(failed.message)
-        self.failed[failed.message] = failed
-        self.failed_buckets.setdefault(number, set()).add(failed.message)
-        self.dirty_failed.add(number)
-        if failed.deadline_ms < self.failed_due.get(number, FOREVER):
-            self.failed_due[number] = failed.deadline_ms
-            self.wheel.add(failed.deadline_ms, (EXPIRE_FAILED, self.number, number))
-
-    def _unfail(self, message: int) -> None:
-        self._remove_failed(message)
-
-    def _remove_failed(self, message: int) -> Failed:
-        number = self.failed_bucket(message)
-        self.failed_buckets[number].remove(message)
-        if not self.failed_buckets[number]:
-            del self.failed_buckets[number]
-            due = self.failed_due.pop(number, None)
-            if due is not None:
-                self.wheel.cancel(due, (EXPIRE_FAILED, self.number, number))
-        self.dirty_failed.add(number)
-        return self.failed.pop(message)
-
-    def drop_failed(self, messages: Sequence[int], counter: str | None) -> list[Failed]:
-        """Failed messages go: purged, expired, or (without a counter) elsewhere, still held. Never taken back."""
-        self.touched = True
-        found = [self._remove_failed(message) for message in messages]
-        for failed in found:
-            self._forget_attempts(failed.message, None)
-            if counter is not None:
-                place = (failed.offset, failed.record_count, failed.deadline_ms)
-                self._holdings.release(failed.message, *place, _ended(counter), None)
-        if counter is not None:
-            self._tally(counter, len(found), None)
-        return found
-
-    def failed_to_expire(self, number: int, now_ms: int) -> list[int]:
-        """The messages of a failed bucket whose retention has ended; its timer is set for the others."""
-        messages = self.failed_buckets.get(number, set())
-        due = sorted(message for message in messages if self.failed[message].deadline_ms <= now_ms)
-        left = min((at for m in messages if (at := self.failed[m].deadline_ms) > now_ms), default=FOREVER)
-        self.failed_due.pop(number, None)
-        if left < FOREVER:
-            self.failed_due[number] = left
-            self.wheel.add(left, (EXPIRE_FAILED, self.number, number))
-        return due
-
-    # -- attempts -----------------------------------------------------------------------------------------------
-
-    def _note_attempt(self, message: int, attempt: Attempt, undo: Undo | None) -> None:
-        self.new_attempts.setdefault(message, []).append(attempt)
-        if undo is not None:
-            undo.append(partial(self._unnote_attempt, message))
-
-    def _unnote_attempt(self, message: int) -> None:
-        attempts = self.new_attempts[message]
-        attempts.pop()
-        if not attempts:
-            del self.new_attempts[message]
-
-    def _forget_attempts(self, message: int, undo: Undo | None) -> None:
-        new = self.new_attempts.pop(message, None)
-        added = message not in self.old_attempts
-        self.old_attempts.add(message)
-        if undo is not None:
-            undo.append(partial(self._unforget_attempts, message, new, added))
-
-    def _unforget_attempts(self, message: int, new: list[Attempt] | None, added: bool) -> None:
-        if new is not None:
-            self.new_attempts[message] = new
-        if added:
-            self.old_attempts.discard(message)
-
-    # -- timers -------------------------------------------------------------------------------------------------
-
-    def arm_reveal(self, bucket: Bucket, at_ms: int) -> None:
-        """Look at the bucket when a hidden message becomes visible."""
-        if at_ms < bucket.reveal_ms:
-            bucket.reveal_ms = at_ms
-            self.wheel.add(at_ms, (REVEAL, self.number, bucket.number))
-
-    def arm_expire(self, bucket: Bucket, at_ms: int) -> None:
-        """Look at the bucket when a message's retention ends."""
-        if at_ms < bucket.expire_ms:
-            bucket.expire_ms = at_ms
-            self.wheel.add(at_ms, (EXPIRE, self.number, bucket.number))
-
-    def _disarm(self, bucket: Bucket) -> None:
-        self.wheel.cancel(bucket.reveal_ms, (REVEAL, self.number, bucket.number))
-        self.wheel.cancel(bucket.expire_ms, (EXPIRE, self.number, bucket.number))
-        bucket.reveal_ms = bucket.expire_ms = FOREVER
-
-    def reveal(self, number: int, now_ms: int) -> None:
-        """A bucket's hidden messages become visible, as far as their time has come."""
-        bucket = self.buckets.get(number)
-        if bucket is None:
-            return
-        for priority, count in bucket.reveal(now_ms).items():
-            self.hidden -= count
-            self._count(bucket, priority, READY, count)
-        bucket.reveal_ms = FOREVER
-        self.arm_reveal(bucket, bucket.next_reveal_ms())
-
-    def to_expire(self, number: int, now_ms: int) -> list[int]:
-        """The places of a bucket whose retention has ended; its timer is set for the others."""
-        bucket = self.buckets.get(number)
-        if bucket is None:
-            return []
-        rows = bucket.due_to_expire(now_ms)
-        bucket.expire_ms = FOREVER
-        next_ms = bucket.next_expire_ms()
-        if next_ms > now_ms:
-            self.arm_expire(bucket, next_ms)
-        else:
-            self._rearm_after(bucket, now_ms)
-        base = number * self.size
-        return [base + row for row in rows]
-
-    def _rearm_after(self, bucket: Bucket, now_ms: int) -> None:
-        later = [d for d, s in zip(bucket.deadlines, bucket.states, strict=True) if s in {HIDDEN, READY} and d > now_ms]
-        if later:
-            self.arm_expire(bucket, min(later))

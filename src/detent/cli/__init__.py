@@ -12,7 +12,7 @@ import click
 
 from detent.cli.journal import journal
 from detent.cli.message import message
-from detent.cli.queue import queue
+from detent.cli.queue_messages import queue
 from detent.cli.store import store
 from detent.errors import DetentError
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import fields as fields_of
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,6 @@ from detent.cli._common import (
     force_option,
     json_option,
     open_for_writing,
-    parse_message,
     takes_store,
 )
 from detent.cli._output import (
@@ -31,16 +28,13 @@ from detent.cli._output import (
     print_fields,
     print_json,
     print_table,
-    progress_bar,
     time_text,
 )
-from detent.cli._publish import FOREVER, Options, publish_options, run
+from detent.cli._publish import FOREVER
 from detent.durations import milliseconds
-from detent.errors import NotFound
 
 if TYPE_CHECKING:
-    from detent.queue import Delivery, FailedMessage, QueueInfo, Receipt
-    from detent.store import Store
+    from detent.queue import QueueInfo
 
 DURATIONS = ("lease", "max_lease", "backoff", "max_backoff", "done_retention")
 COUNTERS = ("total_routed", "total_acked", "total_failed", "total_expired", "total_purged")
@@ -223,7 +217,7 @@ def remove(url: str, queue: str, yes: bool, dry_run: bool, force: bool, as_json:
     """
     with open_for_writing(url, force=force) as store:
         info = store.queue(queue).info()
-        what = f"queue {queue} with {_contents(info)}"
+        what = f"queue {queue} with {contents_text(info)}"
         if not dry_run:
             confirm(f"Delete {what}?", f"deletes {what}", yes=yes)
             store.queue(queue).delete()
@@ -234,7 +228,7 @@ def remove(url: str, queue: str, yes: bool, dry_run: bool, force: bool, as_json:
         click.echo(f"{'would delete' if dry_run else 'deleted'} {what}")
 
 
-def _contents(info: QueueInfo, *, available: bool = True, flying: bool = True, failed: bool = True) -> str:
+def contents_text(info: QueueInfo, *, available: bool = True, flying: bool = True, failed: bool = True) -> str:
     parts = [f"{info.available} available", f"{info.delayed} delayed"] if available else []
     parts += [f"{info.in_flight} in flight"] if flying else []
     parts += [f"{info.failed} failed"] if failed else []
@@ -408,331 +402,3 @@ def _stats_fields(info: QueueInfo) -> dict[str, Any]:
         "oldest_ms": _ms(info.oldest),
         "oldest_age_ms": _age_ms(info),
     }
-
-
-# -- publishing -----------------------------------------------------------------------------------------------------
-
-
-@queue.command()
-@takes_store("QUEUE", rest="[BODY]")
-@publish_options
-@force_option
-@json_option
-def publish(url: str, queue: str, body: tuple[str, ...], force: bool, as_json: bool, **options: Any) -> None:
-    """Publish messages to a queue by name: one given as BODY, or many from stdin.
-
-    Prints the number of the message; with --json, a line for each. When the command ends well, all are durable and can
-    be claimed. Input from stdin is published in transactions of up to 1000 messages; if a line is wrong, the error says
-    which, and what was published before it. To publish to every queue whose filter matches: `detent message publish`.
-
-    \b
-    NDJSON has one object a line, and takes what `claim --json` and `failed --json` print:
-      {"payload": "text", "headers": {"name": "value"}, "delay": "5m", "retention": "7d", "dedup_key": "k"}
-      {"payload": {"base64": "AAEC"}, "visible_at": "2026-01-31T12:00:00Z"}
-      {"uri": "s3://bucket/key"}
-
-    \b
-    Examples:
-      detent queue publish file:./data orders hello --header priority=10
-      detent queue publish file:./data orders 'pay 7' --dedup-key payment-7 --delay 10m
-      detent queue publish file:./data orders < lines.txt
-      jq -c '{payload: tojson}' < objects.json | detent queue publish file:./data orders --format ndjson
-    """
-    run(url, queue, body, Options(**options), force=force, as_json=as_json)
-
-
-# -- claiming -------------------------------------------------------------------------------------------------------
-
-
-@queue.command()
-@takes_store("QUEUE")
-@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Claim up to so many messages.")
-@click.option("--wait", metavar="DURATION", help="Wait so long for a message if there is none, such as 20s.")
-@click.option("--lease", metavar="DURATION", help="Hold them so long; the queue has a default.")
-@click.option("--consumer", metavar="NAME", help="Who claims them, for those who look; else the machine and process.")
-@click.option("--ack", is_flag=True, help="Acknowledge them once they are printed.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["fields", "payloads", "ndjson"]),
-    default="fields",
-    show_default=True,
-    help="'fields': for people. 'payloads': each payload and a newline. 'ndjson': a JSON object a line.",
-)
-@click.option("--json", "as_json", is_flag=True, help="The same as --format ndjson.")
-@force_option
-def claim(
-    url: str,
-    queue: str,
-    count: int,
-    wait: str | None,
-    lease: str | None,
-    consumer: str | None,
-    ack: bool,
-    form: str,
-    as_json: bool,
-    force: bool,
-) -> None:
-    """Claim messages: the most urgent first, then the oldest.
-
-    Each comes with a receipt, for `ack`, `fail` and `extend`. Prints nothing if there is nothing to claim. With --ack
-    the messages are acknowledged after they were printed: if this is interrupted in between, they come again.
-
-    \b
-    Examples:
-      detent queue claim file:./data orders --count 10 --wait 20s
-      detent queue claim file:./data orders --json | jq -r .receipt
-      detent queue claim file:./data orders --ack --format payloads > order.txt
-    """
-    form = "ndjson" if as_json else form
-    if form == "payloads" and not ack:
-        raise click.UsageError("--format payloads shows no receipts, so nobody could acknowledge them: add --ack")
-    with open_for_writing(url, force=force) as store:
-        target = store.queue(queue)
-        found = target.claim(count, wait=wait, lease=lease, consumer=consumer)
-        if not found and form == "fields":
-            info = target.info()
-            note(f"nothing to claim: {'the queue is paused, with ' if info.paused else ''}{_contents(info)}")
-        _print_deliveries(found, form)
-        if ack:
-            target.ack(found)
-
-
-def _print_deliveries(found: list[Delivery], form: str) -> None:
-    from detent.cli._messages import delivery_fields, delivery_lines, encode_line
-
-    out = sys.stdout.buffer
-    for index, message in enumerate(found):
-        if form == "fields":
-            if index:
-                click.echo()
-            print_fields(delivery_lines(message))
-        else:
-            payload = message.payload if message.uri is None else message.uri.encode()
-            out.write(payload + b"\n" if form == "payloads" else encode_line(delivery_fields(message)))
-    sys.stdout.flush()
-    out.flush()
-
-
-def _receipts(texts: Iterable[str]) -> list[Receipt]:
-    from detent.queue import Receipt
-
-    return list(dict.fromkeys(map(Receipt.parse, texts)))
-
-
-@queue.command()
-@takes_store(rest="RECEIPT...")
-@force_option
-@json_option
-def ack(url: str, receipt: tuple[str, ...], force: bool, as_json: bool) -> None:
-    """Messages are done. Several are acknowledged together: one stale receipt refuses them all.
-
-    \b
-    Example:
-      detent queue ack file:./data 1-0-1 1-2-2
-    """
-    receipts = _receipts(receipt)
-    with open_for_writing(url, force=force) as store, store.transaction() as transaction:
-        transaction.ack(*receipts)
-    _say_ended("acknowledged", receipts, as_json)
-
-
-@queue.command()
-@takes_store(rest="RECEIPT...")
-@click.option("--reason", default="", help="Why; it is shown with the message.")
-@click.option("--delay", metavar="DURATION", help="Try again after so long, not after the queue's back-off.")
-@click.option("--final", is_flag=True, help="Do not try again: the message has failed.")
-@force_option
-@json_option
-def fail(
-    url: str, receipt: tuple[str, ...], reason: str, delay: str | None, final: bool, force: bool, as_json: bool
-) -> None:
-    """Attempts came to nothing: the messages are tried again later, or have failed if that was their last attempt.
-
-    \b
-    Examples:
-      detent queue fail file:./data 1-0-1 --reason 'no answer' --delay 10m
-      detent queue fail file:./data 1-0-1 --reason 'no such customer' --final
-    """
-    if final and delay is not None:
-        raise click.UsageError("--final means never again, so there is nothing to --delay")
-    receipts = _receipts(receipt)
-    with open_for_writing(url, force=force) as store, store.transaction() as transaction:
-        for held in receipts:
-            transaction.fail(held, reason, delay=delay, final=final)
-    _say_ended("failed", receipts, as_json)
-
-
-def _say_ended(what: str, receipts: list[Receipt], as_json: bool) -> None:
-    if as_json:
-        print_json({what: list(map(str, receipts))})
-    else:
-        click.echo(f"{what} {count_text(len(receipts))}")
-
-
-@queue.command()
-@takes_store(rest="RECEIPT...")
-@click.option("--lease", metavar="DURATION", help="Hold them so long from now on; the queue has a default.")
-@force_option
-@json_option
-def extend(url: str, receipt: tuple[str, ...], lease: str | None, force: bool, as_json: bool) -> None:
-    """Hold messages for longer, or shorter: the lease ends so long from now.
-
-    \b
-    Example:
-      detent queue extend file:./data 1-0-1 --lease 10m
-    """
-    receipts = _receipts(receipt)
-    with open_for_writing(url, force=force) as store, store.transaction() as transaction:
-        for held in receipts:
-            transaction.extend(held, lease)
-    until = [
-        {"receipt": str(held), "lease_until": time_text(result.lease_ms)}
-        for held, result in zip(receipts, transaction.results, strict=True)
-    ]
-    if as_json:
-        print_json({"extended": until})
-    else:
-        for line in until:
-            click.echo(f"{line['receipt']} is held until {line['lease_until']}")
-
-
-# -- what failed ----------------------------------------------------------------------------------------------------
-
-
-@queue.command()
-@takes_store("QUEUE")
-@click.option("--limit", type=click.IntRange(1), help="Show at most so many.")
-@force_option
-@json_option
-def failed(url: str, queue: str, limit: int | None, force: bool, as_json: bool) -> None:
-    """The failed messages, oldest first, with their reasons and attempts. With --json, an object a line.
-
-    `detent message show` shows one of them with its payload, and `detent queue redrive` tries them again.
-
-    \b
-    Example:
-      detent queue failed file:./data orders --limit 20
-    """
-    with open_for_writing(url, force=force) as store:
-        for message in itertools.islice(store.queue(queue).failed(), limit):
-            _print_failed(message, as_json)
-    sys.stdout.flush()
-
-
-def _print_failed(message: FailedMessage, as_json: bool) -> None:
-    from detent.cli._messages import attempt_text, encode_line, failed_fields, iso
-
-    if as_json:
-        sys.stdout.buffer.write(encode_line(failed_fields(message)))
-        return
-    tries = "1 attempt" if message.attempts == 1 else f"{message.attempts} attempts"
-    click.echo(f"message {message.message}: {iso(message.failed)}, {tries}: {line_text(message.reason) or 'no reason'}")
-    for attempt in message.history:
-        click.echo(f"  {attempt_text(attempt)}")
-
-
-@queue.command()
-@takes_store("QUEUE", rest="[MESSAGE]...")
-@click.option("--filter", metavar="CEL", help="Those whose headers match, such as 'headers.tier == \"gold\"'.")
-@click.option("--all", "everything", is_flag=True, help="All failed messages of the queue.")
-@click.option("--to", metavar="QUEUE", help="Try them in another queue.")
-@force_option
-@json_option
-def redrive(
-    url: str,
-    queue: str,
-    message: tuple[str, ...],
-    filter: str | None,
-    everything: bool,
-    to: str | None,
-    force: bool,
-    as_json: bool,
-) -> None:
-    """Try failed messages again, as if they had never been tried: those named, those that match, or all.
-
-    \b
-    Examples:
-      detent queue redrive file:./data orders 17 18
-      detent queue redrive file:./data orders --filter 'headers.tier == "gold"'
-      detent queue redrive file:./data orders --all --to orders/careful
-    """
-    if bool(message) + (filter is not None) + everything != 1:
-        raise click.UsageError(
-            "say which failed messages: their numbers, or --filter CEL, or --all (`detent queue failed` lists them)"
-        )
-    numbers = [parse_message(text) for text in message] or None
-    with open_for_writing(url, force=force) as store, progress_bar("redriving", hidden=as_json) as progress:
-        target = store.queue(queue)
-        total = target.info().failed if everything else None
-        done = target.redrive(numbers, filter=filter, to=to, progress=lambda moved: progress(moved, total))
-    if as_json:
-        print_json({"queue": queue, "to": to or queue, "messages": done})
-    else:
-        click.echo(f"{count_text(done)} of {queue} can be claimed again{f' from {to}' if to else ''}")
-
-
-@queue.command()
-@takes_store("QUEUE")
-@click.option("--available", is_flag=True, help="Only messages that wait, delayed ones too.")
-@click.option("--failed", is_flag=True, help="Only failed messages.")
-@click.option("--message", "messages", multiple=True, metavar="N", help="Only this failed message; repeat it for more.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@dry_run_option
-@force_option
-@json_option
-def purge(
-    url: str,
-    queue: str,
-    available: bool,
-    failed: bool,
-    messages: tuple[str, ...],
-    yes: bool,
-    dry_run: bool,
-    force: bool,
-    as_json: bool,
-) -> None:
-    """Remove messages from a queue for good: available and failed ones, unless told otherwise. What is in flight stays.
-
-    Asks before it does so; a script says --yes.
-
-    \b
-    Examples:
-      detent queue purge file:./data orders --dry-run
-      detent queue purge file:./data orders --failed --yes
-      detent queue purge file:./data orders --message 17 --message 18
-    """
-    if messages and (available or failed):
-        raise click.UsageError("--message names the messages; --available and --failed choose all of a kind")
-    numbers = sorted({parse_message(text) for text in messages}) or None
-    if not available and not failed:
-        available = failed = True
-    with open_for_writing(url, force=force) as store:
-        target = store.queue(queue)
-        info = target.info()
-        if numbers:
-            _check_failed(store, queue, numbers)
-            what, count = f"{count_text(len(numbers))} that failed", len(numbers)
-        else:
-            what = _contents(info, available=available, flying=False, failed=failed)
-            count = (info.available + info.delayed) * available + info.failed * failed
-        if not dry_run:
-            confirm(f"Remove {what} from queue {queue}?", f"removes {what} from queue {queue}", yes=yes)
-            with progress_bar("purging", hidden=as_json) as progress:
-                count = target.purge(
-                    available=available,
-                    failed=failed,
-                    messages=numbers,
-                    progress=lambda done: progress(done, max(done, count)),
-                )
-    if as_json:
-        print_json({"queue": queue, "messages": count, "purged": not dry_run})
-    else:
-        click.echo(f"{'would remove' if dry_run else 'removed'} {count_text(count)} from queue {queue}")
-
-
-def _check_failed(store: Store, queue: str, numbers: list[int]) -> None:
-    """Say before the question that there is nothing to ask for."""
-    for number in numbers:
-        if not any(place.queue == queue and place.state == "failed" for place in store.message(number).places):
-            raise NotFound(f"message {number} is not among the failed ones of {queue!r}")

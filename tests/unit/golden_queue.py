@@ -117,6 +117,7 @@ _CURSOR = (
     "ffffffffffffffff e803000000000000 02000000 0300000000000000 0400000000000000 0500000000000000 "
     "0600000000000000 0700000000000000 0800000000000000 0900000000000000"
 )
+_ALIKE = "0380 1100000000000000 0100000000000000 0200000000000000 0300000000000000 04000000 00"
 _WATERMARK = "0100000000000000 0001000000000000 0000010000000000"
 _DEDUP = "1100000000000000 0068e5cf8b010000"
 
@@ -141,6 +142,11 @@ VALUES: list[tuple[str, bytes, str]] = [
         "metadata of two messages",
         published.encode_metadata(17, 1, 2, 3, 4, [b"\x00", published.encode_headers({"queue": "q", "": "é"})]),
         _TWO_ENTRIES,
+    ),
+    (
+        "metadata of three messages that say the same",
+        published.encode_plain_metadata(17, 3, 1, 2, 3, 4, b"\x00"),
+        _ALIKE,
     ),
     ("metadata from before 1970", published.encode_plain_metadata(0, 1, -1, 0, 0, 0, b"\x00"), _OLD_ENTRY),
     ("active messages", queue.encode_active(_AVAILABLE, [_FLYING]), _ACTIVE),

@@ -90,12 +90,21 @@ class TestMetadata:
         assert {message[1:5] for message in decoded} == {(created, received, visible, retention)}
 
     @given(st.integers(0, (1 << 63)), st.integers(1, 300), I64, U32, HEADERS)
-    def test_shared_headers_are_the_same_bytes(
+    def test_what_all_say_is_stored_once(
         self, first: int, count: int, time: int, retention: int, headers: dict[str, str]
     ) -> None:
         one, times = published.encode_headers(headers), (time, time, time, retention)
         plain = published.encode_plain_metadata(first, count, *times, one)
-        assert plain == published.encode_metadata(first, *times, [one] * count)
+        assert len(plain) == 2 + 36 + len(one)
+        if count > published.RECORD_MESSAGES_MAX:
+            with pytest.raises(Corrupt):
+                published.decode_metadata(plain)
+            return
+        listed = published.encode_metadata(first, *times, [one] * count)
+        assert published.decode_metadata(plain) == published.decode_metadata(listed)
+        entry = published.decode_entry(plain)
+        assert (entry.count, entry.first) == (count, published.decode_metadata(listed)[0])
+        assert [entry.at(index) is not None for index in (-1, 0, count - 1, count)] == [False, True, True, False]
 
     @given(st.integers(0, (1 << 64) - 4), st.booleans(), st.lists(HEADERS, min_size=1, max_size=4))
     def test_looked_up(self, first: int, same: bool, headers: list[dict[str, str]]) -> None:

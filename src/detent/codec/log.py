@@ -96,6 +96,11 @@ class EntryKey:
         return entry
 
 
+def entry_head(segment: int, key: bytes) -> bytes:
+    """What the keys of one user key's entries in one segment begin with; their distance from its start follows."""
+    return _user_head(segment, TAG_ENTRY) + terminated(key)
+
+
 def entry_range(segment: int, key: bytes, relative: int = 0) -> tuple[bytes, bytes | None]:
     """The keys of one user key's entries in one segment, from `relative` on, as `View.scan` takes them."""
     head = terminated(key)

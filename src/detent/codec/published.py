@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
-
-import numpy as np
 
 from detent.codec.keys import SUBSYSTEM_QUEUE, Prefix, u64
 from detent.codec.values import ByteReader, ByteWriter
@@ -171,50 +170,49 @@ def encode_metadata(
 def encode_plain_metadata(
     first: int, count: int, created_ms: int, received_ms: int, visible_ms: int, retention_s: int, headers: bytes
 ) -> bytes:
-    """The same, for messages with the same headers."""
-    if count == 1:
-        return b"\x01\x00" + _METADATA.pack(first, created_ms, received_ms, visible_ms, retention_s) + headers
-    rest = _METADATA.pack(0, created_ms, received_ms, visible_ms, retention_s)[8:] + headers
-    layout = np.dtype([("message", "<u8"), ("rest", f"V{len(rest)}")])
-    table = np.empty(count, layout)
-    table["message"] = np.arange(first, first + count, dtype="<u8")
-    table["rest"] = np.void(rest)
-    return _COUNT.pack(count) + table.tobytes()
+    """The same, for messages with the same headers: what all of them say is there once."""
+    head = _COUNT.pack(count if count == 1 else ALIKE | count)
+    return head + _METADATA.pack(first, created_ms, received_ms, visible_ms, retention_s) + headers
 
 
 def encode_headers(headers: Mapping[str, str] | None) -> bytes:
     """A message's headers, as its metadata ends with them."""
-    if not headers:
-        return b"\x00"
+    return _encode_headers(tuple(headers.items())) if headers else b"\x00"
+
+
+@lru_cache(256)
+def _encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
     writer = ByteWriter().u8(len(headers))
-    for name, value in headers.items():
+    for name, value in headers:
         writer.utf8(name).utf8(value)
     return writer.finish()
 
 
 def decode_entry(value: bytes) -> Entry:
-    """A log entry to look messages up in: the same as `decode_metadata`, and cheap where all messages say the same."""
-    (count,) = _COUNT.unpack_from(value) if len(value) >= 2 else (0,)
-    size, rest = divmod(len(value) - 2, count) if count else (0, 1)
-    if not rest and count > 1 and size > _METADATA.size:
-        table = np.frombuffer(value, np.dtype([("message", "<u8"), ("rest", f"V{size - 8}")]), count, 2)
-        if value[10 : 2 + size] * count == table["rest"].tobytes():
-            (first,) = decode_metadata(b"\x01\x00" + value[2 : 2 + size])
-            numbers = table["message"]
-            if int(numbers[-1]) == first.message + count - 1 and (np.diff(numbers) == 1).all():
-                return Entry(count, [first], same=True)
-    messages = decode_metadata(value)
-    return Entry(len(messages), messages, same=False)
+    """A log entry, to look messages up in."""
+    reader = ByteReader(value, "message metadata")
+    count = reader.u16()
+    if count & ALIKE:
+        count ^= ALIKE
+        messages = [_read_metadata(reader)]
+        if not 1 < count <= RECORD_MESSAGES_MAX or messages[0].message + count > 1 << 64:
+            raise reader.corrupt(f"{count} messages that say the same, from {messages[0].message} on")
+    else:
+        messages = [_read_metadata(reader) for _ in range(reader.count(count, _METADATA.size + 1))]
+        if not messages or any(b.message != a.message + 1 for a, b in pairwise(messages)):
+            raise reader.corrupt("the messages of a log entry are not numbered one after another")
+    reader.finish()
+    return Entry(count, messages, same=len(messages) < count)
 
 
 class Entry:
     """The messages of one log entry."""
 
-    __slots__ = ("_messages", "count", "same")
+    __slots__ = ("count", "messages", "same")
 
     def __init__(self, count: int, messages: list[Metadata], *, same: bool) -> None:
         self.count = count
-        self._messages = messages
+        self.messages = messages
         self.same = same  # whether all say the same, their numbers aside
 
     def at(self, index: int) -> Metadata | None:
@@ -222,25 +220,24 @@ class Entry:
         same."""
         if not 0 <= index < self.count:
             return None
-        return self._messages[0 if self.same else index]
+        return self.messages[0 if self.same else index]
 
     @property
     def first(self) -> Metadata:
         """What is known of the first message."""
-        return self._messages[0]
+        return self.messages[0]
 
 
 NO_ENTRY: Final = Entry(0, [], same=False)
 
 
 def decode_metadata(value: bytes) -> list[Metadata]:
-    """The messages of one log entry."""
-    reader = ByteReader(value, "message metadata")
-    messages = reader.array(_read_metadata, element_bytes=_METADATA.size + 1)
-    reader.finish()
-    if not messages or any(b.message != a.message + 1 for a, b in pairwise(messages)):
-        raise Corrupt("the messages of a log entry are not numbered one after another")
-    return messages
+    """The messages of one log entry, each with its number."""
+    entry = decode_entry(value)
+    first = entry.first
+    if entry.same:
+        return [first._replace(message=first.message + index) for index in range(entry.count)]
+    return entry.messages
 
 
 def _read_metadata(reader: ByteReader) -> Metadata:
@@ -251,6 +248,9 @@ def _read_metadata(reader: ByteReader) -> Metadata:
         raise reader.corrupt("a header is there twice")
     return Metadata(message, created_ms, received_ms, visible_ms, retention_s, headers)
 
+
+ALIKE: Final = 0x8000
+"""Added to an entry's count, this says: one metadata follows, and all of the messages say the same, numbered on."""
 
 _COUNT: Final = struct.Struct("<H")
 _METADATA: Final = struct.Struct("<QqqqI")

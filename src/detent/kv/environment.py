@@ -131,6 +131,7 @@ class Environment:
         self._resizing = False
         self.log: CommitLog | None = None  # of the writer in this process, if there is one
         self._follower: LogFollower | None = None
+        self._seen: tuple[bytes, State] = (b"", State())
         self._without_log: State | None = None  # the last state that no log continued
         self._following = threading.Lock()
         self._file_bytes = 0  # how long the data file is at least, as far as its writer knows
@@ -236,7 +237,7 @@ class Environment:
         for _ in range(SNAPSHOT_TRIES):
             hold = self._begin()
             try:
-                state = State.decode(hold.transaction.get(STATE_KEY))
+                state = self._state_in(hold.transaction)
                 if state == without_log:
                     return hold, None
                 fits, layer = self._log_over(state, sure=state == before)
@@ -248,6 +249,14 @@ class Environment:
             self.end(hold)
             before = state
         raise Corrupt(f"the commit log of {self.path} does not go with its data file")
+
+    def _state_in(self, transaction: Any) -> State:
+        """What a snapshot of LMDB says of its writers; mostly the same as the one before said."""
+        stored = transaction.get(STATE_KEY)
+        seen = self._seen
+        if stored != seen[0]:
+            seen = self._seen = (stored, State.decode(stored))
+        return seen[1]
 
     def _log_over(self, state: State, *, sure: bool) -> tuple[bool, Layer | None]:
         """Whether the log goes with this state of LMDB, and what it has over it. If not, LMDB is to be looked at again:

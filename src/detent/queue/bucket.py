@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from detent.codec import queue as records
-from detent.codec.published import FOREVER
+from detent.codec.published import FOREVER, RECORD_MESSAGES_MAX
 from detent.codec.statelog import Run
 
 GONE, HIDDEN, READY, HELD = range(4)
@@ -19,6 +19,7 @@ GONE, HIDDEN, READY, HELD = range(4)
 AVAILABLE: Final = frozenset({HIDDEN, READY})
 
 _NEVER: Final = FOREVER
+_OFFSETS: Final = array("H", range(RECORD_MESSAGES_MAX))
 
 
 class Ready:
@@ -95,11 +96,11 @@ class Bucket:
             self.offsets.append(run.offset)
             self.counts.append(run.record_count)
         else:
-            self.messages.frombytes(np.arange(run.first, run.first + count, dtype="<u8").tobytes())
+            self.messages.extend(array("Q", range(run.first, run.first + count)))
             self.visible.frombytes(run.visible_ms.to_bytes(8, "little", signed=True) * count)
             self.deadlines.frombytes(run.deadline_ms.to_bytes(8, "little", signed=True) * count)
             self.attempts.frombytes(bytes(2 * count))
-            self.offsets.frombytes(np.arange(run.offset, run.offset + count, dtype="<u2").tobytes())
+            self.offsets.extend(_OFFSETS[run.offset : run.offset + count])
             self.counts.frombytes(run.record_count.to_bytes(2, "little") * count)
         self.live += count
         if state == READY and self.ready is not None:

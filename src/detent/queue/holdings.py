@@ -7,15 +7,17 @@ next checkpoint, in the same commit as the state in which nobody holds it.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import sub
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from detent.codec import log
+from detent.codec.keys import var_u64
 from detent.codec.published import LOG_KEY
 from detent.codec.statelog import Run
 
@@ -39,6 +41,10 @@ def _nobody_keeps(run: Run, _undo: Undo | None) -> None:
     raise AssertionError(f"message {run.first} would be lost")
 
 
+_NONE: Final = array("H", bytes(2 * CHUNK))
+_ONE: Final = array("H", (1,)) * CHUNK
+
+
 class Segment(NamedTuple):
     """A part of the metadata log."""
 
@@ -50,10 +56,12 @@ class Holdings:
     """How many hold each message; the records and log segments that this concerns."""
 
     def __init__(self) -> None:
-        self._chunks: dict[int, Any] = {}
+        self._chunks: dict[int, array[int]] = {}
+        self._released: set[int] = set()  # chunks in which something was released since the last checkpoint
         self.freed: dict[int, int] = {}  # records with a message that nobody holds any more: first message -> count
         self.segments: list[Segment] = []
         self._starts: list[int] = []
+        self._heads: list[bytes] = []  # what the keys of a segment's entries begin with
         self.live: list[int] = []  # messages held, by segment
         self.unread_from = LIVE  # the first message that some queue has yet to read of
         self.keep: Callable[[Run, Undo | None], None] = _nobody_keeps
@@ -63,7 +71,7 @@ class Holdings:
     def count(self, message: int) -> int:
         """How many hold a message."""
         chunk = self._chunks.get(message // CHUNK)
-        return 0 if chunk is None else int(chunk[message % CHUNK])
+        return 0 if chunk is None else chunk[message % CHUNK]
 
     def hold(self, first: int, count: int, holders: int, undo: Undo | None) -> None:
         """`holders` more hold each of these messages."""
@@ -88,16 +96,15 @@ class Holdings:
             step = min(end - first, CHUNK - at)
             chunk = self._chunks.get(number)
             if chunk is None:
-                chunk = self._chunks[number] = np.zeros(CHUNK, np.uint16)
-            if step == 1:
-                old = int(chunk[at])
-                assert old + change >= 0, f"message {first} is held {old} times"
-                new += not old
-                chunk[at] = old + change
+                chunk = self._chunks[number] = array("H", bytes(2 * CHUNK))
+            if step > 1 and chunk[at : at + step] == _NONE[:step]:
+                assert change > 0, f"messages from {first} on are held by nobody"
+                chunk[at : at + step] = array("H", (change,)) * step
+                new += step
             else:
-                part = chunk[at : at + step]
-                new += step - int(np.count_nonzero(part))
-                part += np.uint16(change % 65_536)
+                for row in range(at, at + step):
+                    new += not chunk[row]
+                    chunk[row] += change  # an OverflowError below zero: a hold that nobody had
             first += step
         return new
 
@@ -106,9 +113,10 @@ class Holdings:
         not ended at `at_ms`."""
         chunk = self._chunks[message // CHUNK]
         at = message % CHUNK
-        left = int(chunk[at]) - 1
+        left = chunk[at] - 1
         assert left >= 0, f"message {message} is released by somebody who did not hold it"
         chunk[at] = left
+        self._released.add(message // CHUNK)
         freed = False
         if not left and message >= self.unread_from and deadline_ms > at_ms:
             chunk[at] = 1
@@ -134,28 +142,26 @@ class Holdings:
         undo: Undo | None,
     ) -> None:
         """One holder less of each of these messages, all different."""
-        lowest, highest = min(messages), max(messages)
-        number, segment = lowest // CHUNK, self._segment(lowest)
-        several = len(messages) > FEW and self.unread_from == LIVE and undo is None
-        if not several or number != highest // CHUNK or segment != self._segment(highest):
-            for message, offset, count, deadline_ms in zip(messages, offsets, counts, deadlines, strict=True):
-                self.release(message, offset, count, deadline_ms, at_ms, undo)
+        if undo is None and self.unread_from == LIVE and self._release_run(messages, offsets, counts):
             return
+        for message, offset, count, deadline_ms in zip(messages, offsets, counts, deadlines, strict=True):
+            self.release(message, offset, count, deadline_ms, at_ms, undo)
+
+    def _release_run(self, messages: Sequence[int], offsets: Sequence[int], counts: Sequence[int]) -> bool:
+        """The common case in one step: neighbours that nobody else holds. False if it is another case."""
+        first, length = messages[0], len(messages)
+        number, at = divmod(first, CHUNK)
+        segment = self._segment(first)
+        if length < FEW or at + length > CHUNK or segment != self._segment(first + length - 1):
+            return False
         chunk = self._chunks[number]
-        rows: Any = slice(lowest % CHUNK, lowest % CHUNK + len(messages))
-        if highest - lowest + 1 != len(messages):
-            rows = np.array(messages, np.int64) - number * CHUNK
-        assert chunk[rows].all(), "a message is released by somebody who did not hold it"
-        chunk[rows] -= 1
-        records = zip(map(sub, messages, offsets), counts, strict=True)
-        held = int(np.count_nonzero(chunk[rows]))
-        self.live[segment] -= len(messages) - held
-        if not held:
-            self.freed.update(records)
-            return
-        for record, message in zip(records, messages, strict=True):
-            if not chunk[message % CHUNK]:
-                self.freed.update((record,))
+        if messages != list(range(first, first + length)) or chunk[at : at + length] != _ONE[:length]:
+            return False
+        chunk[at : at + length] = _NONE[:length]
+        self._released.add(number)
+        self.live[segment] -= length
+        self.freed.update(zip(map(sub, messages, offsets), counts, strict=True))
+        return True
 
     def _unrelease(self, message: int, offset: int, left: int, freed: bool, *, kept: bool = False) -> None:
         self._chunks[message // CHUNK][message % CHUNK] = left + 1
@@ -171,18 +177,18 @@ class Holdings:
         number, at = divmod(first, CHUNK)
         chunk = self._chunks.get(number)
         if at + count <= CHUNK:
-            places: list[int] = [] if chunk is None else np.flatnonzero(chunk[at : at + count]).tolist()
-            return places
+            return [] if chunk is None else [index for index, held in enumerate(chunk[at : at + count]) if held]
         return [index for index in range(count) if self.count(first + index)]
 
     def load(self, messages: np.ndarray) -> None:
         """Count the holds of these messages, each named once for each holder."""
         found, holders = np.unique(messages, return_counts=True)
-        numbers = found // CHUNK
-        for number in np.unique(numbers).tolist():
-            mask = numbers == number
-            chunk = self._chunks[number] = np.zeros(CHUNK, np.uint16)
-            chunk[(found[mask] % CHUNK).astype(np.int64)] = holders[mask]
+        numbers, starts = np.unique(found // CHUNK, return_index=True)
+        ends = np.append(starts[1:], len(found)) if len(found) else starts
+        for number, start, end in zip(numbers.tolist(), starts.tolist(), ends.tolist(), strict=True):
+            counts = np.zeros(CHUNK, np.uint16)
+            counts[(found[start:end] % CHUNK).astype(np.int64)] = holders[start:end]
+            self._chunks[number] = array("H", counts.tobytes())
         if len(found) and self._starts:
             indexes = np.searchsorted(np.array(self._starts, np.uint64), found, "right") - 1
             for index, live in zip(*np.unique(indexes, return_counts=True), strict=True):
@@ -191,8 +197,11 @@ class Holdings:
     def drop_empty_chunks(self) -> None:
         """Let go of the counters in which nobody holds anything any more."""
         last = max(self._chunks, default=0)
-        for number in [n for n, chunk in self._chunks.items() if n != last and not chunk.any()]:
-            del self._chunks[number]
+        for number in self._released:
+            chunk = self._chunks.get(number)
+            if chunk is not None and number != last and chunk == _NONE[:CHUNK]:
+                del self._chunks[number]
+        self._released = {last} if last in self._released else set()
 
     # -- segments -----------------------------------------------------------------------------------------------
 
@@ -206,11 +215,13 @@ class Holdings:
         """The log goes on in another segment."""
         self.segments.append(segment)
         self._starts.append(segment.start)
+        self._heads.append(log.entry_head(segment.number, LOG_KEY))
         self.live.append(0)
 
     def drop_segment(self) -> Segment:
         """The first segment is gone."""
         self._starts.pop(0)
+        self._heads.pop(0)
         self.live.pop(0)
         return self.segments.pop(0)
 
@@ -218,6 +229,7 @@ class Holdings:
         """The last segment was never written."""
         self.segments.pop()
         self._starts.pop()
+        self._heads.pop()
         self.live.pop()
 
     def needs_segment(self, message: int) -> bool:
@@ -226,8 +238,8 @@ class Holdings:
 
     def entry_key(self, first: int) -> bytes:
         """Where the log entry is that begins with message `first`."""
-        segment = self.segments[self._segment(first)]
-        return log.EntryKey(segment.number, LOG_KEY, first - segment.start).encode()
+        index = self._segment(first)
+        return self._heads[index] + var_u64(first - self._starts[index])
 
     def dead_segment(self, passed: int) -> Segment | None:
         """The first segment, if nobody holds any of it, and all cursors are at `passed` or beyond."""

@@ -153,8 +153,7 @@ class QueueState(Places, Failures):
             if attempts[span] == _ZEROS[:count]:
                 states[span] = bytes((HELD,)) * count
                 attempts[span] = _ONES[:count]
-                for priority, number in Counter(bucket.priorities[span]).items():
-                    self._uncount(priority, READY, number)
+                self._uncount_span(bucket, rows)
                 return []
         hidden = [bucket.number * self.size + row for row in rows if states[row] == HIDDEN]
         ready = rows if not hidden else [row for row in rows if states[row] != HIDDEN]
@@ -166,6 +165,15 @@ class QueueState(Places, Failures):
             states[row] = HELD
             attempts[row] += 1
         return hidden
+
+    def _uncount_span(self, bucket: Bucket, rows: range) -> None:
+        priorities, count = bucket.priorities, len(rows)
+        first = priorities[rows.start]
+        if priorities.count(first, rows.start, rows.stop) == count:
+            self._uncount(first, READY, count)
+            return
+        for priority, number in Counter(priorities[rows.start : rows.stop]).items():
+            self._uncount(priority, READY, number)
 
     def _ungrant(self, grant: Grant, hidden: list[int]) -> None:
         self.wheel.cancel(grant.lease_ms, grant)

@@ -598,7 +598,7 @@ DAMAGES: list[tuple[Callable[[Damage], None], str]] = [
     (flies_at_the_store, "of the store's own is in flight"),
     (fails_at_the_store, "of the store's own has failed"),
     (kept_for_no_reason, "kept for no known reason"),
-    (lambda d: d.flight(lease_ms=7), "and its lease ends at 7"),
+    (lambda d: d.flight(lease_ms=-7), "and its lease ends at -7"),
     (lambda d: d.flight(attempts=0), "in flight, was never claimed"),
     (lambda d: d.flight(delivery=0), "has delivery number 0"),
     (lambda d: d.flight(delivery=9_999), "has delivery number 9999, and the next one is"),
@@ -651,7 +651,6 @@ DAMAGES: list[tuple[Callable[[Damage], None], str]] = [
     (lambda d: d.put(log.segment_key(2), None), "an entry of segment 2, which does not exist"),
     (lambda d: d.put(log.segment_key(2), b"short"), "segment, at byte"),
     (lambda d: d.put(log.segment_key(2), SegmentMeta(0, 0).encode()), "begins at 0, the one before it later"),
-    (lambda d: d.put(log.segment_key(5), SegmentMeta(99, 0).encode()), "segment 5 of the log follows segment 3"),
     (
         lambda d: d.put(log.segment_key(4), SegmentMeta(99, 0).encode()),
         "segment 4 of the log has no entry at its",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -95,3 +97,22 @@ def test_ends_when_the_owner_was_replaced(
     eventually(lambda: not owner._housekeeper._thread.is_alive(), what="the end of housekeeping")
     assert rounds.later == 0
     assert reports(caplog) == [(logging.WARNING, "housekeeping ends: there is a newer owner")]
+
+
+def test_waits_for_the_next_tick_after_a_failure_however_much_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full is not asked a thousand times a second."""
+    monkeypatch.setattr(owner_module, "TICK_S", 0.2)
+    with detent.open("memory:") as store:
+        current = store._connection.current
+        assert isinstance(current, LocalOwner)
+        tried: list[float] = []
+
+        def fail(**_: object) -> None:
+            tried.append(time.monotonic())
+            raise Unavailable("the disk is full")
+
+        monkeypatch.setattr(current.engine, "keep_house", fail)
+        monkeypatch.setattr(current.engine, "next_due_ms", lambda: 0)
+        eventually(lambda: len(tried) >= 4, what="four tries")
+        monkeypatch.undo()
+    assert min(later - earlier for earlier, later in pairwise(tried[1:])) > 0.05

@@ -704,7 +704,7 @@ def test_segments_of_the_log_go_when_nobody_holds_any_of_them(tiny: Queues) -> N
     tiny.commit(used(ops.Ack, claimed, *range(1, 24)))
     tiny.ticks()
     with tiny.writer.view() as view:
-        assert len(queuemodel.segments(view)) == 3
+        assert queuemodel.segments(view) == [1, 3]  # one is held, one is the last
     tiny.commit(used(ops.Ack, claimed, 0))
     tiny.ticks()
     with tiny.writer.view() as view:
@@ -994,3 +994,107 @@ def test_a_state_log_that_does_not_fit_is_corrupt(world: Queues) -> None:
     world.writer.commit(batch)
     with pytest.raises(Corrupt, match="does not fit"):
         world.reopen()
+
+
+# -- rarer things -----------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_made_and_deleted_in_the_group_that_collects_it_leaves_nothing(world: Queues) -> None:
+    """Its empty records are in no view yet; they go all the same, and the store opens."""
+    made = world.request(ops.CreateQueue("q"))
+    world.group(made, world.request(ops.DeleteQueue("q")), None)
+    world.ticks()
+    assert [world.records(prefix) for prefix in (records.ACTIVE, records.FAILED, records.DONE, records.DELETED)] == [
+        [records.queue_key(records.ACTIVE, 0, 0)] if world.records(records.ACTIVE) else [], [], [], []
+    ]  # fmt: skip
+    world.reopen()
+    assert world.create() > 0
+
+
+def test_a_segment_goes_whatever_older_one_is_still_held(tiny: Queues) -> None:
+    """One old message keeps its own segment, not all that came after it."""
+    tiny.create()
+    tiny.create("old")
+    tiny.publish(queue="old", retention_s=0)
+    for _ in range(6):
+        tiny.publish(8)
+        tiny.commit(used(ops.Ack, tiny.claim(8)))
+    tiny.ticks()
+    assert len(tiny.queues.holdings.segments) == 2
+    tiny.reopen()
+    assert [segment.number for segment in tiny.queues.holdings.segments] == [1, 6]
+    assert tiny.claim(queue="old").messages == [0]
+
+
+def test_done_messages_of_a_queue_that_keeps_none_any_more_are_forgotten_at_once(world: Queues) -> None:
+    """Also those that no checkpoint had written when the setting changed."""
+    world.create(done_retention_s=0)
+    world.publish(3)
+    world.commit(used(ops.Ack, world.claim(3)))
+    world.group(world.request(ops.ConfigureQueue("q", ops.Settings(done_retention_s=NOT_KEPT))), None)
+    world.ticks()
+    assert (world.about().done_kept, done_records(world)) == (0, 0)
+
+
+def test_whoever_still_waits_is_woken_by_the_next_tick(world: Queues) -> None:
+    """A wake-up that went to somebody who has gone away is not the only one."""
+    world.create()
+    woken: list[str] = []
+    world.queues.wait("q", lambda: woken.append("gone"))
+    world.queues.wait("q", lambda: woken.append("still there"))
+    world.publish()
+    assert woken == ["gone"]
+    world.engine.tick()
+    assert woken == ["gone", "still there"]
+
+
+def test_one_who_cannot_be_woken_does_not_keep_the_others_asleep(
+    world: Queues, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.create()
+    woken: list[str] = []
+
+    def fail() -> None:
+        raise RuntimeError("its loop is gone")
+
+    world.queues.wait("q", fail)
+    world.queues.wait("q", lambda: woken.append("me"))
+    world.publish(2)
+    assert woken == ["me"]
+    assert "could not be woken" in caplog.text
+
+
+def test_headers_count_as_bytes_of_a_publish(world: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "PUBLISH_BYTES_MAX", 1000)
+    world.create()
+    with pytest.raises(LimitExceeded, match="a publish of"):
+        world.commit(ops.Publish([b""] * 3, [{"a": "x" * 400}] * 3))
+    assert world.commit(ops.Publish([b""] * 3, [{"a": "x" * 400}]))[0].count == 3
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [ops.Claim("q", 1, None, b"me"), ops.Publish([b"x"], None, dedup_keys=[b"k"]), ops.Fail(1, [0], [1], b"why")],
+    ids=lambda operation: type(operation).__name__,
+)
+def test_bytes_are_no_text(world: Queues, operation: Any) -> None:
+    """Refused with a reason, and not as a failure of the engine, which callers would try again."""
+    world.create()
+    with pytest.raises(Invalid, match="is text, not bytes"):
+        world.commit(operation)
+
+
+def test_a_redrive_reads_the_metadata_of_a_record_once(world: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand messages in one step must not hold everybody up."""
+    world.create()
+    world.create("other")
+    world.publish(50)
+    world.commit(used(ops.Fail, world.claim(50), final=True))
+    decoded: list[int] = []
+    original = published.decode_entry
+    monkeypatch.setattr(published, "decode_entry", lambda value: (decoded.append(1), original(value))[1])
+    world.commit(ops.Redrive("q", filter="true"))
+    assert len(decoded) == 1
+    world.commit(used(ops.Fail, world.claim(50), final=True))
+    world.commit(ops.Redrive("q"))
+    assert len(decoded) == 1

@@ -96,6 +96,14 @@ def decode_queue_key(prefix: Prefix, key: bytes) -> tuple[int, int]:
     return queue, number
 
 
+def belongs_to(key: bytes, queue: int) -> bool:
+    """Whether this is the key of a message, or of a try, of this queue."""
+    return key[:3] in _OF_ONE_QUEUE and key[3:7] == u32(queue)
+
+
+_OF_ONE_QUEUE: Final = frozenset(prefix.raw for prefix in (ACTIVE, DONE, FAILED, ATTEMPTS))
+
+
 def encode_active(available: np.ndarray, in_flight: Sequence[InFlight]) -> bytes:
     """A bucket of active messages."""
     if max(len(available), len(in_flight)) > U16_MAX:

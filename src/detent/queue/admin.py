@@ -6,7 +6,7 @@ These are rare, and end their group with a checkpoint: so the state log never re
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from detent.codec.statelog import Run
 from detent.engine import Context, Done, Result
 from detent.errors import Exists, Invalid, LimitExceeded, NotFound
 from detent.kv import View
-from detent.queue import housekeeping
 from detent.queue import operations as ops
 from detent.queue.filters import Filter
 from detent.queue.holdings import LIVE
@@ -69,7 +68,7 @@ def _uncreate(machine: QueueMachine, state: QueueState) -> None:
     del machine.queues[state.name], machine.by_number[state.number]
     machine.behind.pop(state.number, None)
     machine.next_queue = state.number
-    housekeeping.set_routes(machine)
+    machine.router.remove(state)
     machine.note_behind()
 
 
@@ -79,10 +78,11 @@ def _place(machine: QueueMachine, state: QueueState) -> None:
         state.next_message = machine.log_end
     if state.next_message == LIVE:
         machine.behind.pop(state.number, None)
+        machine.router.add(state)
     else:
         machine.behind[state.number] = state
+        machine.router.remove(state)
     state.touched = True
-    housekeeping.set_routes(machine)
     machine.note_behind()
 
 
@@ -113,7 +113,7 @@ def delete(machine: QueueMachine, op: ops.DeleteQueue, context: Context) -> Resu
     del machine.queues[op.queue]
     machine.deleted[state.number] = state
     machine.behind.pop(state.number, None)
-    housekeeping.set_routes(machine)
+    machine.router.remove(state)
     machine.write(records.config_key(op.queue), None, None)
     machine.write(records.deleted_key(state.number), state.config.encode(), None)
     machine.note_behind()
@@ -134,6 +134,9 @@ def set_dedup_window(machine: QueueMachine, op: ops.SetDedupWindow, context: Con
 # -- failed messages, purges ------------------------------------------------------------------------------------
 
 
+_NO_HEADERS: Final[dict[str, str]] = {}
+
+
 def redrive(machine: QueueMachine, op: ops.Redrive, context: Context) -> Result:
     """Failed messages become available again, behind all others, as if never tried."""
     _alone(context, "a redrive")
@@ -150,12 +153,12 @@ def redrive(machine: QueueMachine, op: ops.Redrive, context: Context) -> Result:
     more = len(step) > ops.STEP_MESSAGES
     step = step[: ops.STEP_MESSAGES]
     after = step[-1] if step else op.after
-    with machine.reader.view() as view:
-        chosen = [
-            (failed, headers)
-            for failed, headers in _with_headers(machine, source, step, view)
-            if wanted is None or wanted.matches(headers)
-        ]
+    if wanted is None and target is source:
+        chosen = [(source.failed[message], _NO_HEADERS) for message in step]  # nobody asks for them
+    else:
+        with machine.reader.view() as view:
+            found = _with_headers(machine, source, step, view)
+        chosen = [(failed, headers) for failed, headers in found if wanted is None or wanted.matches(headers)]
     if target is not source:
         chosen = _not_there(target, chosen, named=op.messages is not None)
     if not chosen:
@@ -174,11 +177,17 @@ def _with_headers(
     machine: QueueMachine, source: QueueState, messages: list[int], view: View
 ) -> list[tuple[Failed, dict[str, str]]]:
     found = []
+    entries: dict[int, published.Entry] = {}
     for message in messages:
         failed = source.failed[message]
-        entry = machine.stored(machine.holdings.entry_key(message - failed.offset), view)
-        assert entry is not None, f"the metadata of message {message} is missing"
-        found.append((failed, published.decode_metadata(entry)[failed.offset].headers))
+        record = message - failed.offset
+        if record not in entries:
+            stored = machine.stored(machine.holdings.entry_key(record), view)
+            assert stored is not None, f"the metadata of message {message} is missing"
+            entries[record] = published.decode_entry(stored)
+        about = entries[record].at(failed.offset)
+        assert about is not None, f"message {message} is not in its entry"
+        found.append((failed, about.headers))
     return found
 
 

@@ -57,6 +57,7 @@ class Holdings:
 
     def __init__(self) -> None:
         self._chunks: dict[int, array[int]] = {}
+        self._dead: set[int] = set()  # where segments start that may be held by nobody
         self._released: set[int] = set()  # chunks in which something was released since the last checkpoint
         self.freed: dict[int, int] = {}  # records with a message that nobody holds any more: first message -> count
         self.segments: list[Segment] = []
@@ -85,8 +86,9 @@ class Holdings:
 
     def _unhold(self, first: int, count: int, holders: int, new: int) -> None:
         self._add(first, count, -holders)
+        self._released.add(first // CHUNK)
         if new:
-            self.live[self._segment(first)] -= new
+            self._let_go(self._segment(first), new)
 
     def _add(self, first: int, count: int, change: int) -> int:
         """Change the holds of some messages; how many of them had none before."""
@@ -125,7 +127,7 @@ class Holdings:
             self.keep(Run(message, 1, offset, count, 0, deadline_ms), undo)
             return
         if not left:
-            self.live[self._segment(message)] -= 1
+            self._let_go(self._segment(message), 1)
             first = message - offset
             freed = first not in self.freed
             self.freed[first] = count
@@ -159,9 +161,15 @@ class Holdings:
             return False
         chunk[at : at + length] = _NONE[:length]
         self._released.add(number)
-        self.live[segment] -= length
+        self._let_go(segment, length)
         self.freed.update(zip(map(sub, messages, offsets), counts, strict=True))
         return True
+
+    def _let_go(self, segment: int, count: int) -> None:
+        """So many messages of a segment are held by nobody any more."""
+        self.live[segment] -= count
+        if not self.live[segment]:
+            self._dead.add(self._starts[segment])  # unless more comes in, or it is taken back: looked at when it is due
 
     def _unrelease(self, message: int, offset: int, left: int, freed: bool, *, kept: bool = False) -> None:
         self._chunks[message // CHUNK][message % CHUNK] = left + 1
@@ -193,6 +201,7 @@ class Holdings:
             indexes = np.searchsorted(np.array(self._starts, np.uint64), found, "right") - 1
             for index, live in zip(*np.unique(indexes, return_counts=True), strict=True):
                 self.live[int(index)] = int(live)
+        self._dead = {start for start, live in zip(self._starts, self.live, strict=True) if not live}
 
     def drop_empty_chunks(self) -> None:
         """Let go of the counters in which nobody holds anything any more."""
@@ -218,17 +227,17 @@ class Holdings:
         self._heads.append(log.entry_head(segment.number, LOG_KEY))
         self.live.append(0)
 
-    def drop_segment(self) -> Segment:
-        """The first segment is gone."""
-        self._starts.pop(0)
-        self._heads.pop(0)
-        self.live.pop(0)
-        return self.segments.pop(0)
+    def drop_segment(self, segment: Segment) -> None:
+        """A segment is gone."""
+        index = self.segments.index(segment)
+        for column in (self.segments, self._starts, self._heads, self.live):
+            del column[index]
+        self._dead.discard(segment.start)
 
     def drop_last_segment(self) -> None:
         """The last segment was never written."""
         self.segments.pop()
-        self._starts.pop()
+        self._dead.discard(self._starts.pop())
         self._heads.pop()
         self.live.pop()
 
@@ -242,9 +251,11 @@ class Holdings:
         return self._heads[index] + var_u64(first - self._starts[index])
 
     def dead_segment(self, passed: int) -> Segment | None:
-        """The first segment, if nobody holds any of it, and all cursors are at `passed` or beyond."""
-        if len(self.segments) > 1 and not self.live[0] and self.segments[1].start <= passed:
-            return self.segments[0]
+        """A segment of which nobody holds anything, and which all cursors have behind them: they are at `passed`."""
+        for start in self._dead:
+            index = self._segment(start)
+            if not self.live[index] and index + 1 < len(self.segments) and self.segments[index + 1].start <= passed:
+                return self.segments[index]
         return None
 
 

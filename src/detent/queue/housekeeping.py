@@ -143,6 +143,7 @@ def due(machine: QueueMachine, now_ms: int) -> Iterator[Operation]:
     if (machine.next_record > machine.first_record or machine.steps) and checkpoint.is_due(machine, now_ms):
         yield ops.Checkpoint()
     machine.look_ms = next_look_ms(machine, now_ms)
+    machine.committed()  # once more: whoever was woken before may have gone away, and others still wait
 
 
 def next_look_ms(machine: QueueMachine, now_ms: int) -> int | None:
@@ -218,13 +219,8 @@ def routed(
     state.touched = True
     if next_message == LIVE:
         machine.behind.pop(state.number, None)
-        set_routes(machine)
+        machine.router.add(state)
     machine.note_behind()
-
-
-def set_routes(machine: QueueMachine) -> None:
-    """Publishes go to the queues that are neither behind nor paused."""
-    machine.router.set(state for state in machine.queues.values() if state.number not in machine.behind)
 
 
 def entries_from(machine: QueueMachine, view: View, start: int) -> Iterator[list[Metadata]]:
@@ -289,6 +285,8 @@ def _forget_done(machine: QueueMachine, number: int, now_ms: int, view: View) ->
         machine.write(key, None, None)
         state.done_kept -= len(records.decode_done(value))
         state.touched = True
+    if retention_s == NOT_KEPT and len(state.done_messages):
+        return  # of a time when they were kept; the checkpoint of this group writes them, the next step removes them
     work.done_due.discard(number)
     if len(state.done_messages):
         work.arm_done(machine.wheel, state, state.done_times[0])
@@ -330,6 +328,8 @@ def _reap(machine: QueueMachine, state: QueueState, view: View) -> None:
         for key, _ in view.scan(*records.queue_range(prefix, state.number), limit=left):
             machine.write(key, None, None)
             left -= 1
+    for key in [key for key in machine.writes if records.belongs_to(key, state.number)]:
+        machine.write(key, None, None)  # made, and deleted, in this very group
     if left > 0:
         machine.write(records.cursor_key(state.number), None, None)
         machine.write(records.deleted_key(state.number), None, None)
@@ -348,4 +348,4 @@ def _drop_segment(machine: QueueMachine, segment: Segment, view: View) -> None:
     if removed < COLLECT_RECORDS:
         machine.write(log.listing_key(segment.number, LOG_KEY), None, None)
         machine.write(log.segment_key(segment.number), None, None)
-        machine.holdings.drop_segment()
+        machine.holdings.drop_segment(segment)

@@ -146,7 +146,9 @@ def _add_bucket(state: QueueState, number: int, rows: np.ndarray, in_flight: lis
 def _note_cursors(machine: QueueMachine) -> None:
     machine.behind = {number: s for number, s in machine.by_number.items() if s.next_message != LIVE and not s.deleted}
     machine.holdings.unread_from = min((state.next_message for state in machine.behind.values()), default=LIVE)
-    housekeeping.set_routes(machine)
+    for state in machine.queues.values():
+        if state.number not in machine.behind:
+            machine.router.add(state)
 
 
 def _arm(machine: QueueMachine, view: View) -> None:

@@ -269,6 +269,8 @@ class QueueMachine:
         """The queues that are behind have changed, or have read on: let go of what they have all read of."""
         unread = min((state.next_message for state in self.behind.values()), default=LIVE)
         self.holdings.unread_from = unread
+        if not self.own.ready.get(UNREAD) and not self.own.hidden:
+            return
         places = self.own.places_of_priority(UNREAD, unread)
         if places:
             self.own.remove(places, "purged")

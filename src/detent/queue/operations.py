@@ -361,9 +361,11 @@ class MessageFound(Result, frozen=True, tag=True, array_like=True):
 
 def text_bytes(text: str, what: str) -> int:
     """How many bytes a text has in UTF-8; `Invalid` for what has no such form."""
+    if not isinstance(text, str):
+        raise Invalid(f"{what} is text, not {type(text).__name__}")
     try:
         return len(text) if text.isascii() else len(text.encode())
-    except (AttributeError, UnicodeEncodeError) as error:
+    except UnicodeEncodeError as error:
         raise Invalid(f"{what} is text: {error}") from error
 
 
@@ -397,7 +399,7 @@ def check_publish(op: Publish) -> list[int]:
     if largest > limit:
         what = "a URI" if op.uri else "a payload"
         raise LimitExceeded(f"{what} of {largest} bytes is over the limit of {limit}; publish a URI to where it is")
-    if count > 1 and (total := sum(sizes)) > PUBLISH_BYTES_MAX:
+    if count > 1 and (total := sum(sizes) + op.header_bytes()) > PUBLISH_BYTES_MAX:
         raise LimitExceeded(f"a publish of {total} bytes is over the limit of {PUBLISH_BYTES_MAX}: send it in parts")
     if op.uri:
         for payload in payloads:

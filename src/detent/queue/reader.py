@@ -11,6 +11,7 @@ from typing import Final
 from detent.codec import log, published
 from detent.codec.log import EntryKey, SegmentMeta
 from detent.codec.published import LOG_KEY, NO_ENTRY, Entry, Metadata, PayloadRecord
+from detent.errors import Corrupt
 from detent.kv import Reader, View
 
 Content = tuple[int, bytes, Metadata]
@@ -25,8 +26,7 @@ class QueueReader:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._starts: list[int] = []
-        self._numbers: list[int] = []
+        self._segments: tuple[list[int], list[int]] = ([], [])  # where the log's segments start, and their numbers
         self._entries: dict[int, Entry] = {}
 
     def contents(self, messages: Sequence[int], records: Sequence[int]) -> list[Content | None]:
@@ -66,23 +66,28 @@ class QueueReader:
             return known
         value = self._look(view, record)
         if value is None:
-            self._starts, self._numbers = [], []
-            for key, meta in view.scan(*log.segment_range()):
-                self._numbers.append(log.decode_segment_key(key))
-                self._starts.append(SegmentMeta.decode(meta).start_seq)
+            metas = [
+                (SegmentMeta.decode(meta).start_seq, log.decode_segment_key(key))
+                for key, meta in view.scan(*log.segment_range())
+            ]
+            self._segments = [start for start, _ in metas], [number for _, number in metas]  # at once: threads share it
             value = self._look(view, record)
         if value is None:
             return NO_ENTRY
         if len(self._entries) >= ENTRIES_KEPT:
             self._entries = {}
-        entry = self._entries[record] = published.decode_entry(value)
+        entry = published.decode_entry(value)
+        if entry.first.message != record:
+            raise Corrupt(f"the log entry of message {record} begins with message {entry.first.message}")
+        self._entries[record] = entry
         return entry
 
     def _look(self, view: View, record: int) -> bytes | None:
-        index = bisect_right(self._starts, record) - 1
+        starts, numbers = self._segments
+        index = bisect_right(starts, record) - 1
         if index < 0:
             return None
-        key = EntryKey(self._numbers[index], LOG_KEY, record - self._starts[index])
+        key = EntryKey(numbers[index], LOG_KEY, record - starts[index])
         return view.get(key.encode())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from detent.queue.filters import Filter, addressed_queue
 from detent.queue.settings import priority_of
@@ -19,16 +19,28 @@ class Router:
     def __init__(self) -> None:
         self._addressed: dict[str, list[QueueState]] = {}
         self._filtered: list[QueueState] = []
+        self._names: dict[int, str | None] = {}  # by number, under which name a queue is addressed
 
-    def set(self, queues: Iterable[QueueState]) -> None:
-        """These are the queues that take part in publishes from now on."""
-        self._addressed, self._filtered = {}, []
-        for state in queues:
-            name = addressed_queue(state.config.filter)
-            if name is not None:
-                self._addressed.setdefault(name, []).append(state)
-            else:
-                self._filtered.append(state)
+    def add(self, state: QueueState) -> None:
+        """A queue takes part in publishes from now on, with the filter that it has now."""
+        self.remove(state)
+        name = self._names[state.number] = addressed_queue(state.config.filter)
+        if name is None:
+            self._filtered.append(state)
+        else:
+            self._addressed.setdefault(name, []).append(state)
+
+    def remove(self, state: QueueState) -> None:
+        """A queue takes part no longer."""
+        if state.number not in self._names:
+            return
+        name = self._names.pop(state.number)
+        if name is None:
+            self._filtered.remove(state)
+            return
+        self._addressed[name].remove(state)
+        if not self._addressed[name]:
+            del self._addressed[name]
 
     def targets(self, headers: dict[str, str]) -> Sequence[Target]:
         """Where a message with these headers goes."""

@@ -283,8 +283,6 @@ class LogCheck:
         segment = Segment(log.decode_segment_key(key), SegmentMeta.decode(value).start_seq)
         before = self._segments[-1] if self._segments else None
         self._segments.append(segment)
-        if before is not None and segment.number != before.number + 1:
-            raise Corrupt(f"segment {segment.number} of the log follows segment {before.number}")
         if before is not None and segment.start <= before.start:
             raise Corrupt(f"segment {segment.number} of the log begins at {segment.start}, the one before it later")
 
@@ -338,7 +336,8 @@ class LogCheck:
             key = log.segment_key(segment.number)
             if segment.number not in self._listed:
                 yield Finding(record_at(key), f"segment {segment.number} of the log is not listed")
-            going = index == 0 and (self._machine is None or not any(self._machine.holdings.live[:1]))
+            held = self._machine is None or any(self._machine.holdings.live[index : index + 1])
+            going = not held and index + 1 < len(self._segments)
             if self._begun.get(segment.number) != 0 and not going:
                 problem = f"segment {segment.number} of the log has no entry at its start, {segment.start}"
                 yield Finding(record_at(key), problem)

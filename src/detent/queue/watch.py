@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -10,6 +11,8 @@ from typing import Final, Protocol
 from detent.errors import LimitExceeded
 
 WAITERS_MAX: Final = 10_000
+
+logger = logging.getLogger("detent.queue")
 
 
 class Claimable(Protocol):
@@ -68,7 +71,10 @@ class QueueWatch:
                 if not waiters:
                     del self._waiters[name]
         for wake in ready:
-            wake()
+            try:
+                wake()
+            except Exception:
+                logger.exception("a waiting consumer could not be woken")
 
     def __bool__(self) -> bool:
         return bool(self._waiters)

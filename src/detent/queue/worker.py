@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from detent.durations import Duration, milliseconds
-from detent.errors import DetentError, Invalid, NotFound, StaleReceipt, Unavailable
+from detent.errors import DetentError, Invalid, LimitExceeded, StaleReceipt, Unavailable
 from detent.queue.message import AsyncDelivery, Delivery, _Delivered, extend_operation, reason_of
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ CONCURRENCY_MAX: Final = 1_000
 CLAIM_WAIT: Final = "1s"
 CLAIM_WAIT_S: Final = 1.0
 """How long a worker waits for messages before it looks whether it is to stop."""
-
-LOOK_S: Final = 0.25
-"""How often a worker looks at its leases, at least: what it has just claimed may have a short one."""
 
 RETRY_S: Final = 1.0
 """How long a worker waits after the store could not be reached."""
@@ -69,32 +66,38 @@ class _Leases:
     def __len__(self) -> int:
         return len(self._running)
 
-    def add(self, message: _Delivered, claimed: float) -> None:
-        """A handler begins with a message that was claimed at this (monotonic) time."""
-        lease_s = max(0.001, message.lease_ms / 1000 - time.time())
+    def add(self, message: _Delivered) -> None:
+        """A handler begins with a message."""
+        self._set(message, message.lease_ms / 1000 - time.time())
+
+    def _set(self, message: _Delivered, left_s: float) -> None:
+        left_s = max(0.001, left_s)
         with self._lock:
-            self._running[message.receipt] = (message, claimed + lease_s / EXTEND_SHARE, lease_s)
+            self._running[message.receipt] = (message, time.monotonic() + left_s / EXTEND_SHARE, left_s)
 
     def remove(self, message: _Delivered) -> None:
         """Its handler is done with it."""
         with self._lock:
             self._running.pop(message.receipt, None)
 
-    def due(self) -> tuple[list[Any], float]:
-        """Messages whose lease is to be extended now, and how long until the next one."""
+    def due(self) -> list[Any]:
+        """Messages whose lease is to be extended now."""
         now = time.monotonic()
         with self._lock:
-            due = [message for message, at, _ in self._running.values() if at <= now and not message.settled]
-            next_s = min((at - now for _, at, _ in self._running.values() if at > now), default=CLAIM_WAIT_S)
-        return due, min(next_s, CLAIM_WAIT_S)
+            return [message for message, at, _ in self._running.values() if at <= now and not message.settled]
+
+    def next_s(self) -> float:
+        """How long until a lease is to be extended."""
+        now = time.monotonic()
+        with self._lock:
+            left = [max(0.0, at - now) for message, at, _ in self._running.values() if not message.settled]
+        return min(left, default=CLAIM_WAIT_S)
 
     def extended(self, message: _Delivered, lease_ms: int) -> None:
         """The lease lasts from now on for its whole length again."""
-        with self._lock:
-            known = self._running.get(message.receipt)
-            if known is not None:
-                message.lease_ms = lease_ms
-                self._running[message.receipt] = (message, time.monotonic() + known[2] / EXTEND_SHARE, known[2])
+        message.lease_ms = lease_ms
+        if message.receipt in self._running:
+            self._set(message, lease_ms / 1000 - time.time())
 
     def later(self, message: _Delivered) -> None:
         """The store could not be reached; try again soon."""
@@ -132,6 +135,7 @@ class Worker:
         self._lease = lease
         self._stop = threading.Event()
         self._over = threading.Event()
+        self._began = threading.Event()  # a handler has begun: its lease may be short
         self._leases = _Leases()
         self._slots = threading.Semaphore(concurrency)
         self.handled = self.failed = 0
@@ -150,8 +154,9 @@ class Worker:
             try:
                 while not self._stop.is_set():
                     running = {future for future in running if not future.done()}
-                    for message, claimed in self._claim():
-                        self._leases.add(message, claimed)
+                    for message in self._claim():
+                        self._leases.add(message)
+                        self._began.set()
                         running.add(pool.submit(self._handle, message))
             finally:
                 self._stop.set()
@@ -159,10 +164,11 @@ class Worker:
                 if late:
                     logger.warning("%d handlers did not end within %s s", len(late), self._options.grace_s)
                 self._over.set()
+                self._began.set()
                 pool.shutdown(wait=not late, cancel_futures=True)
                 keeper.join()
 
-    def _claim(self) -> list[tuple[Delivery, float]]:
+    def _claim(self) -> list[Delivery]:
         """As many messages as there are free threads."""
         if not self._slots.acquire(timeout=CLAIM_WAIT_S):
             return []
@@ -170,21 +176,18 @@ class Worker:
         while free < self._options.concurrency and self._slots.acquire(blocking=False):
             free += 1
         found: list[Delivery] = []
-        claimed = time.monotonic()
         try:
             if not self._stop.is_set():
                 found = self._queue.claim(free, lease=self._lease, consumer=self._options.consumer)
                 if not found:
                     self._queue.wait(CLAIM_WAIT)  # and look whether to stop before the next claim
-        except NotFound:
-            raise
-        except Unavailable as error:
+        except (Unavailable, LimitExceeded) as error:
             logger.warning("no message could be claimed, trying again: %s", error)
             self._stop.wait(RETRY_S)
         finally:
             for _ in range(free - len(found)):
                 self._slots.release()
-        return [(message, claimed) for message in found]
+        return found
 
     def _handle(self, message: Delivery) -> None:
         try:
@@ -210,10 +213,10 @@ class Worker:
     def _keep_leases(self) -> None:
         """Extend the leases of what is being handled; also after `stop`, as long as that is waited for."""
         while not self._over.is_set():
-            due, next_s = self._leases.due()
-            for message in due:
+            for message in self._leases.due():
                 self._extend(message)
-            self._over.wait(min(next_s, LOOK_S))
+            self._began.wait(min(self._leases.next_s(), CLAIM_WAIT_S))
+            self._began.clear()
 
     def _extend(self, message: Delivery) -> None:
         try:
@@ -259,6 +262,7 @@ class AsyncWorker:
         self._options = _options(concurrency, lease, grace, consumer)
         self._lease = lease
         self._stop = asyncio.Event()
+        self._began = asyncio.Event()
         self._leases = _Leases()
         self._running: set[asyncio.Task[None]] = set()
         self.handled = self.failed = 0
@@ -297,19 +301,17 @@ class AsyncWorker:
         if not free:
             await asyncio.wait(self._running, timeout=CLAIM_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
             return
-        claimed = time.monotonic()
         try:
             found = await self._queue.claim(free, lease=self._lease, consumer=self._options.consumer)
             if not found:
                 await self._queue.wait(CLAIM_WAIT)  # and look whether to stop before the next claim
-        except NotFound:
-            raise
-        except Unavailable as error:
+        except (Unavailable, LimitExceeded) as error:
             logger.warning("no message could be claimed, trying again: %s", error)
             await asyncio.sleep(RETRY_S)
             return
         for message in found:
-            self._leases.add(message, claimed)
+            self._leases.add(message)
+            self._began.set()
             task = asyncio.create_task(self._handle(message))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -336,10 +338,11 @@ class AsyncWorker:
 
     async def _keep_leases(self) -> None:
         while True:
-            due, next_s = self._leases.due()
-            for message in due:
+            for message in self._leases.due():
                 await self._extend(message)
-            await asyncio.sleep(min(next_s, LOOK_S))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._began.wait(), min(self._leases.next_s(), CLAIM_WAIT_S))
+            self._began.clear()
 
     async def _extend(self, message: AsyncDelivery) -> None:
         try:

@@ -143,19 +143,22 @@ class Housekeeper:
     def _run(self) -> None:
         next_sweep = time.monotonic() + SWEEP_EVERY_S
         next_tick = time.monotonic() + TICK_S
+        failed = False
         while not self._stopped:
-            self._sleep(next_tick)
+            self._sleep(next_tick, failed)
             if self._stopped:
                 return
+            failed = True
             try:
                 if time.monotonic() < next_tick:
                     self._owner.engine.keep_house()
-                    continue
-                next_tick = time.monotonic() + TICK_S
-                self._owner.engine.tick()
-                if time.monotonic() >= next_sweep:
-                    next_sweep = time.monotonic() + SWEEP_EVERY_S
-                    self._owner.sweep()
+                else:
+                    next_tick = time.monotonic() + TICK_S
+                    self._owner.engine.tick()
+                    if time.monotonic() >= next_sweep:
+                        next_sweep = time.monotonic() + SWEEP_EVERY_S
+                        self._owner.sweep()
+                failed = False
             except Fenced as error:
                 logger.warning("housekeeping ends: %s", error)
                 return
@@ -164,11 +167,11 @@ class Housekeeper:
             except Exception:
                 logger.exception("housekeeping failed and will be tried again")
 
-    def _sleep(self, until: float) -> None:
-        """Until the next tick, the next timer, or until somebody wakes it."""
+    def _sleep(self, until: float, failed: bool) -> None:
+        """Until the next tick, the next timer, or until somebody wakes it; after a failure, until the next tick."""
         engine = self._owner.engine
         pause_s = until - time.monotonic()
-        due_ms = engine.next_due_ms()
+        due_ms = None if failed else engine.next_due_ms()
         if due_ms is not None:
             pause_s = min(pause_s, (due_ms - engine.now_ms()) / 1000)
         pause_s = max(pause_s, STEP_S)

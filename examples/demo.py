@@ -113,7 +113,9 @@ def verdict() -> int:
     twice = sum(effects.values()) - len(effects)
     unknown = sum(key not in set(begun) for key in effects)
     left = info.available + info.delayed + info.in_flight + info.failed
-    print(f"\n{len(begun)} orders over {KILLS} kills of the owner, {len(effects)} took effect")
+    unsent = sum(key not in effects for key in last)
+    print(f"\n{len(begun)} orders over {KILLS} kills of the owner, {len(effects)} took effect", end="")
+    print(f"; {unsent} had been noted and not yet published when the end came" if unsent else "")
     print(f"lost {lost}, twice {twice}, unknown {unknown}, left in the queue {left}")
     print(f"\nLook around:  .venv/bin/detent queue info file:{DATA} orders")
     print(f"              .venv/bin/detent journal read file:{DATA} effects --limit 3")

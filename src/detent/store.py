@@ -185,7 +185,8 @@ class Store:
         self.commit([queue_operations.SetDedupWindow(milliseconds(window))])
 
     def publish(self, message: Message, *, headers: Mapping[str, str] | None = None, **options: Any) -> Published:
-        """Publish a message to every queue whose filter matches its headers.
+        """Publish a message to every queue whose filter matches its headers. One that matches none is kept until its
+        retention ends, for queues that are created with `earliest`. A dedup key is the store's.
 
         Options: `uri`, `created`, `visible_at`, `delay`, `retention`, `dedup_key`; see :meth:`Queue.publish`.
         """
@@ -196,7 +197,8 @@ class Store:
         self, messages: Iterable[Message], *, headers: Mapping[str, str] | None = None
     ) -> Sequence[Published]:
         """Publish many messages, each to every queue that matches it; all or none."""
-        return queue_calls.PublishedMany(self.commit(queue_calls.operations_for(messages, headers, None)))
+        operations = queue_calls.operations_for(messages, headers, None)
+        return queue_calls.PublishedMany(self.commit(operations) if operations else [])
 
     def message(self, message: int) -> MessageInfo:
         """A published message, and where it is in each queue. `NotFound` if nothing is known of it any more."""
@@ -389,7 +391,8 @@ class AsyncStore:
         self, messages: Iterable[Message], *, headers: Mapping[str, str] | None = None
     ) -> Sequence[Published]:
         """Publish many messages, each to every queue that matches it; all or none."""
-        return queue_calls.PublishedMany(await self.commit(queue_calls.operations_for(messages, headers, None)))
+        operations = queue_calls.operations_for(messages, headers, None)
+        return queue_calls.PublishedMany(await self.commit(operations) if operations else [])
 
     async def message(self, message: int) -> MessageInfo:
         """A published message, and where it is in each queue."""

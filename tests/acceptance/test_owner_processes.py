@@ -653,8 +653,8 @@ def check_full_disk(child: Child, word: str) -> None:
 
 
 def test_a_full_disk_is_unavailable_and_loses_nothing(url: str, processes: Processes) -> None:
-    # A file that may not grow is an I/O error to LMDB, which does not say more.
-    check_full_disk(processes.start(fills_the_disk, url=url, limit=1 << 20), "error")
+    # A file that may not grow cannot be lengthened for the next commit either.
+    check_full_disk(processes.start(fills_the_disk, url=url, limit=1 << 20), "File too large")
 
 
 def mounts_a_small_disk(io: Io, path: str) -> None:

@@ -276,13 +276,14 @@ class TestPublishing:
         assert queue.info().total_acked == 700
 
     def test_each_with_its_own_words(self, queue: Queue) -> None:
-        """A list of messages that differ in all that can be said of one; headers beside it are of the bare ones."""
+        """A list of messages that differ in all that can be said of one."""
         created = datetime(2001, 2, 3, 4, 5, 6, 789000, UTC)
         found = queue.publish_many(
-            [b"bare", Outgoing(b"full", {"n": "1"}, created=created, retention="2d"), Outgoing(uri="s3://bucket/key"),
-             Outgoing(b"late", delay="1h"), b"bare too"],
-            headers={"n": "0"},
+            [Outgoing(b"bare", {"n": "0"}), Outgoing(b"full", {"n": "1"}, created=created, retention="2d"),
+             Outgoing(uri="s3://bucket/key"), Outgoing(b"late", delay="1h"), b"bare too"],
         )  # fmt: skip
+        refused(lambda: queue.publish_many([b"bare", Outgoing(b"full")], headers={"n": "0"}), detent.Invalid)
+        assert list(queue.publish_many([])) == []
         assert len({one.message for one in found}) == 5
         bare, full, uri, last = queue.claim(10)
         assert (bare.payload, bare.headers["n"]) == (b"bare", "0")
@@ -343,8 +344,45 @@ class TestPublishing:
         checkpoint(store)
         assert len(records(store, published_records.PAYLOAD)) == 2
 
+    def test_to_a_queue_means_to_that_queue(self, store: Store, queue: Queue) -> None:
+        """One that does not exist, or does not take the message, is an error and not a message that nobody gets."""
+        refused(lambda: store.queue("nowhere").publish(b"x"), detent.NotFound)
+        gold = store.queue("gold")
+        gold.create(filter='headers.tier == "gold"')
+        refused(lambda: gold.publish(b"x"), detent.Invalid)
+        refused(lambda: gold.publish_many([b"x", Outgoing(b"y", {"tier": "gold"})]), detent.Invalid)
+        with pytest.raises(detent.NotFound), store.transaction() as transaction:
+            transaction.publish(b"here", queue="q")
+            transaction.publish(b"nowhere", queue="nowhere")
+        assert (store.unmatched(), contents(queue), contents(gold)) == (0, (0, 0, 0, 0), (0, 0, 0, 0))
+        gold.publish(b"x", headers={"tier": "gold"})
+        gold.configure(filter=None)
+        gold.publish(b"by name")
+        assert payloads(gold.claim(5)) == [b"x", b"by name"]
+
+    def test_the_error_of_a_block_is_the_one_to_see(self, queue: Queue) -> None:
+        """Also when the lease was over by then, and when the error cannot even say what it is."""
+        queue.configure(backoff="0s")
+        queue.publish(b"x")
+        (message,) = queue.claim(lease="1ms")
+        time.sleep(0.01)
+        with pytest.raises(KeyError, match="mine"), message:
+            raise KeyError("mine")
+
+        class Silent(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError("no words")
+
+        (again,) = queue.claim(wait="5s")
+        with pytest.raises(Silent), again:
+            raise Silent
+        (last,) = queue.claim(wait="5s")
+        last.fail("done with it", final=True)
+        assert [attempt.reason for attempt in next(queue.failed()).history][1] == "Silent"
+
     def test_dedup_keys(self, store: Store, queue: Queue) -> None:
-        """A key is published once: within one call, in a later one, through another queue, and after it is done."""
+        """A key is published to a queue once: within one call, in a later one, and after it is done. Another queue has
+        keys of its own, and so has the store."""
         first = queue.publish(b"a", dedup_key="a")
         assert queue.publish(b"other", dedup_key="a") == (first.message, first.message)
         keys = ["b", "a", None, "b"]
@@ -353,18 +391,22 @@ class TestPublishing:
         assert many == [(b, None), (first.message, first.message), (none, None), (b, b)]
         assert none == b + 1, "a duplicate takes no number"
         store.queue("r").create()
-        assert store.queue("r").publish(b"elsewhere", dedup_key="a").duplicate_of == first.message
-        assert store.publish(b"nowhere", dedup_key="a").duplicate_of == first.message
+        elsewhere = store.queue("r").publish(b"elsewhere", dedup_key="a")
+        assert (elsewhere.duplicate_of, store.queue("r").info().total_routed) == (None, 1)
+        anywhere = store.publish(b"nowhere", dedup_key="a")
+        assert anywhere.duplicate_of is None
+        assert store.publish(b"nowhere", dedup_key="a").duplicate_of == anywhere.message
         messages = queue.claim(10)
         assert payloads(messages) == [b"a", b"b", b"none"]
         queue.ack(messages)
         assert queue.publish(b"after the ack", dedup_key="a").duplicate_of == first.message
         checkpoint(store)
         assert queue.publish(b"and later", dedup_key="a").duplicate_of == first.message
-        assert (contents(queue), store.queue("r").info().total_routed) == ((0, 0, 0, 0), 0)
+        assert (contents(queue), store.queue("r").info().total_routed) == ((0, 0, 0, 0), 1)
         assert queue.publish(b"long", dedup_key="ü" * 127).duplicate_of is None
         refused(lambda: queue.publish(b"x", dedup_key="ü" * 128), detent.LimitExceeded)
         refused(lambda: queue.publish(b"x", dedup_key=""), detent.Invalid)
+        refused(lambda: queue.publish(b"x", dedup_key="a\0b"), detent.Invalid)
 
     def test_filters_send_one_message_to_many_queues(self, store: Store) -> None:
         """Each queue gets what its filter takes, has its own progress, and the payload is stored once and goes with the
@@ -402,7 +444,7 @@ class TestPublishing:
         """It is counted, can be looked at, and goes to the first queue that asks for what was there before it."""
         assert store.unmatched() == 0
         number = store.publish(b"lonely", headers={"kind": "odd"}).message
-        store.queue("later").publish(b"named")
+        store.publish(b"named", headers={"queue": "later"})
         assert store.unmatched() == 2
         info = store.message(number)
         assert (info.stored, info.payload, info.headers, info.places) == (True, b"lonely", {"kind": "odd"}, [])

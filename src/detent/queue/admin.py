@@ -35,7 +35,7 @@ def create(machine: QueueMachine, op: ops.CreateQueue, context: Context) -> Resu
         if op.exist_ok:
             context.idle += 1
             return ops.QueueCreated(known.number, False)
-        raise Exists(f"there is a queue {op.queue!r} already")
+        raise Exists(f"there is a queue {op.queue!r} already; exist_ok takes it as it is, and configure changes it")
     if len(machine.queues) >= ops.QUEUES_MAX:
         raise LimitExceeded(f"there are {ops.QUEUES_MAX} queues already")
     name, number, undo = op.queue, machine.next_queue, context.undo

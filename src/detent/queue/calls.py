@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
 from typing import Any, TypedDict, overload
 
@@ -10,6 +11,7 @@ from detent.codec.queue import NOT_KEPT
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid
 from detent.queue import operations as ops
+from detent.queue.filters import default_filter
 from detent.queue.message import Outgoing, Published
 from detent.queue.reader import QueueReader
 
@@ -20,7 +22,7 @@ Message = bytes | Outgoing
 class Settings(TypedDict, total=False):
     """A queue's settings, by the names that users give them."""
 
-    filter: str
+    filter: str | None
     max_attempts: int
     lease: Duration
     max_lease: Duration
@@ -33,13 +35,13 @@ class Settings(TypedDict, total=False):
     description: str
 
 
-def settings(given: Settings) -> ops.Settings:
-    """Settings as an operation carries them."""
+def settings(queue: str, given: Settings) -> ops.Settings:
+    """Settings as an operation carries them. A filter of None is the one that a queue has by itself."""
     unknown = set(given) - set(Settings.__annotations__)
     if unknown:
         raise Invalid(f"a queue has no setting {sorted(unknown)[0]!r}; it has {', '.join(Settings.__annotations__)}")
     return ops.Settings(
-        filter=given.get("filter"),
+        filter=_filter(queue, given),
         max_attempts=_number(given.get("max_attempts"), "max_attempts"),
         lease_ms=_ms(given.get("lease")),
         lease_max_ms=_ms(given.get("max_lease")),
@@ -51,6 +53,12 @@ def settings(given: Settings) -> ops.Settings:
         paused=given.get("paused"),
         description=given.get("description"),
     )
+
+
+def _filter(queue: str, given: Settings) -> str | None:
+    if "filter" not in given:
+        return None
+    return default_filter(queue) if given["filter"] is None else given["filter"]
 
 
 def _number(value: int | None, what: str) -> int | None:
@@ -84,7 +92,14 @@ def outgoing(message: Message, headers: Mapping[str, str] | None, options: Mappi
         if options or headers:
             raise Invalid("an Outgoing says everything itself: put headers and options into it")
         return message
+    unknown = set(options) - _OPTIONS
+    if unknown:
+        hint = '; a priority is a header, headers={"priority": "5"}' if "priority" in unknown else ""
+        raise Invalid(f"publish has no option {sorted(unknown)[0]!r}; it has {', '.join(sorted(_OPTIONS))}{hint}")
     return Outgoing(message, headers or {}, **options)
+
+
+_OPTIONS = {field.name for field in fields(Outgoing)} - {"payload", "headers"}
 
 
 def publish(messages: Sequence[Outgoing], queue: str | None = None) -> list[ops.Publish]:
@@ -126,7 +141,7 @@ def _publish(group: list[Outgoing], shared: Any, queue: str | None) -> ops.Publi
     headers = _headers([message.headers for message in group], queue)
     keys = [message.dedup_key for message in group]
     dedup_keys = None if all(key is None for key in keys) else keys
-    return ops.Publish(payloads, headers, uri, created_ms, visible_ms, delay_ms, retention_s, dedup_keys)
+    return ops.Publish(payloads, headers, uri, created_ms, visible_ms, delay_ms, retention_s, dedup_keys, queue or "")
 
 
 def _payload(message: Outgoing) -> bytes:
@@ -140,14 +155,18 @@ def _payload(message: Outgoing) -> bytes:
         return payload
     if isinstance(payload, (bytearray, memoryview)):
         return bytes(payload)
-    raise Invalid(f"a payload is bytes, not {type(payload).__name__}; for JSON, encode it first")
+    raise Invalid(
+        f"a payload is bytes, not {type(payload).__name__}: write text.encode(), or json.dumps(value).encode()"
+    )
 
 
 def _headers(given: list[Mapping[str, str]], queue: str | None) -> list[dict[str, str]] | None:
     """Headers for each message, or one for all when they agree; with the address, if there is one."""
     for headers in given:
         if not isinstance(headers, Mapping) or set(map(type, (*headers, *headers.values()))) - {str}:
-            raise Invalid("headers are a mapping of text to text")
+            raise Invalid(f"headers are a mapping of text to text, not {headers!r}"[:500])
+        if queue is not None and headers.get("queue", queue) != queue:
+            raise Invalid(f"the header 'queue' says to which queue a message goes; it goes to {queue!r}")
     first = given[0]
     if all(headers is first or headers == first for headers in given):
         given = [first]
@@ -159,15 +178,19 @@ def _headers(given: list[Mapping[str, str]], queue: str | None) -> list[dict[str
 def publish_plain(payloads: Sequence[bytes], headers: Mapping[str, str] | None, queue: str | None) -> ops.Publish:
     """The operation for payloads that share their headers and have nothing else to say."""
     if set(map(type, payloads)) - {bytes}:
-        raise Invalid("a payload is bytes; for JSON, encode it first")
-    return ops.Publish(list(payloads), _headers([headers or {}], queue))
+        raise Invalid("a payload is bytes: write text.encode(), or json.dumps(value).encode()")
+    return ops.Publish(list(payloads), _headers([headers or {}], queue), to=queue or "")
 
 
 def operations_for(messages: Iterable[Message], headers: Mapping[str, str] | None, queue: str | None) -> list[Any]:
     """Operations that publish many messages."""
     listed = list(messages)
     if set(map(type, listed)) == {bytes}:
-        return [ops.Publish(listed, _headers([headers or {}], queue))]  # type: ignore[arg-type]
+        return [ops.Publish(listed, _headers([headers or {}], queue), to=queue or "")]  # type: ignore[arg-type]
+    if not listed:
+        return []
+    if headers and any(isinstance(message, Outgoing) for message in listed):
+        raise Invalid("an Outgoing says everything itself: put the headers into it")
     whole = [message if isinstance(message, Outgoing) else Outgoing(message, headers or {}) for message in listed]
     return publish(whole, queue)
 
@@ -252,7 +275,9 @@ def deliveries(kind: type[Any], store: Any, queue: str, reader: QueueReader, res
 
 def time_ms(time: datetime) -> int:
     """A time in milliseconds."""
-    if not isinstance(time, datetime) or time.tzinfo is None:
+    if not isinstance(time, datetime):
+        raise Invalid(f"a time is a datetime, not {type(time).__name__}")
+    if time.tzinfo is None:
         raise Invalid("give the time with its zone, for example datetime.now(UTC)")
     ms = round(time.timestamp() * 1000)
     if ms < 0:

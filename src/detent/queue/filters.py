@@ -277,7 +277,7 @@ def _check_names(text: str, tokens: list[_Token]) -> tuple[str, ...] | None:
             _refuse(text, token.offset, "a header is never null: write !has(headers.x) for one that is missing")
         elif token.text not in ("true", "false", "in"):
             name = _cut(token.text)
-            hint = f'write headers.{name} for a header, "{name}" for a text'
+            hint = _WORDS.get(name) or f'write headers.{name} for a header, "{name}" for a text'
             _refuse(text, token.offset, f"unknown variable {name!r}: {hint}")
     return None if anything else tuple(names)
 
@@ -345,3 +345,17 @@ def _shown(text: str) -> str:
 def _cut(text: str, size: int = 80) -> str:
     """So that a message stays readable, whatever it is about."""
     return text if len(text) <= size else text[: size - 3] + "..."
+
+
+_WORDS: Final = {
+    "and": "write && for and",
+    "or": "write || for or",
+    "not": "write ! for not",
+    "is": "write == for is",
+    "True": "write true",
+    "False": "write false",
+    "header": "the variable is called headers",
+    "payload": "a filter sees headers only",
+    "body": "a filter sees headers only",
+}
+"""What people write who come from other languages."""

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, Unpack
 
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation
+from detent.errors import Invalid
 from detent.queue import calls
 from detent.queue import operations as ops
 from detent.queue.calls import Message, Settings
@@ -84,7 +85,12 @@ class _QueueBase:
         return f"{type(self).__name__}({self.name!r})"
 
     def _create(self, given: Settings, earliest: bool, exist_ok: bool) -> ops.CreateQueue:
-        return ops.CreateQueue(self.name, calls.settings(given), earliest, exist_ok)
+        return ops.CreateQueue(self.name, calls.settings(self.name, given), earliest, exist_ok)
+
+    def _changes(self, given: Settings) -> ops.Settings:
+        if not given:
+            raise Invalid("there is nothing to change: name a setting")
+        return calls.settings(self.name, given)
 
     def _publish(self, message: Message, headers: Mapping[str, str] | None, options: Mapping[str, Any]) -> list[Any]:
         if type(message) is bytes and not options:
@@ -113,25 +119,28 @@ class Queue(_QueueBase):
     def create(self, *, earliest: bool = False, exist_ok: bool = False, **settings: Unpack[Settings]) -> bool:
         """Create the queue; `Exists` if it is there, unless `exist_ok`. True if it is new.
 
-        Without a `filter` it gets the messages that are published to it by name. A filter is a CEL expression over
-        the headers, such as ``headers.tier == "gold"``; ``true`` takes everything. With `earliest` the queue also gets
-        what is stored already. Settings: `filter`, `max_attempts` (5; 0 is no limit), `lease` ("30s"), `max_lease`
-        ("12h"), `backoff` ("1s", doubling) up to `max_backoff` ("5m"), `done_retention` ("1h"; None is for ever),
-        `failed` ("keep" or "discard"), `priority_header` ("priority"), `paused`, `description`.
+        A queue that exists keeps its settings; `configure` changes them. Without a `filter` it gets the messages that
+        are published to it. A filter is a CEL expression over the headers, such as ``headers.tier == "gold"``; ``true``
+        takes everything. With `earliest` the queue also gets what is stored already. Settings: `filter`,
+        `max_attempts` (5; 0 is no limit), `lease` ("30s"), `max_lease` ("12h"), `backoff` ("1s", doubling) up to
+        `max_backoff` ("5m"), `done_retention` ("1h"; None is for ever), `failed` ("keep" or "discard"),
+        `priority_header` ("priority"), `paused`, `description`.
         """
         created: ops.QueueCreated = self._commit(self._create(settings, earliest, exist_ok))
         return created.new
 
     def configure(self, **settings: Unpack[Settings]) -> None:
         """Change settings; what is not named stays. A new filter applies to what the queue has not read yet."""
-        self._commit(ops.ConfigureQueue(self.name, calls.settings(settings)))
+        self._commit(ops.ConfigureQueue(self.name, self._changes(settings)))
 
     def pause(self) -> None:
         """Give out nothing and take nothing in until `resume`; what is in flight can still be acknowledged."""
         self.configure(paused=True)
 
     def resume(self) -> None:
-        """Go on where the queue was paused; it catches up with what was published meanwhile."""
+        """Go on where the queue was paused. It catches up with what was published meanwhile, in the background: `info`
+        says whether it still does, and a claim that waits gets what comes.
+        """
         self.configure(paused=False)
 
     def delete(self) -> None:
@@ -144,8 +153,10 @@ class Queue(_QueueBase):
         return queue_info(found.queues[0])
 
     def publish(self, message: Message, *, headers: Mapping[str, str] | None = None, **options: Any) -> Published:
-        """Publish a message to this queue by name. When this returns, it is durable and can be claimed.
+        """Publish a message to this queue. When this returns, it is durable and can be claimed.
 
+        `NotFound` if there is no such queue, `Invalid` if its filter does not match the headers. (The address is a
+        header too, so other queues whose filters match get the message as well.) A dedup key is the queue's own.
         Options: `uri`, `created`, `visible_at`, `delay` ("10s"), `retention` ("4d"; "0s" is for ever), `dedup_key`.
         """
         return calls.published(self._store.commit(self._publish(message, headers, options)))[0]
@@ -154,7 +165,8 @@ class Queue(_QueueBase):
         self, messages: Iterable[Message], *, headers: Mapping[str, str] | None = None
     ) -> Sequence[Published]:
         """Publish many messages to this queue, all or none."""
-        return calls.PublishedMany(self._store.commit(calls.operations_for(messages, headers, self.name)))
+        operations = calls.operations_for(messages, headers, self.name)
+        return calls.PublishedMany(self._store.commit(operations) if operations else [])
 
     def claim(
         self,
@@ -167,7 +179,7 @@ class Queue(_QueueBase):
         """Claim up to `count` messages, most urgent first, then oldest first.
 
         With `wait`, an empty queue is waited for that long. Each message is this consumer's until its lease ends:
-        acknowledge it, fail it or extend the lease before that.
+        acknowledge it, fail it or extend the lease before that. A `lease` is cut to the queue's `max_lease`.
         """
         operation = calls.claim(self.name, count, lease, consumer_label() if consumer is None else consumer)
         patience = _Patience(wait)
@@ -188,9 +200,13 @@ class Queue(_QueueBase):
         self._store.wait_claimable(self.name, min(WAIT_SLICE_MS, left_ms))
 
     def messages(
-        self, *, batch: int = 10, timeout: Duration | None = None, lease: Duration | None = None
+        self, *, batch: int = 1, timeout: Duration | None = None, lease: Duration | None = None
     ) -> Iterator[Delivery]:
-        """Claim messages for ever, one after another; with a timeout, until none has come for that long."""
+        """Claim messages for ever, one after another; with a timeout, until none has come for that long.
+
+        With a larger `batch` the lease of the last one must last for all of them: nobody extends it here. A `Worker`
+        does.
+        """
         while True:
             found = self.claim(batch, wait="1h" if timeout is None else timeout, lease=lease)
             yield from found
@@ -270,7 +286,7 @@ class AsyncQueue(_QueueBase):
 
     async def configure(self, **settings: Unpack[Settings]) -> None:
         """Change settings; what is not named stays."""
-        await self._commit(ops.ConfigureQueue(self.name, calls.settings(settings)))
+        await self._commit(ops.ConfigureQueue(self.name, self._changes(settings)))
 
     async def pause(self) -> None:
         """Give out nothing and take nothing in until `resume`."""
@@ -297,7 +313,8 @@ class AsyncQueue(_QueueBase):
         self, messages: Iterable[Message], *, headers: Mapping[str, str] | None = None
     ) -> Sequence[Published]:
         """Publish many messages to this queue, all or none."""
-        return calls.PublishedMany(await self._store.commit(calls.operations_for(messages, headers, self.name)))
+        operations = calls.operations_for(messages, headers, self.name)
+        return calls.PublishedMany(await self._store.commit(operations) if operations else [])
 
     async def claim(
         self,
@@ -328,9 +345,13 @@ class AsyncQueue(_QueueBase):
         await self._store.wait_claimable(self.name, min(WAIT_SLICE_MS, milliseconds(timeout)))
 
     async def messages(
-        self, *, batch: int = 10, timeout: Duration | None = None, lease: Duration | None = None
+        self, *, batch: int = 1, timeout: Duration | None = None, lease: Duration | None = None
     ) -> AsyncIterator[AsyncDelivery]:
-        """Claim messages for ever, one after another; with a timeout, until none has come for that long."""
+        """Claim messages for ever, one after another; with a timeout, until none has come for that long.
+
+        With a larger `batch` the lease of the last one must last for all of them: nobody extends it here. A `Worker`
+        does.
+        """
         while True:
             found = await self.claim(batch, wait="1h" if timeout is None else timeout, lease=lease)
             for message in found:

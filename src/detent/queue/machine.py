@@ -178,7 +178,9 @@ class QueueMachine:
         self.look_ms = housekeeping.next_look_ms(self, now_ms)
 
     def committed(self) -> None:
-        """Wake those who wait for messages that can now be claimed."""
+        """Wake those who wait for messages that can now be claimed, and the housekeeper, if there is work for it."""
+        if self.look_ms is not None and self.look_ms <= self.now_ms:
+            self.watch.timer(self.look_ms)
         self.fired = False
         if self.watch:
             self.watch.announce(self.queues, self.look_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,7 +13,7 @@ import msgspec
 
 from detent.codec.published import FOREVER, URI
 from detent.durations import Duration, milliseconds
-from detent.errors import Invalid
+from detent.errors import Invalid, StaleReceipt
 from detent.queue import operations as ops
 from detent.queue.info import time_of
 from detent.queue.reader import Content
@@ -172,7 +173,8 @@ class _Delivered:
 
 
 class Delivery(_Delivered):
-    """One delivery of a message.
+    """One delivery of a message. `settled` says whether somebody has said what became of it, `lost` whether a worker
+    has found its lease gone while the handler runs.
 
     >>> for message in queue.claim(10):
     ...     with message:          # acknowledged at the end, failed if the block raises
@@ -206,7 +208,8 @@ class Delivery(_Delivered):
         if error is None:
             self.ack()
         elif isinstance(error, Exception):
-            self.fail(reason_of(error))
+            with contextlib.suppress(StaleReceipt):  # the block's own error is the one to see
+                self.fail(reason_of(error))
 
 
 class AsyncDelivery(_Delivered):
@@ -237,7 +240,8 @@ class AsyncDelivery(_Delivered):
         if error is None:
             await self.ack()
         elif isinstance(error, Exception):
-            await self.fail(reason_of(error))
+            with contextlib.suppress(StaleReceipt):  # the block's own error is the one to see
+                await self.fail(reason_of(error))
 
 
 Held = Receipt | _Delivered | str
@@ -273,6 +277,8 @@ def fail_operation(
     receipts: Sequence[tuple[int, int, int]], reason: str, delay: Duration | None, final: bool
 ) -> ops.Fail:
     """Attempts on messages of one queue came to nothing."""
+    if final and delay is not None:
+        raise Invalid("a message that is given up is not tried again: say final, or a delay")
     if not isinstance(final, bool):
         raise Invalid(f"final is True or False, not {final!r}")
     return ops.Fail(*_columns(receipts), reason, None if delay is None else milliseconds(delay), final)
@@ -285,5 +291,8 @@ def extend_operation(receipts: Sequence[tuple[int, int, int]], lease: Duration |
 
 def reason_of(error: BaseException) -> str:
     """What an exception says, cut to what a reason may hold."""
-    text = f"{type(error).__name__}: {error}".encode(errors="replace")[: ops.REASON_BYTES_MAX]
-    return text.decode(errors="ignore")
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an error that cannot say what it is still has a name
+        text = type(error).__name__
+    return text.encode(errors="replace")[: ops.REASON_BYTES_MAX].decode(errors="ignore")

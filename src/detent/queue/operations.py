@@ -122,7 +122,11 @@ class SetDedupWindow(Operation, frozen=True, tag=True, array_like=True):
 
 
 class Publish(Operation, frozen=True, tag=True, array_like=True):
-    """Publish messages that share their times. `headers` are one for each, or one for all."""
+    """Publish messages that share their times. `headers` are one for each, or one for all.
+
+    With `to`, they are for a queue: it must exist and its filter match them, or nothing is published; and their dedup
+    keys are that queue's own.
+    """
 
     payloads: list[bytes]
     headers: list[dict[str, str]] | None = None
@@ -132,6 +136,7 @@ class Publish(Operation, frozen=True, tag=True, array_like=True):
     delay_ms: Number = 0
     retention_s: Number = RETENTION_S
     dedup_keys: list[str | None] | None = None
+    to: str = ""
 
     def weight(self) -> int:
         payloads = self.payloads
@@ -415,9 +420,9 @@ def check_publish(op: Publish) -> list[int]:
             raise Invalid(f"{count} payloads but {len(op.dedup_keys)} dedup keys")
         for key in op.dedup_keys:
             if key is not None:
-                if not key:
-                    raise Invalid("a dedup key has at least one byte; pass None for no key")
                 check_text(key, DEDUP_KEY_BYTES_MAX, "a dedup key")
+                if not key or "\0" in key:
+                    raise Invalid("a dedup key has at least one byte, and none of them is 0; pass None for no key")
     if op.retention_s > RETENTION_S_MAX:
         raise LimitExceeded(f"a retention of {op.retention_s} s is over the limit of {RETENTION_S_MAX} s")
     if op.delay_ms > DELAY_MS_MAX:

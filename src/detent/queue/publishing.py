@@ -14,8 +14,9 @@ from detent.codec.statelog import Run, encode_published
 from detent.engine import Context
 from detent.errors import Invalid
 from detent.queue import operations as ops
+from detent.queue.filters import addressed_queue
 from detent.queue.holdings import Segment, Undo
-from detent.queue.router import Target
+from detent.queue.router import Target, filter_of
 
 if TYPE_CHECKING:
     from detent.queue.machine import QueueMachine
@@ -33,11 +34,15 @@ def publish(machine: QueueMachine, op: ops.Publish, context: Context) -> ops.Pub
     visible_ms = (now_ms if op.visible_ms is None else op.visible_ms) + op.delay_ms
     if min(created_ms, visible_ms) < 0 or max(created_ms, visible_ms) > TIME_MS_MAX:
         raise Invalid("times are milliseconds since 1970, below 2**53")
+    if op.to:
+        check_address(machine, op)
     undo = None if context.last else context.undo
     payloads, headers = op.payloads, op.headers
+    keys: Sequence[str | None] = ()
     duplicates: list[tuple[int, int]] = []
     if op.dedup_keys is not None:
-        fresh, duplicates = _first_seen(machine, op.dedup_keys, now_ms)
+        keys = [None if key is None else f"{op.to}\0{key}" for key in op.dedup_keys] if op.to else op.dedup_keys
+        fresh, duplicates = _first_seen(machine, keys, now_ms)
         payloads = [payloads[index] for index in fresh]
         sizes = [sizes[index] for index in fresh]
         if headers is not None and len(headers) > 1:
@@ -55,8 +60,20 @@ def publish(machine: QueueMachine, op: ops.Publish, context: Context) -> ops.Pub
         machine.write(published.payload_key(first + start), value, undo)
         _publish_record(machine, first + start, end - start, shared, times, undo)
     if op.dedup_keys is not None:
-        duplicates = _hold_keys(machine, op.dedup_keys, duplicates, first, now_ms, op.retention_s, undo)
+        duplicates = _hold_keys(machine, keys, duplicates, first, now_ms, op.retention_s, undo)
     return ops.PublishedMessages(first, len(payloads), duplicates)
+
+
+def check_address(machine: QueueMachine, op: ops.Publish) -> None:
+    """Whoever publishes to a queue means that queue: it is there, and takes all of the messages."""
+    state = machine.queue(op.to)
+    addressed = addressed_queue(state.config.filter) == op.to
+    for headers in op.headers or [_NO_HEADERS]:
+        if not (headers.get("queue") == op.to if addressed else filter_of(state).matches(headers)):
+            raise Invalid(
+                f"the filter of {op.to!r} does not match these headers: it takes {state.config.filter}; add what it "
+                "asks for, or publish to whichever queues match with store.publish"
+            )
 
 
 def _allocate(machine: QueueMachine, count: int, now_ms: int, undo: Undo | None) -> int:

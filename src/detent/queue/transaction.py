@@ -42,7 +42,10 @@ class QueueOperations:
         self, messages: Iterable[Message], *, queue: str | None = None, headers: Mapping[str, str] | None = None
     ) -> int:
         """Publish many messages. Answers the index of the first result."""
-        first, *_ = [self.add(operation) for operation in calls.operations_for(messages, headers, queue)]
+        operations = calls.operations_for(messages, headers, queue)
+        if not operations:
+            raise Invalid("there is nothing to publish")
+        first, *_ = [self.add(operation) for operation in operations]
         return first
 
     def ack(self, *messages: Held) -> int:

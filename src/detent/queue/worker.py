@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import signal
 import threading
@@ -54,6 +55,17 @@ def _options(concurrency: int, lease: Duration | None, grace: Duration, consumer
     if not isinstance(concurrency, int) or not 1 <= concurrency <= CONCURRENCY_MAX:
         raise Invalid(f"a worker handles 1 to {CONCURRENCY_MAX} messages at once, not {concurrency!r}")
     return _Options(concurrency, None if lease is None else milliseconds(lease), milliseconds(grace) / 1000, consumer)
+
+
+def _check_handler(handler: Any, *, coroutine: bool) -> None:
+    """A coroutine function that a thread calls does nothing, and its message would count as handled."""
+    if not callable(handler):
+        raise Invalid(f"a handler is a function that takes a message, not {handler!r}")
+    is_coroutine = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+    if is_coroutine and not coroutine:
+        raise Invalid("this handler is a coroutine function: give it to an AsyncWorker")
+    if coroutine and not is_coroutine:
+        raise Invalid("the handler of an AsyncWorker is a coroutine function (async def); a Worker takes plain ones")
 
 
 class _Leases:
@@ -129,6 +141,7 @@ class Worker:
         grace: Duration = "30s",
         consumer: str | None = None,
     ) -> None:
+        _check_handler(handler, coroutine=False)
         self._queue = queue
         self._handler = handler
         self._options = _options(concurrency, lease, grace, consumer)
@@ -257,6 +270,7 @@ class AsyncWorker:
         grace: Duration = "30s",
         consumer: str | None = None,
     ) -> None:
+        _check_handler(handler, coroutine=True)
         self._queue = queue
         self._handler = handler
         self._options = _options(concurrency, lease, grace, consumer)

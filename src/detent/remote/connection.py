@@ -46,7 +46,7 @@ class Connection:
         if current is not None:
             return current
         if self.role == "reader":
-            raise Invalid("this store was opened as a reader; open it without role='reader' to write")
+            raise Invalid("this store was opened as a reader; open it without role='reader' to write or to use queues")
         with self._lock:
             if self._closed:
                 raise Unavailable("this store was closed")

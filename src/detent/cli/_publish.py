@@ -163,6 +163,13 @@ def _acceptance(store: Store, queue: str | None) -> Callable[[Outgoing], None]:
     return accept
 
 
+def _addressed(message: Outgoing, queue: str | None) -> Outgoing:
+    """A message that was claimed from another queue carries that one's name; it goes to this one now."""
+    if queue is None or "queue" not in message.headers:
+        return message
+    return replace(message, headers={name: value for name, value in message.headers.items() if name != "queue"})
+
+
 def _publish(store: Store, queue: str | None, messages: list[Outgoing]) -> Sequence[Published]:
     return store.publish_many(messages) if queue is None else store.queue(queue).publish_many(messages)
 
@@ -268,6 +275,6 @@ def _publish_batch(
         except Invalid as error:
             raise Invalid(f"line {number}: {error}") from error
     try:
-        return _publish(store, queue, [message for _, message in batch])
+        return _publish(store, queue, [_addressed(message, queue) for _, message in batch])
     except DetentError as error:
         raise type(error)(f"lines {batch[0][0]} to {batch[-1][0]} were refused: {error}") from error

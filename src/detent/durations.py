@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from detent.errors import Invalid
@@ -26,3 +26,10 @@ def milliseconds(value: Duration) -> int:
     if not 0 <= result <= DURATION_MS_MAX:
         raise Invalid(f"the duration {value!r} is negative or too long")
     return result
+
+
+def since_1970_ms(time: datetime) -> int:
+    """A time in milliseconds; `Invalid` for one that does not say where on Earth it is."""
+    if time.tzinfo is None:
+        raise Invalid("give the time with its zone, for example datetime.now(UTC)")
+    return round(time.timestamp() * 1000)

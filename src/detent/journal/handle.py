@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, Protocol, Unpack
 
-from detent.durations import Duration, milliseconds
+from detent.durations import Duration, milliseconds, since_1970_ms
 from detent.engine import Operation
 from detent.errors import Invalid, NotFound, Unavailable
 from detent.journal import calls, fragments
@@ -119,12 +119,6 @@ class _JournalBase:
                 yield from messages_of(batch, offset=number)
             else:
                 yield from messages_of(batch, position=number)
-
-
-def _time_ms(time: datetime) -> int:
-    if time.tzinfo is None:
-        raise Invalid("give the time with its zone, for example datetime.now(UTC)")
-    return round(time.timestamp() * 1000)
 
 
 class Journal(_JournalBase):
@@ -241,7 +235,7 @@ class Journal(_JournalBase):
 
     def offset_at(self, time: datetime) -> int:
         """The first committed offset published at or after a time."""
-        return self._store.reader.offset_at(self.name, _time_ms(time))
+        return self._store.reader.offset_at(self.name, since_1970_ms(time))
 
     def trim(self, before: int) -> None:
         """Forget the committed messages below an offset."""
@@ -370,7 +364,7 @@ class AsyncJournal(_JournalBase):
 
     async def offset_at(self, time: datetime) -> int:
         """The first committed offset published at or after a time."""
-        return await asyncio.to_thread(self._store.reader.offset_at, self.name, _time_ms(time))
+        return await asyncio.to_thread(self._store.reader.offset_at, self.name, since_1970_ms(time))
 
     async def trim(self, before: int) -> None:
         """Forget the committed messages below an offset."""

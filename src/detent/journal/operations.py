@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
 
+from detent import names
 from detent.codec import block
 from detent.codec.block import HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_BYTES_MAX
 from detent.engine import Operation, Result
 from detent.engine.operation import OPERATION_WEIGHT
 from detent.errors import Invalid, LimitExceeded
-
-NAME_MAX: Final = 200
-"""A name and its key prefix fit into the kv's key limit with room for what is to come."""
 
 JOURNALS_MAX: Final = 100_000
 """Their names and settings are kept in memory: about 40 MB."""
@@ -36,18 +33,12 @@ SPAN_DEADLINE_MS: Final = 3600 * 1000
 PRODUCER_HORIZON_MS: Final = 24 * 3600 * 1000
 """How long, on the journal's own clock, an idle producer is remembered one by one."""
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=+-]*(/[A-Za-z0-9_][A-Za-z0-9_.:=+-]*)*")
-
 Positive = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
 
 
 def check_name(name: str) -> None:
     """`Invalid` unless this can be the name of a journal."""
-    if not isinstance(name, str) or len(name) > NAME_MAX or not _NAME.fullmatch(name):
-        raise Invalid(
-            f"{name!r} is no journal name: use up to {NAME_MAX} ASCII letters, digits and any of _ . : = + -, "
-            "with '/' between parts"
-        )
+    names.check_name(name, "journal")
 
 
 class FragmentRef(msgspec.Struct, frozen=True, array_like=True):

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, TypedDict, overload
 
 from detent.codec.queue import NOT_KEPT
-from detent.durations import Duration, milliseconds
+from detent.durations import Duration, milliseconds, since_1970_ms
 from detent.errors import Invalid
 from detent.queue import operations as ops
 from detent.queue.filters import default_filter
@@ -277,60 +277,57 @@ def time_ms(time: datetime) -> int:
     """A time in milliseconds."""
     if not isinstance(time, datetime):
         raise Invalid(f"a time is a datetime, not {type(time).__name__}")
-    if time.tzinfo is None:
-        raise Invalid("give the time with its zone, for example datetime.now(UTC)")
-    ms = round(time.timestamp() * 1000)
+    ms = since_1970_ms(time)
     if ms < 0:
         raise Invalid(f"{time.isoformat()} is before 1970, where times begin here")
     return ms
 
 
-class Redriving:
-    """The steps of a redrive: those named, so many at a time; or all, from the first to the last."""
+class _Steps:
+    """The steps of a long operation: messages that are named, so many at a time; or all, each step from where the one
+    before it says."""
+
+    def __init__(self, queue: str, messages: Iterable[int] | None) -> None:
+        self._queue = queue
+        self._left = None if messages is None else list(messages)
+        self._from = -1
+        self.more = self._left != []
+        self.total = 0
+
+    def _named(self) -> list[int] | None:
+        return None if self._left is None else self._left[: ops.STEP_MESSAGES]
+
+    def did(self, step: ops.Moved) -> None:
+        """That step is done."""
+        self.total += step.count
+        self._from, self.more = step.after, step.more
+        if self._left is not None:
+            del self._left[: ops.STEP_MESSAGES]
+            self.more = bool(self._left)
+
+
+class Redriving(_Steps):
+    """The steps of a redrive, from the first message to the last."""
 
     def __init__(self, queue: str, messages: Iterable[int] | None, filter: str | None, to: str | None) -> None:
-        self._queue, self._filter, self._to = queue, filter, to
-        self._named = None if messages is None else list(messages)
-        self._after = -1
-        self.more = self._named != []
-        self.total = 0
+        super().__init__(queue, messages)
+        self._filter, self._to = filter, to
 
     def next_step(self) -> ops.Redrive:
         """The operation of the next step."""
-        named = None if self._named is None else self._named[: ops.STEP_MESSAGES]
-        return ops.Redrive(self._queue, named, self._filter, self._to, self._after)
-
-    def did(self, step: ops.Moved) -> None:
-        """That step is done."""
-        self.total += step.count
-        self._after, self.more = step.after, step.more
-        if self._named is not None:
-            del self._named[: ops.STEP_MESSAGES]
-            self.more = bool(self._named)
+        return ops.Redrive(self._queue, self._named(), self._filter, self._to, self._from)
 
 
-class Purging:
+class Purging(_Steps):
     """The steps of a purge: of what is there when it begins, not of what comes meanwhile."""
 
     def __init__(self, queue: str, available: bool, failed: bool, messages: Iterable[int] | None) -> None:
-        self._queue, self._available, self._failed = queue, available, failed
-        self._named = None if messages is None else list(messages)
-        self._below = -1
-        self.more = self._named != []
-        self.total = 0
+        super().__init__(queue, messages)
+        self._available, self._failed = available, failed
 
     def next_step(self) -> ops.Purge:
         """The operation of the next step."""
-        named = None if self._named is None else self._named[: ops.STEP_MESSAGES]
-        return ops.Purge(self._queue, self._available, self._failed, named, self._below)
-
-    def did(self, step: ops.Moved) -> None:
-        """That step is done."""
-        self.total += step.count
-        self._below, self.more = step.after, step.more
-        if self._named is not None:
-            del self._named[: ops.STEP_MESSAGES]
-            self.more = bool(self._named)
+        return ops.Purge(self._queue, self._available, self._failed, self._named(), self._from)
 
 
 def by_queue(receipts: Iterable[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:

@@ -6,7 +6,6 @@ into the buckets; :mod:`detent.queue.checkpoint` writes one, :mod:`detent.queue.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
@@ -37,29 +36,10 @@ has yet to read of."""
 
 FIRST_QUEUE: Final = 1
 
-logger = logging.getLogger("detent.queue")
-
 
 class QueueMachine:
     """All queues of one store, as their owner sees them."""
 
-    operations: tuple[type[Operation], ...] = (
-        ops.CreateQueue,
-        ops.ConfigureQueue,
-        ops.DeleteQueue,
-        ops.SetDedupWindow,
-        ops.Publish,
-        ops.Claim,
-        ops.Ack,
-        ops.Fail,
-        ops.Extend,
-        ops.Redrive,
-        ops.Purge,
-        ops.DescribeQueues,
-        ops.ListFailed,
-        ops.FindMessage,
-    )
-    local: tuple[type[Operation], ...] = (ops.Checkpoint,)
     prepared: tuple[type[Operation], ...] = (
         ops.CreateQueue,
         ops.ConfigureQueue,
@@ -71,6 +51,8 @@ class QueueMachine:
         ops.ListFailed,
         ops.FindMessage,
     )
+    operations: tuple[type[Operation], ...] = (*prepared, ops.Publish, ops.Claim, ops.Ack, ops.Fail, ops.Extend)
+    local: tuple[type[Operation], ...] = (ops.Checkpoint,)
     results: tuple[type[Result], ...] = (
         ops.QueueCreated,
         ops.PublishedMessages,

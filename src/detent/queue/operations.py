@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Final
 
 import msgspec
 
+from detent import names
 from detent.engine import Operation, Result
 from detent.engine.operation import OPERATION_WEIGHT
 from detent.errors import Invalid, LimitExceeded
-
-NAME_MAX: Final = 200
-"""As for journals: a name and its key prefix fit into the kv's key limit."""
 
 QUEUES_MAX: Final = 10_000
 """Each publish asks the filter of each queue that has one of its own."""
@@ -62,19 +59,12 @@ STEP_MESSAGES: Final = 10_000
 
 MESSAGE_WEIGHT: Final = 128
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=+-]*(/[A-Za-z0-9_][A-Za-z0-9_.:=+-]*)*")
-
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
-Text = str
 
 
 def check_name(name: str) -> None:
     """`Invalid` unless this can be the name of a queue."""
-    if not isinstance(name, str) or len(name) > NAME_MAX or not _NAME.fullmatch(name):
-        raise Invalid(
-            f"{name!r} is no queue name: use up to {NAME_MAX} ASCII letters, digits and any of _ . : = + -, "
-            "with '/' between parts"
-        )
+    names.check_name(name, "queue")
 
 
 class Settings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -52,12 +52,6 @@ class QueueReader:
                 ]
         return found
 
-    def metadata(self, message: int, record: int) -> Metadata | None:
-        """The metadata of one message, which may outlive its payload."""
-        with self._reader.view() as view:
-            entry = self._entry(view, record)
-        return entry.at(message - record)
-
     def _entry(self, view: View, record: int) -> Entry:
         """The log entry that begins with message `record`. Segments are looked up again when it is not where the last
         known one would have it."""

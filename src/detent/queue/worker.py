@@ -46,7 +46,7 @@ logger = logging.getLogger("detent.worker")
 @dataclass(frozen=True, slots=True)
 class _Options:
     concurrency: int
-    lease_ms: int | None
+    lease: Duration | None
     grace_s: float
     consumer: str | None
 
@@ -54,7 +54,9 @@ class _Options:
 def _options(concurrency: int, lease: Duration | None, grace: Duration, consumer: str | None) -> _Options:
     if not isinstance(concurrency, int) or not 1 <= concurrency <= CONCURRENCY_MAX:
         raise Invalid(f"a worker handles 1 to {CONCURRENCY_MAX} messages at once, not {concurrency!r}")
-    return _Options(concurrency, None if lease is None else milliseconds(lease), milliseconds(grace) / 1000, consumer)
+    if lease is not None:
+        milliseconds(lease)  # refused here, not at the first claim
+    return _Options(concurrency, lease, milliseconds(grace) / 1000, consumer)
 
 
 def _check_handler(handler: Any, *, coroutine: bool) -> None:
@@ -74,9 +76,6 @@ class _Leases:
     def __init__(self) -> None:
         self._running: dict[Any, tuple[Any, float, float]] = {}
         self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._running)
 
     def add(self, message: _Delivered) -> None:
         """A handler begins with a message."""
@@ -145,7 +144,6 @@ class Worker:
         self._queue = queue
         self._handler = handler
         self._options = _options(concurrency, lease, grace, consumer)
-        self._lease = lease
         self._stop = threading.Event()
         self._over = threading.Event()
         self._began = threading.Event()  # a handler has begun: its lease may be short
@@ -191,7 +189,7 @@ class Worker:
         found: list[Delivery] = []
         try:
             if not self._stop.is_set():
-                found = self._queue.claim(free, lease=self._lease, consumer=self._options.consumer)
+                found = self._queue.claim(free, lease=self._options.lease, consumer=self._options.consumer)
                 if not found:
                     self._queue.wait(CLAIM_WAIT)  # and look whether to stop before the next claim
         except (Unavailable, LimitExceeded) as error:
@@ -233,7 +231,7 @@ class Worker:
 
     def _extend(self, message: Delivery) -> None:
         try:
-            operation = extend_operation([message.receipt], self._lease)
+            operation = extend_operation([message.receipt], self._options.lease)
             self._leases.extended(message, self._queue._store.commit([operation])[0].lease_ms)
         except StaleReceipt:
             if not message.settled:
@@ -274,7 +272,6 @@ class AsyncWorker:
         self._queue = queue
         self._handler = handler
         self._options = _options(concurrency, lease, grace, consumer)
-        self._lease = lease
         self._stop = asyncio.Event()
         self._began = asyncio.Event()
         self._leases = _Leases()
@@ -316,7 +313,7 @@ class AsyncWorker:
             await asyncio.wait(self._running, timeout=CLAIM_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
             return
         try:
-            found = await self._queue.claim(free, lease=self._lease, consumer=self._options.consumer)
+            found = await self._queue.claim(free, lease=self._options.lease, consumer=self._options.consumer)
             if not found:
                 await self._queue.wait(CLAIM_WAIT)  # and look whether to stop before the next claim
         except (Unavailable, LimitExceeded) as error:
@@ -360,7 +357,7 @@ class AsyncWorker:
 
     async def _extend(self, message: AsyncDelivery) -> None:
         try:
-            operation = extend_operation([message.receipt], self._lease)
+            operation = extend_operation([message.receipt], self._options.lease)
             self._leases.extended(message, (await self._queue._store.commit([operation]))[0].lease_ms)
         except StaleReceipt:
             if not message.settled:

@@ -156,22 +156,20 @@ class RemoteOwner:
     def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """Wait until the journal's next offset is above `offset`. False after the time."""
         timeout_ms = min(timeout_ms, wire.WAIT_MS_MAX)
-        timeout = _timeout(timeout_ms / 1000 + WAIT_SLACK_S)
-        if not self._waits.acquire(blocking=False):
-            time.sleep(min(LOOK_S, timeout_ms / 1000))
-            return False
-        try:
-            return _grown(self._call("GET", _wait_path(journal, offset, timeout_ms), timeout=timeout), offset)
-        finally:
-            self._waits.release()
+        answer = self._wait(_wait_path(journal, offset, timeout_ms), timeout_ms)
+        return answer is not None and _grown(answer, offset)
 
     def wait_claimable(self, queue: str, timeout_ms: int) -> None:
         """Wait until a queue has something to claim, or for the time."""
+        self._wait(_claimable_path(queue, timeout_ms), timeout_ms)
+
+    def _wait(self, path: str, timeout_ms: int) -> bytes | None:
+        """What the owner answers to a wait; None, a little later, when too many calls wait already."""
         if not self._waits.acquire(blocking=False):
             time.sleep(min(LOOK_S, timeout_ms / 1000))
-            return
+            return None
         try:
-            self._call("GET", _claimable_path(queue, timeout_ms), timeout=_timeout(timeout_ms / 1000 + WAIT_SLACK_S))
+            return self._call("GET", path, timeout=_timeout(timeout_ms / 1000 + WAIT_SLACK_S))
         finally:
             self._waits.release()
 
@@ -270,26 +268,22 @@ class AsyncRemoteOwner:
 
     async def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """Wait until the journal's next offset is above `offset`. False after the time."""
-        if self._waits >= WAITS_MAX:
-            await asyncio.sleep(min(LOOK_S, timeout_ms / 1000))
-            return False
         timeout_ms = min(timeout_ms, wire.WAIT_MS_MAX)
-        timeout = _timeout(timeout_ms / 1000 + WAIT_SLACK_S)
-        self._waits += 1
-        try:
-            return _grown(await self._call("GET", _wait_path(journal, offset, timeout_ms), timeout=timeout), offset)
-        finally:
-            self._waits -= 1
+        answer = await self._wait(_wait_path(journal, offset, timeout_ms), timeout_ms)
+        return answer is not None and _grown(answer, offset)
 
     async def wait_claimable(self, queue: str, timeout_ms: int) -> None:
         """Wait until a queue has something to claim, or for the time."""
+        await self._wait(_claimable_path(queue, timeout_ms), timeout_ms)
+
+    async def _wait(self, path: str, timeout_ms: int) -> bytes | None:
+        """What the owner answers to a wait; None, a little later, when too many calls wait already."""
         if self._waits >= WAITS_MAX:
             await asyncio.sleep(min(LOOK_S, timeout_ms / 1000))
-            return
+            return None
         self._waits += 1
         try:
-            timeout = _timeout(timeout_ms / 1000 + WAIT_SLACK_S)
-            await self._call("GET", _claimable_path(queue, timeout_ms), timeout=timeout)
+            return await self._call("GET", path, timeout=_timeout(timeout_ms / 1000 + WAIT_SLACK_S))
         finally:
             self._waits -= 1
 

@@ -301,7 +301,7 @@ class TestTailing:
         writer = threading.Timer(0.1, lambda: store.journal("later").append(b"x"))
         writer.start()
         assert next(tail).body == b"x"
-        writer.join()  # a reader may see the message before its writer has the answer, which a closed store gives nobody
+        writer.join()  # its message can be seen before it has its answer, which a closed store gives nobody
 
     def test_a_timeout_ends_it(self, store: Store) -> None:
         journal = store.journal("j")

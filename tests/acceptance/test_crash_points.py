@@ -27,7 +27,7 @@ from detent.journal import FragmentRef
 from detent.journal.fragments import object_name
 from detent.journal.publisher import decode_intents, encode_intents
 from detent.kv.localobjects import TEMPORARY_SUFFIX
-from processes import Io, Processes, eventually
+from processes import Io, Processes, arm, eventually
 
 pytestmark = pytest.mark.xdist_group("crash-points")
 
@@ -160,7 +160,7 @@ def test_killed_while_it_took_over(url: str, processes: Processes, point: str) -
 def commits(io: Io, url: str, point: str) -> None:
     with open_quietly(url) as store:
         io.say("appended", offset=store.journal("j").append(b"acknowledged").offset)
-        crash.arm(point)
+        arm(point)
         with store.transaction() as transaction:
             transaction.append("j", b"in j")
             transaction.append("new", b"in new")
@@ -193,7 +193,7 @@ def acknowledges(io: Io, url: str, point: str, intents: str) -> None:
             file.write(encode_intents(promised))
             file.flush()
             os.fsync(file.fileno())
-        crash.arm(point)
+        arm(point)
         publisher.acknowledge(promised)
         io.say("acknowledged")
 
@@ -218,7 +218,7 @@ def adopts(io: Io, url: str, point: str) -> None:
         journal = store.journal("j")
         ref = journal.write_fragment(table("g0", "g1"))
         io.say("written", ref=[ref.id.hex(), ref.rows, ref.size, ref.checksum])
-        crash.arm(point)
+        arm(point)
         journal.adopt([ref])
         io.say("acknowledged")
 
@@ -251,21 +251,21 @@ def logs(io: Io, url: str, point: str, then: str) -> None:
     """Commits that are in the log only, and then what moves them to LMDB."""
     with open_quietly(url) as store:
         if then == "first commit":
-            crash.arm(point)
+            arm(point)
         for number in range(5):
             io.say("appended", offset=store.journal("j").append(b"logged %d" % number).offset)
         if then == "housekeeping":
-            crash.arm(point)
+            arm(point)
             tick(store)
         elif then == "large commit":
-            crash.arm(point)
+            arm(point)
             store.journal("j").append(b"large " + bytes(1 << 20))
         elif then == "full log":
-            crash.arm(point)
+            arm(point)
             for _ in range(200):
                 store.journal("full").append(bytes(100_000))
         elif then == "close":
-            crash.arm(point)
+            arm(point)
     io.say("closed")
 
 
@@ -316,7 +316,7 @@ def test_killed_while_a_log_was_given_up(url: str, store_dir: Path, processes: P
 
 def writes_a_fragment(io: Io, url: str, point: str) -> None:
     with open_quietly(url) as store:
-        crash.arm(point)
+        arm(point)
         store.journal("j").write_fragment(table("lost"))
         io.say("written")
 
@@ -353,7 +353,7 @@ def sweeps(io: Io, url: str, point: str) -> None:
         orphans = [journal.write_fragment(table("orphan")) for _ in range(3)]
         io.say("written", refs=[[ref.id.hex(), ref.rows, ref.size, ref.checksum] for ref in orphans])
         time.sleep(0.02)
-        crash.arm(point)
+        arm(point)
         store.sweep(grace="0s")
         io.say("swept")
 
@@ -394,7 +394,7 @@ def retains(io: Io, url: str, point: str, how: str) -> None:
         journal.adopt([journal.write_fragment(table("fragment"))])
         journal.append(b"%06d" % (BLOCKS + 1))
         io.say("appended")
-        crash.arm(point)
+        arm(point)
         if how == "retention":
             tick(store, 5)
         elif how == "trim":
@@ -533,14 +533,14 @@ def consumes(io: Io, url: str, point: str, armed: str, checkpoints: bool) -> Non
         for step in STEPS:
             io.say("begins", step=step, receipts=receipts)
             if step == armed:
-                crash.arm(point)
+                arm(point)
             if checkpoints:
                 owner: Any = store._connection.current
                 owner.queues.checkpoint_wanted = True
             queue_step(store, step, receipts)
         io.say("begins", step="close", receipts=receipts)
         if armed == "close":
-            crash.arm(point)
+            arm(point)
     io.say("closed")
 
 
@@ -668,7 +668,7 @@ def ages(io: Io, url: str, point: str, nth: int) -> None:
         queue.claim(2, lease="1ms")
         io.say("claimed", held=held)
         time.sleep(0.02)
-        crash.arm(f"{point}:{nth}")
+        arm(f"{point}:{nth}")
         for _ in range(nth):
             tick(store)
             queue.claim(2, lease="1ms")

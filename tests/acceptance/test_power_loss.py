@@ -29,6 +29,7 @@ CALLS = (
     "openat,mkdir,link,unlink,rename,renameat,renameat2,lseek,write,writev,pwrite64,pwritev,pwritev2,fsync,fdatasync,msync,"
     "ftruncate"
 )
+WRITES = frozenset({"pwrite64", "pwritev", "pwritev2", "write", "writev"})
 CUTS = 400 if os.environ.get("DETENT_SOAK") == "1" else 60
 
 
@@ -58,6 +59,8 @@ class Call:
     result: str = ""
     file: str = ""
     descriptor: int = -1
+    through: bool = False
+    """Whether it is a write through a descriptor that makes each write durable before it returns."""
 
     @property
     def failed(self) -> bool:
@@ -66,6 +69,11 @@ class Call:
     @property
     def is_sync(self) -> bool:
         return self.name in {"fsync", "fdatasync", "msync"} and not self.failed
+
+    @property
+    def makes_durable(self) -> bool:
+        """Whether something is durable when it returns that was not before."""
+        return self.is_sync or (self.through and not self.failed)
 
 
 _WHOLE = re.compile(r"^(\d+) +(\w+)\((.*)\) += (.*)$")
@@ -98,23 +106,31 @@ def read_log(path: Path) -> list[Call]:
             call = open_calls.pop(found[1])
             call.arguments += found[3]
             call.ended, call.result = number, found[4]
+    through: dict[int, bool] = {}
     for call in calls:
         if call.ended < 0:
             call.ended = 1 << 60
         where = _DESCRIPTOR.match(call.result if call.name == "openat" else call.arguments)
         if where:
             call.descriptor, call.file = int(where[1]), plain(where[2])
+        if call.name == "openat":
+            through[call.descriptor] = "O_DSYNC" in call.arguments
+        elif call.name in WRITES:
+            call.through = through.get(call.descriptor, False)
     return calls
 
 
 # -- the store under strace -------------------------------------------------------------------------------------
 
 
-def appends(io: Io, url: str, single: int, threads: int, each: int, fragments: int) -> None:
+def appends(io: Io, url: str, direct: bool, single: int, threads: int, each: int, fragments: int) -> None:
     """One caller, then many at once, then fragments. Marks in the log say what was acknowledged when."""
+    from detent.kv.commitlog import DirectFile
     from detent.remote import owner
 
     owner.TICK_S = 3600.0
+    if not direct:
+        DirectFile.write = lambda *_: False  # type: ignore[method-assign]
     with detent.open(url) as store:
         journal = store.journal("j")
         io.say("phase", name="single")
@@ -169,21 +185,21 @@ class Traced:
         return [call for call in self.calls if self.phases[first] < call.began < self.phases[last]]
 
     def data_syncs(self, first: str, last: str) -> int:
-        return sum(call.is_sync and is_store(call) for call in self.between(first, last))
+        return sum(call.makes_durable and is_store(call) for call in self.between(first, last))
 
 
 SINGLE, THREADS, EACH, FRAGMENTS = 40, 100, 4, 3
 
 
-@pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> Traced:
+@pytest.fixture(scope="module", params=["direct", "through the cache"])
+def traced(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Traced:
     directory = tmp_path_factory.mktemp("traced")
     log = directory / "log"
     wrapper = ["strace", "-f", "-y", "-xx", "-s", str(1 << 22), "-o", str(log), "-e", f"trace={CALLS}"]
     with Processes() as processes:
         child = processes.start(
-            appends, wrapper=wrapper, url=f"file:{directory / 'store'}", single=SINGLE, threads=THREADS, each=EACH,
-            fragments=FRAGMENTS,
+            appends, wrapper=wrapper, url=f"file:{directory / 'store'}", direct=request.param == "direct",
+            single=SINGLE, threads=THREADS, each=EACH, fragments=FRAGMENTS,
         )  # fmt: skip
         while (event := child.next_event(seconds=120)) is not None and event["event"] != "closed":
             pass
@@ -209,12 +225,15 @@ def test_many_callers_share_syncs(traced: Traced) -> None:
 
 
 def test_every_acknowledgement_follows_a_sync_of_its_message(traced: Traced) -> None:
-    """The message is in a write to one of the store's files, and that file was synced after it."""
+    """The message is in a write to one of the store's files, and that write, or a sync after it, made it durable."""
     syncs = [call for call in traced.calls if call.is_sync and is_store(call)]
     writes = [(call, b"".join(strings(call.arguments))) for call in traced.calls if is_data(call)]
     for line, offset, body in traced.acknowledged[:SINGLE]:
         marker = body.encode() + b" "
         write = next(call for call, data in writes if marker in data)
+        if write.through:
+            assert write.ended <= line, f"offset {offset} was acknowledged before it was durable"
+            continue
         assert any(write.ended <= sync.began and sync.ended <= line and sync.file == write.file for sync in syncs), (
             f"offset {offset} was acknowledged before it was synced"
         )
@@ -222,9 +241,8 @@ def test_every_acknowledgement_follows_a_sync_of_its_message(traced: Traced) -> 
 
 def test_lmdb_syncs_its_pages_before_its_meta_page(traced: Traced) -> None:
     """LMDB: data pages, a sync, then the meta page through a descriptor that syncs each write."""
-    synced = synced_descriptors(traced.calls)
     calls = [call for call in traced.calls if name_of(call) == "data.mdb"]
-    commits = [call for call in calls if call.descriptor in synced and call.name == "pwrite64"]
+    commits = [call for call in calls if call.through]
     assert len(commits) >= 3, "opening, inheriting, closing"
     for commit in commits:
         data = [call for call in calls if is_data(call) and call not in commits and call.began < commit.began]
@@ -234,9 +252,7 @@ def test_lmdb_syncs_its_pages_before_its_meta_page(traced: Traced) -> None:
 
 def test_the_log_is_not_written_over_before_lmdb_has_it(traced: Traced) -> None:
     """A page of the log is written again only after a commit of LMDB that came after the page's last write."""
-    meta = [
-        call.ended for call in traced.calls if call.descriptor in synced_descriptors(traced.calls) and is_data(call)
-    ]
+    meta = [call.ended for call in traced.calls if call.through and name_of(call) == "data.mdb"]
     written: dict[tuple[str, int], int] = {}
     for call in traced.calls:
         if is_data(call) and name_of(call) != "data.mdb":
@@ -246,14 +262,6 @@ def test_the_log_is_not_written_over_before_lmdb_has_it(traced: Traced) -> None:
                     assert any(written[page] < line <= call.began for line in meta)
                 if data.strip(b"\0"):
                     written[page] = call.ended
-
-
-def synced_descriptors(calls: list[Call]) -> set[int]:
-    return {
-        call.descriptor
-        for call in calls
-        if call.name == "openat" and "O_DSYNC" in call.arguments and call.file.endswith("data.mdb")
-    }
 
 
 def name_of(call: Call) -> str:
@@ -266,7 +274,7 @@ def is_store(call: Call) -> bool:
 
 
 def is_data(call: Call) -> bool:
-    return is_store(call) and call.name in {"pwrite64", "pwritev", "pwritev2", "write", "writev"}
+    return is_store(call) and call.name in WRITES
 
 
 @pytest.mark.parametrize("number", range(FRAGMENTS))
@@ -306,8 +314,6 @@ class Disk:
 
     def __init__(self, calls: list[Call], name: str) -> None:
         self._events: list[tuple[int, str, Call]] = []
-        self._synced_descriptors = synced_descriptors(calls)
-        self._is_data_file = name == "data.mdb"
         for call in calls:
             if name_of(call) == name and not call.failed:
                 self._events += [(call.began, "began", call), (call.ended, "ended", call)]
@@ -327,7 +333,7 @@ class Disk:
             elif is_data(call) and what == "began":
                 waiting.append((call, self._pieces(call, at)))
                 at += 0 if call.name.startswith("p") else sum(len(data) for data in strings(call.arguments))
-            elif is_data(call) and self._is_data_file and call.descriptor in self._synced_descriptors:
+            elif is_data(call) and call.through:
                 waiting = self._settle(image, waiting, lambda other, call=call: other is call)
             elif call.is_sync and what == "began":
                 covered[id(call)] = line
@@ -451,7 +457,7 @@ def test_power_cuts_take_nothing_that_was_acknowledged(traced: Traced, tmp_path:
 def test_a_disk_that_forgets_a_sync_is_found_out(traced: Traced, tmp_path: Path) -> None:
     """The simulation can fail: without the last sync before an acknowledgement, that message is gone."""
     line, offset, body = traced.acknowledged[SINGLE - 1]
-    syncs = [call for call in traced.calls if call.is_sync and is_store(call)]
+    syncs = [call for call in traced.calls if call.makes_durable and is_store(call)]
     last = max(sync.began for sync in syncs if sync.ended < line)
     assert survivors(traced, Disks(traced).images(line, None), tmp_path / "with")[offset] == body
     assert offset not in survivors(traced, Disks(traced).images(last, None), tmp_path / "without")

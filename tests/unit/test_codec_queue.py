@@ -66,7 +66,10 @@ class TestPayloads:
         if len(payloads) in alive:
             value = published.keep_payloads(value, {0, *alive})
         found = published.decode_payloads(value)
-        assert published.PayloadRecord(value).payloads(wanted) == [found.get(index) for index in wanted]
+        record = published.PayloadRecord(value)
+        assert [record.payload(index) for index in wanted] == [found.get(index) for index in wanted]
+        assert record.payload(-1) is None
+        assert record.is_whole == (list(found) == list(range(len(found))))
 
     def test_the_largest_record(self) -> None:
         payloads = [b"%d" % index for index in range(RECORD_MESSAGES_MAX)]

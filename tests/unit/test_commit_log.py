@@ -20,7 +20,7 @@ from detent.errors import Corrupt, Fenced, OutcomeUnknown, Unavailable
 from detent.journal import JournalMachine
 from detent.journal.operations import Append, Appended
 from detent.kv import commitlog, environment, file
-from detent.kv.commitlog import LOG_BYTES_MAX, CommitLog, LogFollower, take_over
+from detent.kv.commitlog import LOG_BYTES_MAX, CommitLog, DirectFile, LogFollower, take_over
 from detent.kv.commitrecord import HEAD, MAGIC, PAGE, LogName, checksum_of, decode_record, encode_record
 from detent.kv.file import FileReader, FileWriter, abandon_log
 from detent.kv.overlay import Layer, Overlay, merged
@@ -44,6 +44,10 @@ def as_another_process_sees_it(path: Path) -> dict[str, bytes]:
         key, value = line.split(b" ")
         found[bytes.fromhex(key.decode()).decode()] = bytes.fromhex(value.decode())
     return found
+
+
+def write(log: CommitLog, record: list[bytes]) -> None:
+    log.write(record, sum(map(len, record)))
 
 
 READ = """
@@ -204,13 +208,13 @@ def test_replaced_in_the_middle_of_a_commit(tmp_path: Path, monkeypatch: pytest.
     put(first, a=b"1")
     write, second = CommitLog.write, []
 
-    def replaced(log: CommitLog, record: list[bytes]) -> None:
+    def replaced(log: CommitLog, record: list[bytes], size: int) -> None:
         monkeypatch.setattr(CommitLog, "write", write)
         if in_time:
-            write(log, record)
+            write(log, record, size)
         second.append(FileWriter(tmp_path))
         if not in_time:
-            write(log, record)
+            write(log, record, size)
 
     monkeypatch.setattr(CommitLog, "write", replaced)
     if in_time:
@@ -240,16 +244,18 @@ def test_a_log_that_comes_too_late_is_not_begun(tmp_path: Path) -> None:
 # -- when something fails -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
+@pytest.mark.parametrize("call", ["pwrite", "pwritev", "fdatasync"])
 def test_a_commit_that_failed_in_the_log_never_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
+    if call != "pwrite":
+        monkeypatch.setattr(DirectFile, "write", lambda *_: False)
     writer = FileWriter(tmp_path)
     put(writer, a=b"1")
     real = getattr(os, call)
 
     def fails(*arguments: Any) -> int:
-        if call == "fdatasync":
+        if call != "pwritev":
             real(*arguments)  # the worst case: it was written, and the error is about something else
         raise OSError(errno.EIO, "the disk has a bad day")
 
@@ -345,7 +351,7 @@ def test_a_damaged_record_with_others_behind_it_is_no_torn_one(tmp_path: Path, a
 def test_records_of_an_earlier_lap_do_not_count(tmp_path: Path) -> None:
     log = log_with(tmp_path, {b"a": b"1"}, {b"b": b"2"}, {b"c": b"3"})
     log.restart(3)
-    log.write(encode_record(NAME, 4, {b"d": b"4"}))
+    write(log, encode_record(NAME, 4, {b"d": b"4"}))
     log.accept(4, {b"d": b"4"})
     left = take_over(tmp_path, NAME, 3)
     assert left is not None
@@ -364,7 +370,7 @@ def log_with(directory: Path, *commits: dict[bytes, bytes | None]) -> CommitLog:
     (directory / "data.mdb").touch()
     log = CommitLog(directory, NAME, 0)
     for number, changes in enumerate(commits, 1):
-        log.write(encode_record(NAME, number, changes))
+        write(log, encode_record(NAME, number, changes))
         log.accept(number, changes)
     return log
 
@@ -372,7 +378,7 @@ def log_with(directory: Path, *commits: dict[bytes, bytes | None]) -> CommitLog:
 def test_a_reader_does_not_see_what_is_not_published(tmp_path: Path) -> None:
     """Written is not durable: the record may still be lost with the machine."""
     log = log_with(tmp_path, {b"a": b"1"})
-    log.write(encode_record(NAME, 2, {b"b": b"2"}))
+    write(log, encode_record(NAME, 2, {b"b": b"2"}))
     follower = LogFollower(tmp_path, NAME)
     layer = follower.layer(0)
     assert layer is not None
@@ -597,7 +603,7 @@ def test_an_unknown_outcome_is_called_one(tmp_path: Path, monkeypatch: pytest.Mo
         raise lmdb.DiskError("and a worse one")
 
     with monkeypatch.context() as patch:
-        patch.setattr(commitlog.os, "fdatasync", fails)
+        patch.setattr(DirectFile, "write", fails)
         patch.setattr(FileWriter, "_write", fails_too)
         with pytest.raises(OutcomeUnknown):
             engine.commit(Request(session, 1, 1, [Append("j", [b"second"])]))

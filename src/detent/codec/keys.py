@@ -49,6 +49,7 @@ _ESCAPE: Final = re.compile(rb"\x01(.?)", re.DOTALL)
 
 # The variable length integers differ in how many bits of the first byte are data; the others hold the length.
 _VAR_U64_BITS: Final = 4
+_U64: Final = struct.Struct(">Q")
 _VAR_U32_BITS: Final = 5
 
 
@@ -69,7 +70,10 @@ def u32(value: int) -> bytes:
 
 def u64(value: int) -> bytes:
     """Eight bytes, big-endian."""
-    return _fixed(value, 8, U64_MAX)
+    try:
+        return _U64.pack(value)  # keys of numbered records are made all the time
+    except struct.error:
+        return _fixed(value, 8, U64_MAX)
 
 
 def _fixed(value: int, size: int, highest: int) -> bytes:

@@ -6,10 +6,11 @@ Messages that are published together share one record of each kind, under the nu
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from detent.codec.keys import SUBSYSTEM_QUEUE, Prefix, u64
 from detent.codec.values import ByteReader, ByteWriter
@@ -64,16 +65,17 @@ def _encode_several(indexes: bytes, kinds: bytes, payloads: Sequence[bytes], siz
 class PayloadRecord:
     """A record of payloads, taken apart as far as needed to find one by its message's place in the record."""
 
-    __slots__ = ("_ends", "_kinds", "_starts", "_value", "indexes")
+    __slots__ = ("_bounds", "_indexes", "_value", "count", "kinds")
 
     def __init__(self, value: bytes) -> None:
         if not value or (value[0] not in _KINDS and value[0] != SEVERAL):
             raise Corrupt(f"a payload of type {value[:1].hex() or 'none'}")
         self._value = value
         if value[0] != SEVERAL:
-            self.indexes: Sequence[int] = (0,)
-            self._kinds: Sequence[int] = value[:1]
-            self._starts, self._ends = [1], [len(value)]
+            self.count = 1
+            self._indexes: Sequence[int] | None = None
+            self.kinds: Sequence[int] = value[:1]
+            self._bounds = [1, len(value)]
             return
         if len(value) < _SEVERAL_HEAD.size:
             raise Corrupt("a payload record ends in its head")
@@ -81,43 +83,52 @@ class PayloadRecord:
         start = _SEVERAL_HEAD.size + 7 * count
         if not 0 < count <= RECORD_MESSAGES_MAX or start > len(value):
             raise Corrupt(f"a payload record of {len(value)} bytes cannot hold {count} payloads")
-        self.indexes = struct.unpack_from(f"<{count}H", value, 3)
-        self._kinds = value[3 + 2 * count : 3 + 3 * count]
-        self._starts = list(accumulate(struct.unpack_from(f"<{count}I", value, 3 + 3 * count), initial=start))
-        self._ends = self._starts[1:]
-        if self._starts.pop() != len(value):
+        self.count = count
+        self.kinds = value[3 + 2 * count : 3 + 3 * count]
+        self._bounds = list(accumulate(struct.unpack_from(f"<{count}I", value, 3 + 3 * count), initial=start))
+        if self._bounds[-1] != len(value):
             raise Corrupt("the lengths in a payload record do not add up")
-        if value[3 : 3 + 2 * count] != _INDEXES[: 2 * count]:
-            self._check_order()
-        if not _PLAIN_KINDS.issuperset(self._kinds):
+        plain = value[3 : 3 + 2 * count] == _INDEXES[: 2 * count]
+        self._indexes = None if plain else self._read_indexes()
+        if self.kinds.count(BYTES_INLINE) != count and not _PLAIN_KINDS.issuperset(self.kinds):
             raise Corrupt("a payload record holds a payload of an unknown type")
 
-    def _check_order(self) -> None:
-        if any(b <= a for a, b in pairwise(self.indexes)) or self.indexes[-1] >= RECORD_MESSAGES_MAX:
+    def _read_indexes(self) -> Sequence[int]:
+        indexes = struct.unpack_from(f"<{self.count}H", self._value, 3)
+        if any(b <= a for a, b in pairwise(indexes)) or indexes[-1] >= RECORD_MESSAGES_MAX:
             raise Corrupt("the messages of a payload record are out of order")
+        return indexes
 
-    def payloads(self, indexes: Sequence[int]) -> list[Payload | None]:
-        """The payloads at these places; None where there is none (any more)."""
-        if len(indexes) == len(self.indexes) and indexes == list(self.indexes):
-            value = self._value
-            data = [value[start:end] for start, end in zip(self._starts, self._ends, strict=True)]
-            return list(zip(self._kinds, data, strict=True))
-        where = {index: at for at, index in enumerate(self.indexes)} if len(indexes) > 1 else None
-        return [self._payload(index, where) for index in indexes]
+    @property
+    def is_whole(self) -> bool:
+        """Whether no message has left it, as far as the record can tell: its last ones may have."""
+        return self._indexes is None
 
-    def _payload(self, index: int, where: dict[int, int] | None) -> Payload | None:
-        if where is not None:
-            at = where.get(index, -1)
+    @property
+    def indexes(self) -> Sequence[int]:
+        """The places of the messages that are in it."""
+        return range(self.count) if self._indexes is None else self._indexes
+
+    def all(self) -> list[Any]:
+        """All the bytes or URIs in it, in order; `kinds` says which they are."""
+        bounds = self._bounds
+        return list(map(self._value.__getitem__, map(slice, bounds, bounds[1:])))
+
+    def payload(self, index: int) -> Payload | None:
+        """The payload at a place; None where there is none (any more)."""
+        if self._indexes is None:
+            at = index if 0 <= index < self.count else -1
         else:
-            at = self.indexes.index(index) if index in self.indexes else -1
-        return None if at < 0 else (self._kinds[at], self._value[self._starts[at] : self._ends[at]])
+            at = bisect_left(self._indexes, index)
+            if at == self.count or self._indexes[at] != index:
+                at = -1
+        return None if at < 0 else (self.kinds[at], self._value[self._bounds[at] : self._bounds[at + 1]])
 
 
 def decode_payloads(value: bytes) -> dict[int, Payload]:
     """The payloads of a record by their message's place in it."""
     record = PayloadRecord(value)
-    found = zip(record.indexes, record.payloads(record.indexes), strict=True)
-    return {index: payload for index, payload in found if payload is not None}
+    return dict(zip(record.indexes, zip(record.kinds, record.all(), strict=True), strict=True))
 
 
 def keep_payloads(value: bytes, alive: Iterable[int]) -> bytes:
@@ -190,19 +201,35 @@ def _encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
 
 def decode_entry(value: bytes) -> Entry:
     """A log entry, to look messages up in."""
+    if len(value) > _FIRST.size:
+        count, *fields = _FIRST.unpack_from(value)
+        if count == 1 or count & ALIKE:
+            return _decode_one(count & ~ALIKE, fields, value[_FIRST.size :], alike=count != 1)
     reader = ByteReader(value, "message metadata")
-    count = reader.u16()
-    if count & ALIKE:
-        count ^= ALIKE
-        messages = [_read_metadata(reader)]
-        if not 1 < count <= RECORD_MESSAGES_MAX or messages[0].message + count > 1 << 64:
-            raise reader.corrupt(f"{count} messages that say the same, from {messages[0].message} on")
-    else:
-        messages = [_read_metadata(reader) for _ in range(reader.count(count, _METADATA.size + 1))]
-        if not messages or any(b.message != a.message + 1 for a, b in pairwise(messages)):
-            raise reader.corrupt("the messages of a log entry are not numbered one after another")
+    messages = [_read_metadata(reader) for _ in range(reader.count(reader.u16(), _METADATA.size + 1))]
+    if not messages or any(b.message != a.message + 1 for a, b in pairwise(messages)):
+        raise reader.corrupt("the messages of a log entry are not numbered one after another")
     reader.finish()
-    return Entry(count, messages, same=len(messages) < count)
+    return Entry(len(messages), messages, same=False)
+
+
+def _decode_one(count: int, fields: list[int], headers: bytes, *, alike: bool) -> Entry:
+    """An entry with one metadata, of one message or of several that say the same."""
+    first = fields[0]
+    if alike and (not 1 < count <= RECORD_MESSAGES_MAX or first + count > 1 << 64):
+        raise Corrupt(f"message metadata: {count} messages that say the same, from {first} on")
+    message, created_ms, received_ms, visible_ms, retention_s = fields
+    about = Metadata(message, created_ms, received_ms, visible_ms, retention_s, _decode_headers(headers))
+    return Entry(count, [about], same=alike)
+
+
+@lru_cache(256)
+def _decode_headers(value: bytes) -> dict[str, str]:
+    """Headers that end an entry. Most messages have those of others, which share the dictionary: nobody changes it."""
+    reader = ByteReader(value, "message metadata")
+    headers = _read_headers(reader)
+    reader.finish()
+    return headers
 
 
 class Entry:
@@ -242,11 +269,15 @@ def decode_metadata(value: bytes) -> list[Metadata]:
 
 def _read_metadata(reader: ByteReader) -> Metadata:
     message, created_ms, received_ms, visible_ms, retention_s = reader.unpack(_METADATA)
+    return Metadata(message, created_ms, received_ms, visible_ms, retention_s, _read_headers(reader))
+
+
+def _read_headers(reader: ByteReader) -> dict[str, str]:
     count = reader.count(reader.u8(), 4)
     headers = {reader.utf8(): reader.utf8() for _ in range(count)}
     if len(headers) != count:
         raise reader.corrupt("a header is there twice")
-    return Metadata(message, created_ms, received_ms, visible_ms, retention_s, headers)
+    return headers
 
 
 ALIKE: Final = 0x8000
@@ -254,3 +285,4 @@ ALIKE: Final = 0x8000
 
 _COUNT: Final = struct.Struct("<H")
 _METADATA: Final = struct.Struct("<QqqqI")
+_FIRST: Final = struct.Struct("<HQqqqI")

@@ -34,9 +34,8 @@ commits move to LMDB; this bounds what an opener has to replay, and the memory o
 LOGGED_BYTES_MAX: Final = 256 << 10
 """Larger commits go to LMDB at once: they would be written twice, and gain little from the one sync saved."""
 
-DIRECT_BYTES_MIN: Final = 32 << 10
 DIRECT_BYTES_MAX: Final = 2 * LOGGED_BYTES_MAX
-"""Records of this size are written past the page cache."""
+"""What is written past the page cache at once: more than a record of the largest commit, with all its lengths."""
 
 LOGGED_KEYS_MAX: Final = 16_384
 """Different keys in the log; they are put in order for scans."""
@@ -129,8 +128,9 @@ class Tip:
 
 
 class DirectFile:
-    """Writes past the page cache: a large record then costs less, because nobody copies it and writes it back. Readers
-    come through the cache, which drops what it had of such pages. Where a file system cannot do this, it is left."""
+    """Writes past the page cache that are durable when they return: one call instead of two, and no page of the cache
+    that is copied into and written back. Readers come through the cache, which drops what it had of such pages. Where a
+    file system cannot do this, it is left."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -139,13 +139,14 @@ class DirectFile:
         self._works = hasattr(os, "O_DIRECT")
 
     def write(self, pieces: Sequence[bytes], size: int, at: int) -> bool:
-        """Write the pieces, filled up with zeros to `size`, whole pages both. False if it has to be done otherwise."""
+        """Make the pieces durable, filled up with zeros to `size`, whole pages both. False if nothing was written that
+        counts: it has to be done otherwise."""
         if not self._works or size > DIRECT_BYTES_MAX:
             return False
         try:
             if self._buffer is None:
                 self._buffer = mmap.mmap(-1, DIRECT_BYTES_MAX)
-                self._file = os.open(self._path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+                self._file = os.open(self._path, os.O_WRONLY | os.O_DIRECT | os.O_DSYNC | os.O_CLOEXEC)
             return os.pwrite(self._file, self._fill(self._buffer, pieces, size), at) == size
         except OSError as error:
             if error.errno != errno.EINVAL:
@@ -224,15 +225,15 @@ class CommitLog:
             return False
         return True
 
-    def write(self, record: Sequence[bytes]) -> None:
-        """Make a record durable behind the others. Readers do not see it yet."""
-        size = sum(map(len, record))
-        self._end = self._at + pages(size)
-        directly = size >= DIRECT_BYTES_MIN and self._direct.write(record, pages(size), self._at)
-        if not directly and os.pwritev(self._file, record, self._at) != size:
-            raise OSError(errno.ENOSPC, "only a part of a commit was written")
-        crash.point("kv.log.after_write")
-        os.fdatasync(self._file)
+    def write(self, record: Sequence[bytes], size: int) -> None:
+        """Make a record, in pieces of `size` bytes together, durable behind the others. Readers do not see it yet."""
+        whole = pages(size)
+        self._end = self._at + whole
+        if not self._direct.write(record, whole, self._at):
+            if os.pwritev(self._file, record, self._at) != size:
+                raise OSError(errno.ENOSPC, "only a part of a commit was written")
+            crash.point("kv.log.after_write")
+            os.fdatasync(self._file)
         crash.point("kv.log.after_sync")
 
     def accept(self, number: int, changes: Mapping[bytes, bytes | None]) -> None:

@@ -129,6 +129,7 @@ class Environment:
         self._gate = threading.Condition()
         self._views: weakref.WeakSet[_Hold] = weakref.WeakSet()
         self._resizing = False
+        self._awaited = 0  # how many wait for the views to end
         self.log: CommitLog | None = None  # of the writer in this process, if there is one
         self._follower: LogFollower | None = None
         self._seen: tuple[bytes, State] = (b"", State())
@@ -337,14 +338,18 @@ class Environment:
     def _leave(self, hold: _Hold) -> None:
         with self._gate:
             self._views.discard(hold)
-            if not self._views:
+            if self._awaited and not self._views:
                 self._gate.notify_all()
 
     def _wait_for_views(self) -> bool:
         """Whether all views of this process have ended, after a while. The caller holds the gate."""
         deadline = time.monotonic() + GROW_WAIT_S
-        while self._views and time.monotonic() < deadline:
-            self._gate.wait(LOST_VIEWS_S)
+        self._awaited += 1
+        try:
+            while self._views and time.monotonic() < deadline:
+                self._gate.wait(LOST_VIEWS_S)
+        finally:
+            self._awaited -= 1
         return not self._views
 
     def quiesce(self) -> None:

@@ -174,11 +174,12 @@ class FileWriter(FileReader):
             return False
         number = log.overlay.last + 1
         record = encode_record(self._name, number, batch.operations)
-        if not log.has_room(sum(map(len, record))):
+        size = sum(map(len, record))
+        if not log.has_room(size):
             return False
         self._unsettled = number
         try:
-            log.write(record)
+            log.write(record, size)
         except OSError as error:
             raise Unavailable(f"the commit log of {self._live().path} could not be written: {error}") from error
         if log.tip.fenced and not self._found_by_successor(number):

@@ -149,6 +149,10 @@ class Bucket:
             return []
         taken: list[int] = []
         states, fresh, returned = self.states, ready.fresh, ready.returned
+        if not returned and len(fresh) >= limit > 1:  # the usual case in few steps; the others go through the loop
+            taken = [fresh.popleft() for _ in range(limit)]
+            if states.count(READY, taken[0], taken[-1] + 1) < taken[-1] + 1 - taken[0]:
+                taken = [place for place in taken if states[place] == READY]
         while len(taken) < limit:
             if fresh and not (returned and returned[0] < fresh[0]):
                 place = fresh.popleft()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
+from itertools import repeat
 from typing import Any, TypedDict, overload
 
 from detent.codec.queue import NOT_KEPT
@@ -175,18 +176,25 @@ def _headers(given: list[Mapping[str, str]], queue: str | None) -> list[dict[str
     return [{**headers, "queue": queue} for headers in given]
 
 
+def _shared_headers(headers: Mapping[str, str] | None, queue: str | None) -> list[dict[str, str]] | None:
+    """The headers of messages that share them."""
+    if headers:
+        return _headers([headers], queue)
+    return None if queue is None else [{"queue": queue}]
+
+
 def publish_plain(payloads: Sequence[bytes], headers: Mapping[str, str] | None, queue: str | None) -> ops.Publish:
     """The operation for payloads that share their headers and have nothing else to say."""
     if set(map(type, payloads)) - {bytes}:
         raise Invalid("a payload is bytes: write text.encode(), or json.dumps(value).encode()")
-    return ops.Publish(list(payloads), _headers([headers or {}], queue), to=queue or "")
+    return ops.Publish(list(payloads), _shared_headers(headers, queue), to=queue or "")
 
 
 def operations_for(messages: Iterable[Message], headers: Mapping[str, str] | None, queue: str | None) -> list[Any]:
     """Operations that publish many messages."""
     listed = list(messages)
     if set(map(type, listed)) == {bytes}:
-        return [ops.Publish(listed, _headers([headers or {}], queue), to=queue or "")]  # type: ignore[arg-type]
+        return [ops.Publish(listed, _shared_headers(headers, queue), to=queue or "")]  # type: ignore[arg-type]
     if not listed:
         return []
     if headers and any(isinstance(message, Outgoing) for message in listed):
@@ -256,21 +264,23 @@ def claim(queue: str, count: int, lease: Duration | None, consumer: str) -> ops.
 def deliveries(kind: type[Any], store: Any, queue: str, reader: QueueReader, result: ops.ClaimedMessages) -> list[Any]:
     """The claimed messages with their content. One whose content is gone meanwhile has ended its retention, and is left
     out: there is nobody to give it to."""
-    contents = reader.contents(result.messages, result.records)
-    number, lease_ms = result.queue, result.lease_ms
-    rows = zip(
-        contents,
+    found = reader.columns(result.messages, result.records)
+    first, count = result.first_delivery, len(result.messages)
+    every = map(
+        kind,
+        repeat(store),
+        repeat(queue),
+        repeat(result.queue),
         result.messages,
-        range(result.first_delivery, result.first_delivery + len(contents)),
+        range(first, first + count),
+        found.kinds,
+        found.payloads,
+        found.about,
         result.attempts,
         result.priorities,
-        strict=True,
+        repeat(result.lease_ms),
     )
-    return [
-        kind(store, queue, (number, message, delivery), content, attempts, priority, lease_ms)
-        for content, message, delivery, attempts, priority in rows
-        if content is not None
-    ]
+    return list(every) if not found.gone else [delivery for delivery in every if delivery._data is not None]
 
 
 def time_ms(time: datetime) -> int:
@@ -328,14 +338,3 @@ class Purging(_Steps):
     def next_step(self) -> ops.Purge:
         """The operation of the next step."""
         return ops.Purge(self._queue, self._available, self._failed, self._named(), self._from)
-
-
-def by_queue(receipts: Iterable[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
-    """Receipts sorted by their queue."""
-    listed = list(receipts)
-    if len({receipt[0] for receipt in listed}) == 1:
-        return [listed]
-    groups: dict[int, list[tuple[int, int, int]]] = {}
-    for receipt in listed:
-        groups.setdefault(receipt[0], []).append(receipt)
-    return list(groups.values())

@@ -44,8 +44,7 @@ def claim(machine: QueueMachine, op: ops.Claim, context: Context) -> Result:
         undo.append(partial(setattr, machine, "next_delivery", first))
     step = statelog.encode_claimed(state.number, context.now_ms, lease_ms, first, op.consumer, places)
     machine.log_step(step, undo)
-    messages = state.grant(places, context.now_ms, lease_ms, first, op.consumer, undo)
-    groups = state.spread(places)
+    messages, groups = state.grant(places, context.now_ms, lease_ms, first, op.consumer, undo)
     return ops.ClaimedMessages(
         state.number,
         lease_ms,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final, NamedTuple, NoReturn
 
 from cel_expr_python import cel
@@ -139,6 +139,7 @@ def default_filter(queue: str) -> str:
     return f'headers.queue == "{quoted}"'
 
 
+@lru_cache(1024)
 def addressed_queue(text: str) -> str | None:
     """The queue whose default filter this is, letter by letter: a router looks it up and need not evaluate."""
     if not (found := _DEFAULT.fullmatch(text)):

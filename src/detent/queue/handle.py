@@ -20,7 +20,7 @@ from detent.queue import calls
 from detent.queue import operations as ops
 from detent.queue.calls import Message, Settings
 from detent.queue.info import FailedMessage, QueueInfo, failed_message, queue_info
-from detent.queue.message import AsyncDelivery, Delivery, Held, Published, ack_operation, receipt_of
+from detent.queue.message import AsyncDelivery, Delivery, Held, Published, ack_operations
 from detent.queue.reader import QueueReader
 
 WAIT_SLICE_MS: Final = 5_000
@@ -96,9 +96,6 @@ class _QueueBase:
         if type(message) is bytes and not options:
             return [calls.publish_plain([message], headers, self.name)]
         return calls.publish([calls.outgoing(message, headers, options)], self.name)
-
-    def _acks(self, messages: Iterable[Held]) -> list[Operation]:
-        return [ack_operation(group) for group in calls.by_queue(map(receipt_of, messages))]
 
 
 class Queue(_QueueBase):
@@ -215,7 +212,7 @@ class Queue(_QueueBase):
 
     def ack(self, messages: Iterable[Held]) -> None:
         """Many messages are done, all or none: one stale receipt refuses them all."""
-        operations = self._acks(messages)
+        operations = ack_operations(messages)
         if operations:
             self._store.commit(operations)
 
@@ -361,7 +358,7 @@ class AsyncQueue(_QueueBase):
 
     async def ack(self, messages: Iterable[Held]) -> None:
         """Many messages are done, all or none."""
-        operations = self._acks(messages)
+        operations = ack_operations(messages)
         if operations:
             await self._store.commit(operations)
 

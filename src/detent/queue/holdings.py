@@ -162,7 +162,10 @@ class Holdings:
         chunk[at : at + length] = _NONE[:length]
         self._released.add(number)
         self._let_go(segment, length)
-        self.freed.update(zip(map(sub, messages, offsets), counts, strict=True))
+        if first - offsets[0] == messages[-1] - offsets[-1]:
+            self.freed[first - offsets[0]] = counts[0]  # all from one record, since they are neighbours
+        else:
+            self.freed.update(zip(map(sub, messages, offsets), counts, strict=True))
         return True
 
     def _let_go(self, segment: int, count: int) -> None:

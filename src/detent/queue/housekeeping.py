@@ -148,7 +148,8 @@ def due(machine: QueueMachine, now_ms: int) -> Iterator[Operation]:
 
 def next_look_ms(machine: QueueMachine, now_ms: int) -> int | None:
     """When there is something to do."""
-    if _to_collect(machine) or any(not state.config.paused for state in machine.behind.values()):
+    behind = machine.behind
+    if _to_collect(machine) or (behind and any(not state.config.paused for state in behind.values())):
         return now_ms
     return machine.wheel.next_ms()
 

@@ -191,7 +191,7 @@ def parts_of(content: Content | None) -> tuple[bytes, str | None, dict[str, str]
     if content is None:
         return b"", None, {}
     kind, data, about = content
-    return (b"", data.decode(), about.headers) if kind == URI else (data, None, about.headers)
+    return (b"", data.decode(), dict(about.headers)) if kind == URI else (data, None, dict(about.headers))
 
 
 def attempts_of(history: list[tuple[int, str, int, str]]) -> list[AttemptInfo]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import attrgetter
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
-from detent.codec.published import FOREVER, URI
+from detent.codec.published import FOREVER, URI, Metadata
 from detent.durations import Duration, milliseconds
+from detent.engine import Operation
 from detent.errors import Invalid, StaleReceipt
 from detent.queue import operations as ops
 from detent.queue.info import time_of
-from detent.queue.reader import Content
 
 
 class Receipt(NamedTuple):
@@ -67,38 +68,28 @@ class Outgoing:
     dedup_key: str | None = None
 
 
-class _Ends(Protocol):
-    """What a sync delivery needs of its store."""
-
-    def commit(self, operations: list[Any]) -> list[Any]: ...
-
-
-class _Delivered:
-    """One delivery of a message: the message, and the right to say what became of it until the lease ends."""
-
-    __slots__ = ("_content", "_receipt", "_store", "attempts", "lease_ms", "lost", "priority", "queue", "settled")
+class _Delivered(msgspec.Struct, eq=False, weakref=True):
+    """One delivery of a message: the message, and the right to say what became of it until the lease ends. (A struct,
+    because claims make thousands of them.)"""
 
     _store: Any
-
-    def __init__(
-        self,
-        store: Any,
-        queue: str,
-        receipt: tuple[int, int, int],
-        content: Content,
-        attempts: int,
-        priority: int,
-        lease_ms: int,
-    ) -> None:
-        self._store = store
-        self._content = content
-        self.queue = queue
-        self._receipt = receipt
-        self.attempts = attempts
-        self.priority = priority
-        self.lease_ms = lease_ms
-        self.settled = False  # whether somebody has said what became of it
-        self.lost = False  # whether a worker found the lease gone while the handler runs
+    queue: str
+    _number: int
+    id: int
+    """The message's number: the same at each delivery, in each queue."""
+    fencing_token: int
+    """The delivery number. Of two deliveries in a store the later has the higher one, so a write that carries it can be
+    refused once a later holder has written."""
+    _kind: int
+    _data: bytes
+    _about: Metadata
+    attempts: int
+    priority: int
+    lease_ms: int
+    settled: bool = False
+    """Whether somebody has said what became of it."""
+    lost: bool = False
+    """Whether a worker found the lease gone while the handler runs."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.receipt}, {len(self.payload)} bytes, attempt {self.attempts})"
@@ -106,60 +97,47 @@ class _Delivered:
     @property
     def receipt(self) -> Receipt:
         """The right to say what became of it."""
-        return Receipt(*self._receipt)
-
-    @property
-    def id(self) -> int:
-        """The message's number: the same at each delivery, in each queue."""
-        return self._receipt[1]
-
-    @property
-    def fencing_token(self) -> int:
-        """The delivery number. Of two deliveries in a store the later has the higher one, so a write that carries it
-        can be refused once a later holder has written."""
-        return self._receipt[2]
+        return Receipt(self._number, self.id, self.fencing_token)
 
     @property
     def payload(self) -> bytes:
         """What was published; empty if that was a URI."""
-        kind, data, _ = self._content
-        return b"" if kind == URI else data
+        return b"" if self._kind == URI else self._data
 
     @property
     def uri(self) -> str | None:
         """Where the payload is, if a URI was published."""
-        kind, data, _ = self._content
-        return data.decode() if kind == URI else None
+        return self._data.decode() if self._kind == URI else None
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers that it was published with. Each call answers a new dictionary."""
-        return dict(self._content[2].headers)
+        return dict(self._about.headers)
 
     @property
     def created(self) -> datetime:
         """When the producer says it was made."""
-        return time_of(self._content[2].created_ms)
+        return time_of(self._about.created_ms)
 
     @property
     def received(self) -> datetime:
         """When it was published."""
-        return time_of(self._content[2].received_ms)
+        return time_of(self._about.received_ms)
 
     @property
     def visible(self) -> datetime:
         """When it could first be claimed."""
-        return time_of(self._content[2].visible_ms)
+        return time_of(self._about.visible_ms)
 
     @property
     def retention_s(self) -> int:
         """How long it may stay at all, in seconds; 0 is for ever."""
-        return self._content[2].retention_s
+        return self._about.retention_s
 
     @property
     def expires(self) -> datetime | None:
         """When its retention ends; None for one that is kept for ever."""
-        deadline_ms = self._content[2].deadline_ms
+        deadline_ms = self._about.deadline_ms
         return None if deadline_ms == FOREVER else time_of(deadline_ms)
 
     @property
@@ -181,21 +159,19 @@ class Delivery(_Delivered):
     ...         handle(message.payload)
     """
 
-    _store: _Ends
-
     def ack(self) -> None:
         """It is done. `StaleReceipt` if the lease has ended: then somebody else has the message, or will."""
-        self._store.commit([ack_operation([self.receipt])])
+        self._store.commit([ops.Ack(self._number, [self.id], [self.fencing_token])])
         self.settled = True
 
     def fail(self, reason: str = "", *, delay: Duration | None = None, final: bool = False) -> None:
         """It did not work: try again after the queue's back-off, or after `delay`; or, with `final`, never."""
-        self._store.commit([fail_operation([self.receipt], reason, delay, final)])
+        self._store.commit([fail_operation(self.receipt, reason, delay, final)])
         self.settled = True
 
     def extend(self, lease: Duration | None = None) -> None:
         """Hold it for longer: from now on for `lease`, or the queue's default."""
-        self.lease_ms = self._store.commit([extend_operation([self.receipt], lease)])[0].lease_ms
+        self.lease_ms = self._store.commit([extend_operation(self.receipt, lease)])[0].lease_ms
 
     def __enter__(self) -> Self:
         return self
@@ -217,17 +193,17 @@ class AsyncDelivery(_Delivered):
 
     async def ack(self) -> None:
         """It is done. `StaleReceipt` if the lease has ended: then somebody else has the message, or will."""
-        await self._store.commit([ack_operation([self.receipt])])
+        await self._store.commit([ops.Ack(self._number, [self.id], [self.fencing_token])])
         self.settled = True
 
     async def fail(self, reason: str = "", *, delay: Duration | None = None, final: bool = False) -> None:
         """It did not work: try again after the queue's back-off, or after `delay`; or, with `final`, never."""
-        await self._store.commit([fail_operation([self.receipt], reason, delay, final)])
+        await self._store.commit([fail_operation(self.receipt, reason, delay, final)])
         self.settled = True
 
     async def extend(self, lease: Duration | None = None) -> None:
         """Hold it for longer: from now on for `lease`, or the queue's default."""
-        self.lease_ms = (await self._store.commit([extend_operation([self.receipt], lease)]))[0].lease_ms
+        self.lease_ms = (await self._store.commit([extend_operation(self.receipt, lease)]))[0].lease_ms
 
     async def __aenter__(self) -> Self:
         return self
@@ -248,10 +224,10 @@ Held = Receipt | _Delivered | str
 """What names a delivery: the message itself, its receipt, or the receipt's text."""
 
 
-def receipt_of(held: Held) -> tuple[int, int, int]:
+def receipt_of(held: Held) -> Receipt:
     """The receipt of whatever names a delivery."""
     if isinstance(held, _Delivered):
-        return held._receipt
+        return held.receipt
     if isinstance(held, Receipt):
         if set(map(type, held)) != {int}:
             raise Invalid(f"{held!r} is no receipt: that is three numbers")
@@ -261,32 +237,41 @@ def receipt_of(held: Held) -> tuple[int, int, int]:
     raise Invalid(f"{held!r} is neither a claimed message nor a receipt")
 
 
-def _columns(receipts: Sequence[tuple[int, int, int]]) -> tuple[int, list[int], list[int]]:
-    queues, messages, deliveries = zip(*receipts, strict=True) if receipts else ((), (), ())
-    if len(set(queues)) != 1:
-        raise Invalid("these receipts are of several queues, or there are none; take one queue at a time")
-    return queues[0], list(messages), list(deliveries)
+def ack_operations(held: Iterable[Held]) -> list[Operation]:
+    """Messages are done: one operation for each queue that they are of."""
+    listed: Any = list(held)
+    if len(set(map(type, listed))) == 1 and isinstance(listed[0], _Delivered):
+        numbers, messages, deliveries = (list(map(field, listed)) for field in _RECEIPT)
+    else:
+        receipts = list(map(receipt_of, listed))
+        numbers, messages, deliveries = ([receipt[part] for receipt in receipts] for part in range(3))
+    queues = set(numbers)
+    if len(queues) == 1:
+        return [ops.Ack(numbers[0], messages, deliveries)]
+    groups: dict[int, ops.Ack] = {number: ops.Ack(number, [], []) for number in numbers}
+    for number, message, delivery in zip(numbers, messages, deliveries, strict=True):
+        groups[number].messages.append(message)
+        groups[number].deliveries.append(delivery)
+    return list(groups.values())
 
 
-def ack_operation(receipts: Sequence[tuple[int, int, int]]) -> ops.Ack:
-    """Messages of one queue are done."""
-    return ops.Ack(*_columns(receipts))
+_RECEIPT: Final = (attrgetter("_number"), attrgetter("id"), attrgetter("fencing_token"))
 
 
-def fail_operation(
-    receipts: Sequence[tuple[int, int, int]], reason: str, delay: Duration | None, final: bool
-) -> ops.Fail:
-    """Attempts on messages of one queue came to nothing."""
+def fail_operation(receipt: Receipt, reason: str, delay: Duration | None, final: bool) -> ops.Fail:
+    """An attempt came to nothing."""
     if final and delay is not None:
         raise Invalid("a message that is given up is not tried again: say final, or a delay")
     if not isinstance(final, bool):
         raise Invalid(f"final is True or False, not {final!r}")
-    return ops.Fail(*_columns(receipts), reason, None if delay is None else milliseconds(delay), final)
+    number, message, delivery = receipt
+    return ops.Fail(number, [message], [delivery], reason, None if delay is None else milliseconds(delay), final)
 
 
-def extend_operation(receipts: Sequence[tuple[int, int, int]], lease: Duration | None) -> ops.Extend:
-    """Leases of one queue last longer."""
-    return ops.Extend(*_columns(receipts), None if lease is None else milliseconds(lease))
+def extend_operation(receipt: Receipt, lease: Duration | None) -> ops.Extend:
+    """A lease lasts longer."""
+    number, message, delivery = receipt
+    return ops.Extend(number, [message], [delivery], None if lease is None else milliseconds(lease))
 
 
 def reason_of(error: BaseException) -> str:

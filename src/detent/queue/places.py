@@ -97,6 +97,8 @@ class Places:
                 undo.append(partial(self._unroute, bucket, place, priority, state))
             if len(bucket) == self.size and len(self.buckets) > 2:
                 bucket.ready = None  # nobody comes near it for a while
+            if part is left:
+                break
             done = part.length
             left = left._replace(first=left.first + done, offset=left.offset + done, length=left.length - done)
 

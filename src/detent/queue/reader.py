@@ -6,16 +6,27 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from detent.codec import log, published
-from detent.codec.log import EntryKey, SegmentMeta
+from detent.codec.keys import var_u64
+from detent.codec.log import SegmentMeta
 from detent.codec.published import LOG_KEY, NO_ENTRY, Entry, Metadata, PayloadRecord
 from detent.errors import Corrupt
 from detent.kv import Reader, View
 
 Content = tuple[int, bytes, Metadata]
 """A message's payload type, payload and metadata (whose own number may be that of a neighbour that says the same)."""
+
+
+class Columns(NamedTuple):
+    """Contents side by side, and how many of them are None, because they are gone."""
+
+    kinds: Sequence[int]
+    payloads: list[bytes | None]
+    about: Sequence[Metadata | None]
+    gone: int
+
 
 ENTRIES_KEPT: Final = 64
 """Log entries that are remembered: consumers that claim one by one read the same one many times. They never change."""
@@ -26,31 +37,46 @@ class QueueReader:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._segments: tuple[list[int], list[int]] = ([], [])  # where the log's segments start, and their numbers
+        # Where the log's segments start, and what the keys of their entries begin with.
+        self._segments: tuple[list[int], list[bytes]] = ([], [])
         self._entries: dict[int, Entry] = {}
 
     def contents(self, messages: Sequence[int], records: Sequence[int]) -> list[Content | None]:
         """Payload and metadata of messages, each given with the first message of its record; None for one that is gone:
         its retention has ended."""
-        found: list[Content | None] = []
+        rows = zip(*self.columns(messages, records)[:3], strict=True)
+        return [None if payload is None or about is None else (kind, payload, about) for kind, payload, about in rows]
+
+    def columns(self, messages: Sequence[int], records: Sequence[int]) -> Columns:
+        """The same, side by side: what a claim gave is mostly one record, whole and in order."""
         with self._reader.view() as view:
+            if records and records.count(records[0]) == len(messages):
+                return self._of_record(view, records[0], messages)
+            kinds: list[int] = []
+            payloads: list[bytes | None] = []
+            about: list[Metadata | None] = []
             for record, group in groupby(zip(records, messages, strict=True), _FIRST):
-                indexes = [message - record for _, message in group]
-                value = view.get(published.payload_key(record))
-                entry = NO_ENTRY if value is None else self._entry(view, record)
-                if value is None or not entry.count:
-                    found += [None] * len(indexes)
-                    continue
-                payloads = PayloadRecord(value).payloads(indexes)
-                if entry.same and None not in payloads and indexes[-1] < entry.count:
-                    about = entry.first
-                    found += [(kind, data, about) for kind, data in payloads]  # type: ignore[misc]
-                    continue
-                found += [
-                    None if payload is None or (known := entry.at(index)) is None else (*payload, known)
-                    for index, payload in zip(indexes, payloads, strict=True)
-                ]
-        return found
+                part = self._of_record(view, record, [message for _, message in group])
+                kinds += part.kinds
+                payloads += part.payloads
+                about += part.about
+            return Columns(kinds, payloads, about, payloads.count(None))
+
+    def _of_record(self, view: View, record: int, messages: Sequence[int]) -> Columns:
+        """The contents of messages that are in one record."""
+        count = len(messages)
+        value = view.get(published.payload_key(record))
+        entry = NO_ENTRY if value is None else self._entry(view, record)
+        if value is None or not entry.count:
+            return Columns([0] * count, [None] * count, [None] * count, count)
+        payloads = PayloadRecord(value)
+        everything = entry.same and payloads.is_whole and payloads.count == count <= entry.count
+        if everything and messages == list(range(record, record + count)):
+            return Columns(payloads.kinds, payloads.all(), [entry.first] * count, 0)
+        found = [payloads.payload(message - record) or (0, None) for message in messages]
+        about = [entry.at(message - record) for message in messages]
+        data = [None if known is None else payload for (_, payload), known in zip(found, about, strict=True)]
+        return Columns([kind for kind, _ in found], data, about, data.count(None))
 
     def _entry(self, view: View, record: int) -> Entry:
         """The log entry that begins with message `record`. Segments are looked up again when it is not where the last
@@ -64,7 +90,8 @@ class QueueReader:
                 (SegmentMeta.decode(meta).start_seq, log.decode_segment_key(key))
                 for key, meta in view.scan(*log.segment_range())
             ]
-            self._segments = [start for start, _ in metas], [number for _, number in metas]  # at once: threads share it
+            heads = [log.entry_head(number, LOG_KEY) for _, number in metas]
+            self._segments = [start for start, _ in metas], heads  # at once: threads share it
             value = self._look(view, record)
         if value is None:
             return NO_ENTRY
@@ -77,12 +104,9 @@ class QueueReader:
         return entry
 
     def _look(self, view: View, record: int) -> bytes | None:
-        starts, numbers = self._segments
+        starts, heads = self._segments
         index = bisect_right(starts, record) - 1
-        if index < 0:
-            return None
-        key = EntryKey(numbers[index], LOG_KEY, record - starts[index])
-        return view.get(key.encode())
+        return None if index < 0 else view.get(heads[index] + var_u64(record - starts[index]))
 
 
 _FIRST: Final = itemgetter(0)

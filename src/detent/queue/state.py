@@ -119,8 +119,8 @@ class QueueState(Places, Failures):
         first_delivery: int,
         consumer: str,
         undo: Undo | None,
-    ) -> list[int]:
-        """The messages at these places are claimed; their numbers."""
+    ) -> tuple[list[int], Rows]:
+        """The messages at these places are claimed; their numbers, and where they are."""
         self.touched = True
         grant = Grant(self.number, claimed_ms, lease_ms, consumer)
         groups = self.spread(places)
@@ -135,7 +135,7 @@ class QueueState(Places, Failures):
         self.wheel.add(lease_ms, grant)
         if undo is not None:
             undo.append(partial(self._ungrant, grant, hidden))
-        return messages
+        return messages, groups
 
     def _hold(self, bucket: Bucket, rows: range | list[int]) -> list[int]:
         """Available places of a bucket become held ones. Answers those that were hidden, as replayed ones are."""
@@ -240,12 +240,13 @@ class QueueState(Places, Failures):
         self._tally("acked", len(messages), undo)
         if self.config.done_retention_s == NOT_KEPT:
             return
+        count = len(messages)
         self.done_messages.extend(messages)
-        self.done_times.extend([at_ms] * len(messages))
+        self.done_times.extend(array("q", (at_ms,)) * count)
         self.done_attempts.extend(attempts)
-        self._tally("done_kept", len(messages), undo)
+        self._tally("done_kept", count, undo)
         if undo is not None:
-            undo.append(partial(self._undone, len(messages)))
+            undo.append(partial(self._undone, count))
 
     def _undone(self, count: int) -> None:
         for column in (self.done_messages, self.done_times, self.done_attempts):

@@ -10,7 +10,14 @@ from detent.engine import Operation
 from detent.errors import Invalid
 from detent.queue import calls
 from detent.queue.calls import Message
-from detent.queue.message import Held, _Delivered, ack_operation, extend_operation, fail_operation, receipt_of
+from detent.queue.message import (
+    Held,
+    _Delivered,
+    ack_operations,
+    extend_operation,
+    fail_operation,
+    receipt_of,
+)
 
 
 class QueueOperations:
@@ -53,16 +60,15 @@ class QueueOperations:
         self._settles += [message for message in messages if isinstance(message, _Delivered)]
         if not messages:
             raise Invalid("there is nothing to acknowledge")
-        groups = calls.by_queue(map(receipt_of, messages))
-        first, *_ = [self.add(ack_operation(group)) for group in groups]
+        first, *_ = [self.add(operation) for operation in ack_operations(messages)]
         return first
 
     def fail(self, message: Held, reason: str = "", *, delay: Duration | None = None, final: bool = False) -> int:
         """A message's attempt came to nothing."""
         if isinstance(message, _Delivered):
             self._settles.append(message)
-        return self.add(fail_operation([receipt_of(message)], reason, delay, final))
+        return self.add(fail_operation(receipt_of(message), reason, delay, final))
 
     def extend(self, message: Held, lease: Duration | None = None) -> int:
         """Hold a message for longer. Its result is a `LeaseExtended`."""
-        return self.add(extend_operation([receipt_of(message)], lease))
+        return self.add(extend_operation(receipt_of(message), lease))

@@ -231,7 +231,7 @@ class Worker:
 
     def _extend(self, message: Delivery) -> None:
         try:
-            operation = extend_operation([message.receipt], self._options.lease)
+            operation = extend_operation(message.receipt, self._options.lease)
             self._leases.extended(message, self._queue._store.commit([operation])[0].lease_ms)
         except StaleReceipt:
             if not message.settled:
@@ -357,7 +357,7 @@ class AsyncWorker:
 
     async def _extend(self, message: AsyncDelivery) -> None:
         try:
-            operation = extend_operation([message.receipt], self._options.lease)
+            operation = extend_operation(message.receipt, self._options.lease)
             self._leases.extended(message, (await self._queue._store.commit([operation]))[0].lease_ms)
         except StaleReceipt:
             if not message.settled:

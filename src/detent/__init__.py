@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from detent.errors import (
+        Busy,
         Conflict,
         Corrupt,
+        Denied,
         DetentError,
         Exists,
         Fenced,
@@ -62,8 +64,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "detent.errors": (
+        "Busy",
         "Conflict",
         "Corrupt",
+        "Denied",
         "DetentError",
         "Exists",
         "Fenced",
@@ -119,9 +123,11 @@ __all__ = [
     "AsyncTransaction",
     "AsyncWorker",
     "AttemptInfo",
+    "Busy",
     "Conflict",
     "Corrupt",
     "Delivery",
+    "Denied",
     "DetentError",
     "Exists",
     "FailedMessage",

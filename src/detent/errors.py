@@ -11,7 +11,9 @@
     ├── Corrupt          stored bytes fail their checksum or their format
     ├── Unavailable      not now; the same call may succeed later
     │   └── OutcomeUnknown   nobody answered in time: it may or may not have been applied
+    ├── Denied           a server does not allow this to whoever asks
     └── LimitExceeded    a named limit was reached; nothing was changed
+        └── Busy             too much waits already; the same call may succeed in a moment
 
 Each one says what happened and, where there is something to do, what to do.
 """
@@ -67,6 +69,14 @@ class LimitExceeded(DetentError):
     """A named limit was reached. Nothing was changed."""
 
 
+class Busy(LimitExceeded):
+    """Too many calls wait already. Nothing was changed; ask again in a moment."""
+
+
+class Denied(DetentError):
+    """The server does not know these credentials, or they do not allow this. Nothing was changed."""
+
+
 BY_NAME: dict[str, type[DetentError]] = {
     error.__name__: error
     for error in (
@@ -82,6 +92,8 @@ BY_NAME: dict[str, type[DetentError]] = {
         Unavailable,
         OutcomeUnknown,
         LimitExceeded,
+        Busy,
+        Denied,
     )
 }
 """How an error's name on the wire becomes the same exception on the other side."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from detent.engine.request import Ticket
-from detent.errors import LimitExceeded, Unavailable
+from detent.errors import Busy, Unavailable
 
 GROUP_TRANSACTIONS_MAX: Final = 1024
 """Bounds how long the first of a group waits for the last to be applied."""
@@ -26,7 +26,7 @@ GROUP_BYTES_MAX: Final = 8 << 20
 
 WAITING_TRANSACTIONS_MAX: Final = 10_000
 WAITING_BYTES_MAX: Final = 256 << 20
-"""What may wait at once. A sync caller then waits for room; an asynchronous one is refused with `LimitExceeded`."""
+"""What may wait at once. A sync caller then waits for room; an asynchronous one is refused with `Busy`."""
 
 ROOM_WAIT_S: Final = 30.0
 WATCH_S: Final = 1.0
@@ -75,7 +75,7 @@ class Lead:
         with self._lock:
             self._require_open()
             if self._full(ticket):
-                raise LimitExceeded("too many transactions are waiting; wait for some answers, then send again")
+                raise Busy("too many transactions are waiting; wait for some answers, then send again")
             self._ensure_committer()
             self._enqueue(ticket)
             if self._leader is None:

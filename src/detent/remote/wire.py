@@ -85,6 +85,8 @@ STATUS = {
     "SessionExpired": 410,
     "StaleReceipt": 410,
     "LimitExceeded": 413,
+    "Busy": 429,
+    "Denied": 403,
     "Corrupt": 500,
     "Unavailable": 503,
     "OutcomeUnknown": 503,

@@ -1,0 +1,56 @@
+"""Who may do what: the scopes of a caller on queues and journals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final, Literal
+
+from detent.errors import Denied
+
+Right = Literal["publish", "consume", "admin"]
+Kind = Literal["queue", "journal"]
+
+RIGHTS: Final = ("publish", "consume", "admin")
+KINDS: Final = ("queue", "journal")
+EVERYTHING: Final = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A right on the queues or journals whose names match a pattern (``*`` and ``?``, as in a shell). The right `admin`
+    includes the other two; the kind ``*`` means both."""
+
+    right: str
+    kind: str
+    pattern: str
+
+    def allows(self, right: str, kind: str, name: str) -> bool:
+        """Whether it covers this."""
+        return self.right in {right, "admin"} and self.kind in {kind, EVERYTHING} and fnmatchcase(name, self.pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whoever sent a request, as far as the server knows."""
+
+    name: str
+    grants: tuple[Grant, ...]
+
+    def may(self, right: Right, kind: Kind, name: str) -> bool:
+        """Whether the caller has a right on a queue or journal."""
+        return any(grant.allows(right, kind, name) for grant in self.grants)
+
+    def require(self, right: Right, kind: Kind, name: str) -> None:
+        """`Denied` unless the caller has the right."""
+        if not self.may(right, kind, name):
+            raise Denied(f"{self.name} may not {right} on the {kind} {name!r}")
+
+    def require_everywhere(self, right: Right) -> None:
+        """`Denied` unless the caller has the right on all queues and journals: what concerns the whole store."""
+        if not any(g.right in {right, "admin"} and g.kind == g.pattern == EVERYTHING for g in self.grants):
+            raise Denied(f"{self.name} may not {right} on the whole store")
+
+
+ANYBODY: Final = Caller("anybody", (Grant("admin", EVERYTHING, EVERYTHING),))
+"""The caller of a server without credentials: it listens on the loopback address, or was told to."""

@@ -1,0 +1,160 @@
+"""Requests and answers as the server's parts see them, over ASGI.
+
+Each part (the API, the SQS endpoint, the operators' pages) is a function from a `Request` to a `Response`; nothing but
+this module and the application around it touches ASGI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from detent.errors import Invalid, LimitExceeded
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+BODY_BYTES_MAX: Final = 160 << 20
+"""What any request may carry; most routes allow far less."""
+
+JSON_BYTES_MAX: Final = 16 << 20
+"""What a JSON body may have: it is held in memory several times while it is taken apart."""
+
+BODY_WAIT_S: Final = 60.0
+"""How long a client may take to send one request."""
+
+PATH_BYTES_MAX: Final = 4 << 10
+QUERY_BYTES_MAX: Final = 16 << 10
+QUERY_FIELDS_MAX: Final = 100
+HEADERS_MAX: Final = 100
+HEADER_BYTES_MAX: Final = 64 << 10
+
+JSON: Final = "application/json"
+
+
+class Request:
+    """One request. The body is read when it is asked for, so that whoever is not allowed in sends it in vain."""
+
+    __slots__ = ("_body", "_receive", "headers", "method", "path", "raw_path", "raw_query", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.scope = scope
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.raw_path: bytes = scope.get("raw_path") or self.path.encode()
+        self.raw_query: bytes = scope["query_string"]
+        # Of a header that comes twice the last one counts; those that decide anything are refused when they do.
+        self.headers: dict[str, str] = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        self._receive = receive
+        self._body: bytes | None = None
+
+    def check(self) -> None:
+        """Refuse what no well-behaved client sends, before anything is read of it."""
+        headers = self.scope["headers"]
+        if len(self.raw_path) > PATH_BYTES_MAX or len(self.raw_query) > QUERY_BYTES_MAX:
+            raise LimitExceeded("the address of this request is too long")
+        if len(headers) > HEADERS_MAX or sum(len(name) + len(value) for name, value in headers) > HEADER_BYTES_MAX:
+            raise LimitExceeded("this request has too many headers, or too long ones")
+        for name in ("authorization", "content-length", "content-type", "host"):
+            if sum(found == name.encode() for found, _ in headers) > 1:
+                raise Invalid(f"the header {name} is there twice")
+
+    @property
+    def client(self) -> str:
+        """Where it came from, for the log."""
+        client = self.scope.get("client")
+        return f"{client[0]}:{client[1]}" if client else "?"
+
+    @property
+    def content_type(self) -> str:
+        """The type of the body, without its parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    def query(self) -> dict[str, str]:
+        """The fields of the query; `Invalid` if one comes twice."""
+        try:
+            pairs = parse_qsl(
+                self.raw_query.decode("ascii"), keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict"
+            )
+        except ValueError as error:
+            raise Invalid(f"this is no query: {error}") from error
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
+            raise Invalid("a field of the query is there twice")
+        return fields
+
+    async def body(self, limit: int = BODY_BYTES_MAX) -> bytes:
+        """The body, if it has at most `limit` bytes and comes in time."""
+        if self._body is None:
+            declared = self.headers.get("content-length", "")
+            if declared.isdigit() and int(declared) > limit:
+                raise LimitExceeded(f"this request may have at most {limit} bytes, not {declared}")
+            try:
+                self._body = await asyncio.wait_for(_read(self._receive, limit), BODY_WAIT_S)
+            except TimeoutError as error:
+                raise Invalid(f"the request was not sent within {BODY_WAIT_S:.0f} s") from error
+        return self._body
+
+
+async def _read(receive: Receive, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Invalid("the client went away before it had sent its request")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise LimitExceeded(f"this request may have at most {limit} bytes")
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class Response:
+    """What is answered: bytes, or a stream of them."""
+
+    __slots__ = ("body", "headers", "status", "type")
+
+    def __init__(
+        self,
+        body: bytes | AsyncIterator[bytes] = b"",
+        *,
+        status: int = 200,
+        type: str = JSON,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.body = body
+        self.status = status
+        self.type = type
+        self.headers = headers or {}
+
+    @classmethod
+    def json(cls, value: Any, status: int = 200) -> Response:
+        """An answer in JSON."""
+        return cls(msgspec.json.encode(value), status=status)
+
+    async def send(self, send: Send) -> None:
+        """Put it on its way."""
+        headers = [(b"content-type", self.type.encode("latin-1"))]
+        headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()]
+        if isinstance(self.body, bytes):
+            headers.append((b"content-length", str(len(self.body)).encode()))
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        if isinstance(self.body, bytes):
+            await send({"type": "http.response.body", "body": self.body})
+            return
+        async for part in self.body:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+"""A part of the server."""

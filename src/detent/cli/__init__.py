@@ -10,10 +10,13 @@ from typing import Any, NoReturn
 
 import click
 
+from detent.cli.doctor import doctor
 from detent.cli.journal import journal
 from detent.cli.message import message
 from detent.cli.queue_messages import queue
+from detent.cli.serve import serve
 from detent.cli.store import store
+from detent.cli.token import token
 from detent.errors import DetentError
 
 FAILED = 1
@@ -38,8 +41,8 @@ class _Commands(click.Group):
 def cli() -> None:
     """Messages that take effect exactly once: durable journals and queues on a disk or an object store.
 
-    A store has a URL: file:PATH for a directory, s3://BUCKET/PREFIX for an object store. Give it as the first
-    argument of a command, or once and for all in the environment variable DETENT_URL.
+    A store has a URL: file:PATH for a directory, s3://BUCKET/PREFIX for an object store, http://HOST:PORT for a server.
+    Give it as the first argument of a command, or once and for all in the environment variable DETENT_URL.
 
     \b
     Try it:
@@ -55,10 +58,13 @@ def cli() -> None:
     """
 
 
+cli.add_command(doctor)
 cli.add_command(journal)
 cli.add_command(message)
 cli.add_command(queue)
+cli.add_command(serve)
 cli.add_command(store)
+cli.add_command(token)
 
 
 def main() -> NoReturn:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from detent.store import Store
 
 URL_VARIABLE = "DETENT_URL"
-SCHEMES = ("file:", "s3:", "gs:", "az:", "memory:")
+SCHEMES = ("file:", "s3:", "gs:", "az:", "memory:", "http:", "https:")
 
 MESSAGE_MAX = 1 << 62
 """No message has a higher number."""

@@ -18,7 +18,7 @@ import msgspec
 from detent import crash
 from detent.engine.lead import Lead
 from detent.engine.operation import Context, Done, Machine, Operation, Result
-from detent.engine.request import Callback, Request, Ticket, finish, refusal
+from detent.engine.request import Callback, Observer, Request, Ticket, finish, refusal
 from detent.engine.sessions import Sessions
 from detent.errors import DetentError, Fenced, Invalid, OutcomeUnknown, Unavailable
 from detent.kv import Batch, Writer
@@ -57,6 +57,8 @@ class Engine:
         self._stale = True
         self._lead = Lead(self._run_group, self._refuse)
         self.groups = 0
+        self.observer: Observer | None = None
+        self._sync_s = 0.0
         self._load()
 
     @property
@@ -139,6 +141,7 @@ class Engine:
 
         But for an interrupt of the leading thread: that one leaves undecided tickets to whoever heals the lead.
         """
+        began, self._sync_s = time.perf_counter(), 0.0
         try:
             self._decide([ticket for ticket in group if not ticket.decided])
         except BaseException as error:
@@ -154,6 +157,15 @@ class Engine:
         finally:
             crash.point("engine.group.before_answer")
             finish(group)
+        if self.observer is not None:
+            self._observe(self.observer, group, time.perf_counter() - began)
+
+    def _observe(self, observer: Observer, group: list[Ticket], seconds: float) -> None:
+        """Whatever goes wrong with the counting is not the group's affair."""
+        try:
+            observer.group(group, seconds, self._sync_s)
+        except Exception:
+            logger.exception("counting a group failed")
 
     def _decide(self, group: list[Ticket]) -> None:
         self._refuse()
@@ -202,6 +214,7 @@ class Engine:
 
     def _commit(self, group: list[Ticket], batch: Batch) -> None:
         crash.point("engine.group.before_commit")
+        began = time.perf_counter()
         try:
             self._writer.commit(batch)
         except Fenced:
@@ -212,6 +225,7 @@ class Engine:
             if not isinstance(error, Exception):
                 raise
             return
+        self._sync_s = time.perf_counter() - began
         crash.point("engine.group.after_commit")
         for ticket in group:
             ticket.decided = True

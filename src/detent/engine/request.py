@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -128,6 +128,15 @@ class Ticket:
         if self.results is None:
             raise Unavailable("the engine stopped before this transaction was applied")
         return self.results
+
+
+class Observer(Protocol):
+    """Somebody who counts what an engine does."""
+
+    def group(self, group: Sequence[Ticket], seconds: float, sync_seconds: float) -> None:
+        """A group was decided and answered; making it durable took `sync_seconds` of the time, 0 if nothing had to be.
+        Called from the committing thread, which waits."""
+        ...
 
 
 Callback = Callable[[list[Ticket]], None]

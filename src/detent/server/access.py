@@ -27,7 +27,11 @@ class Grant:
 
     def allows(self, right: str, kind: str, name: str) -> bool:
         """Whether it covers this."""
-        return self.right in {right, "admin"} and self.kind in {kind, EVERYTHING} and fnmatchcase(name, self.pattern)
+        return (
+            self.right in {right, "admin"}
+            and self.kind in {kind, EVERYTHING}
+            and fnmatchcase(name, self.pattern.replace("[", "[[]"))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +58,6 @@ class Caller:
 
 ANYBODY: Final = Caller("anybody", (Grant("admin", EVERYTHING, EVERYTHING),))
 """The caller of a server without credentials: it listens on the loopback address, or was told to."""
+
+NOBODY: Final = Caller("nobody", ())
+"""The caller of what needs no right at all."""

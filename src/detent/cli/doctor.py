@@ -1,0 +1,231 @@
+"""`detent doctor`: finds what is misconfigured, and says what to do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import click
+
+from detent.cli._common import URL_VARIABLE, json_option
+from detent.cli._output import print_json, size_text
+from detent.errors import DetentError
+
+FREE_BYTES_LOW: Final = 1 << 30
+"""A store can grow by as much in minutes."""
+
+DESCRIPTORS_LOW: Final = 4096
+"""Each client of a server takes one."""
+
+SKEW_S: Final = 60.0
+"""A clock that is off by this much makes leases and delays surprising; at 15 minutes signatures are refused."""
+
+ANSWER_S: Final = 5.0
+NETWORK_FILE_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "fuse.sshfs"})
+"""LMDB and file locks are not safe on these."""
+
+VARIABLES: Final = frozenset(
+    {"URL", "DEBUG", "CRASH_AT", "KEYS", "KEYS_FILE", "TOKEN", "TOKEN_FILE", "CA_FILE", "SOAK", "SEED"}
+)
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at. `state` is ok, warning or wrong."""
+
+    state: str
+    what: str
+    advice: str = ""
+
+
+@click.command()
+@click.argument("url", metavar="[URL]", required=False)
+@click.option("--keys", metavar="FILE", help="A file of keys to look at (or DETENT_KEYS_FILE).")
+@json_option
+def doctor(url: str | None, keys: str | None, as_json: bool) -> None:
+    """Look at this machine, a store or a server, and say what is wrong and what to do about it.
+
+    Nothing is changed, and no store is opened for writing. Exit code 1 if something is wrong.
+
+    \b
+    Try it:
+      detent doctor
+      detent doctor file:./data
+      detent doctor http://127.0.0.1:7410
+    """
+    url = url or os.environ.get(URL_VARIABLE)
+    found = [*_machine(), *_environment(), *_keys(keys)]
+    if url is not None:
+        found += _server(url) if url.startswith(("http://", "https://")) else _store(url)
+    if as_json:
+        print_json([finding._asdict() for finding in found])
+    else:
+        for finding in found:
+            colour = {"ok": "green", "warning": "yellow", "wrong": "red"}[finding.state]
+            click.echo(f"{click.style(finding.state.ljust(8), fg=colour)} {finding.what}")
+            if finding.advice:
+                click.echo(f"         {finding.advice}")
+    if any(finding.state == "wrong" for finding in found):
+        click.get_current_context().exit(1)
+
+
+def _machine() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Finding("ok", f"Python {version}")
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit < DESCRIPTORS_LOW:
+        advice = f"ulimit -n {DESCRIPTORS_LOW}, or LimitNOFILE= in the systemd unit"
+        yield Finding("warning", f"a process may open {limit} files only; a busy server needs more", advice)
+    else:
+        yield Finding("ok", f"a process may open {limit} files")
+    extras = {"server": ("prometheus_client", "uvloop", "httptools"), "s3": ("slatedb", "obstore")}
+    for extra, modules in extras.items():
+        missing = [module for module in modules if importlib.util.find_spec(module) is None]
+        if missing:
+            yield Finding("warning", f"detent[{extra}] is not whole: {', '.join(missing)} is missing",
+                          f"pip install 'detent[{extra}]', if you need it")  # fmt: skip
+        else:
+            yield Finding("ok", f"detent[{extra}] is installed")
+
+
+def _environment() -> Iterator[Finding]:
+    """A variable with a slip of the pen is silently nobody's."""
+    unknown = sorted(
+        name for name in os.environ if name.startswith("DETENT_") and name.removeprefix("DETENT_") not in VARIABLES
+    )
+    for name in unknown:
+        known = ", ".join(sorted(f"DETENT_{known}" for known in VARIABLES - {"CRASH_AT", "SOAK", "SEED"}))
+        yield Finding("warning", f"nothing reads the environment variable {name}", f"known are {known}")
+    if os.environ.get("DETENT_CRASH_AT"):
+        yield Finding("wrong", "DETENT_CRASH_AT is set: this process would kill itself", "unset it; it is for tests")
+    for name in ("DETENT_TOKEN_FILE", "DETENT_KEYS_FILE", "DETENT_CA_FILE"):
+        path = os.environ.get(name)
+        if path and not Path(path).is_file():
+            yield Finding("wrong", f"{name} names {path}, and there is no such file", "correct it, or unset it")
+
+
+def _keys(given: str | None) -> Iterator[Finding]:
+    from detent.server.keys import keys_file, read_keys
+
+    path = keys_file(given)
+    if path is None or (given is None and not path.is_file()):
+        return
+    try:
+        keys = read_keys(path)
+    except DetentError as error:
+        yield Finding("wrong", str(error))
+        return
+    yield Finding("ok", f"{path} has {len(keys)} keys")
+    now = datetime.now(UTC)
+    for key in keys:
+        if key.has_expired(now):
+            yield Finding("warning", f"the key {key.name} has expired", f"detent token revoke {key.name}")
+        if "admin:*:*" in key.grants and key.expires is None:
+            yield Finding("warning", f"the key {key.name} may do everything, for ever", "give it an end, or less")
+
+
+# -- a store ------------------------------------------------------------------------------------------------------
+
+
+def _store(url: str) -> Iterator[Finding]:
+    from detent.kv import parse_url
+
+    try:
+        location = parse_url(url)
+    except DetentError as error:
+        yield Finding("wrong", str(error))
+        return
+    if location.scheme == "file":
+        yield from _folder(location.directory)
+    yield from _readable(url)
+
+
+def _folder(path: Path) -> Iterator[Finding]:
+    from detent.kv.ownership import read_owner
+
+    if not path.is_dir():
+        yield Finding("wrong", f"there is no folder {path}", "check the path, or create the store by using it")
+        return
+    free = shutil.disk_usage(path).free
+    if free < FREE_BYTES_LOW:
+        yield Finding("warning", f"{size_text(free)} are free on the disk of {path}", "make room before it is full")
+    else:
+        yield Finding("ok", f"{size_text(free)} are free on the disk of {path}")
+    if not os.access(path, os.W_OK):
+        yield Finding("wrong", f"{path} may not be written by this user", f"chown or chmod {path}")
+    if stat.S_IMODE(path.stat().st_mode) & stat.S_IWOTH:
+        yield Finding("wrong", f"everybody may write into {path}", f"chmod o-w {path}")
+    kind = _file_system(path)
+    if kind in NETWORK_FILE_SYSTEMS:
+        yield Finding("wrong", f"{path} is on a network file system ({kind})", "use a local disk, or s3://")
+    owner = read_owner(path)
+    if owner is not None:
+        yield Finding("ok", f"process {owner.pid} owns the store, epoch {owner.epoch}")
+
+
+def _file_system(path: Path) -> str:
+    """The kind of file system that a path is on, as far as the kernel says it."""
+    best, kind = "", "unknown"
+    try:
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return kind
+    for line in mounts:
+        _, where, found, *_ = line.split(" ")
+        where = where.encode().decode("unicode_escape")
+        if path.resolve().is_relative_to(where) and len(where) >= len(best):
+            best, kind = where, found
+    return kind
+
+
+def _readable(url: str) -> Iterator[Finding]:
+    from detent.journal import JournalReader
+    from detent.kv import open_reader
+
+    try:
+        reader = open_reader(url)
+    except DetentError as error:
+        yield Finding("wrong", f"the store cannot be read: {error}")
+        return
+    try:
+        journals = len(JournalReader(reader).names())
+        yield Finding("ok", f"the store can be read: {size_text(reader.size_bytes())}, {journals} journals")
+    except DetentError as error:
+        yield Finding("wrong", f"the store cannot be read: {error}", f"detent store verify {url} says more")
+    finally:
+        reader.close()
+
+
+# -- a server -----------------------------------------------------------------------------------------------------
+
+
+def _server(url: str) -> Iterator[Finding]:
+    import httpx
+
+    try:
+        answer = httpx.get(url.rstrip("/") + "/readyz", timeout=ANSWER_S)
+    except httpx.HTTPError as error:
+        yield Finding("wrong", f"{url} does not answer: {error}", "is the server running, and the port right?")
+        return
+    if answer.status_code == 200:
+        yield Finding("ok", f"{url} is ready")
+    else:
+        yield Finding("wrong", f"{url} answers {answer.status_code}: {answer.text[:200]}", "see the server's log")
+    if url.startswith("http://") and os.environ.get("DETENT_TOKEN"):
+        host = httpx.URL(url).host
+        if host not in {"127.0.0.1", "localhost", "::1"}:
+            yield Finding("warning", f"the token travels to {host} unencrypted", "serve with --tls-cert and --tls-key")
+    said = answer.headers.get("date")
+    if said:
+        skew = abs((parsedate_to_datetime(said) - datetime.now(UTC)).total_seconds())
+        state = "ok" if skew < SKEW_S else "warning"
+        advice = "" if state == "ok" else "set both clocks by NTP"
+        yield Finding(state, f"its clock and this one differ by {skew:.0f} s", advice)

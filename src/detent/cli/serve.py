@@ -1,0 +1,85 @@
+"""`detent serve`: a store behind a port."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from detent.cli._common import URL_VARIABLE, force_option
+from detent.cli._logs import set_up_logs
+from detent.errors import Invalid
+
+
+@click.command()
+@click.argument("url", metavar="[URL]", required=False)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 for all.")
+@click.option("--port", default=7410, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+@click.option("--keys", metavar="FILE", help="The file of keys that `detent token` makes (or DETENT_KEYS_FILE).")
+@click.option("--no-auth", is_flag=True, help="Let everybody who can reach the port do anything.")
+@click.option("--tls-cert", metavar="FILE", type=click.Path(path_type=Path), help="Serve HTTPS with this certificate.")
+@click.option("--tls-key", metavar="FILE", type=click.Path(path_type=Path), help="The certificate's private key.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning"]), default="info", show_default=True)
+@force_option
+def serve(
+    url: str | None,
+    host: str,
+    port: int,
+    keys: str | None,
+    no_auth: bool,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    log_format: str,
+    log_level: str,
+    force: bool,
+) -> None:
+    """Serve a store to Detent's clients, to HTTP, and to SQS clients, on one port.
+
+    Without a URL the store is in memory and ends with the server; file:PATH keeps it on a disk, s3://BUCKET/PREFIX on
+    an object store. A bare path is a file: store.
+
+    \b
+    Try it:
+      detent serve file:./data
+      detent queue create http://127.0.0.1:7410 mails
+      curl -d '{"payload": "hello"}' http://127.0.0.1:7410/v1/queues/mails/messages
+      AWS_ENDPOINT_URL_SQS=http://127.0.0.1:7410 aws sqs list-queues
+
+    On an address that other machines can reach it wants keys: `detent token create` makes one.
+    """
+    try:
+        from detent.server.keys import open_ring
+        from detent.server.serving import Serving
+        from detent.server.serving import serve as run
+    except ModuleNotFoundError as error:
+        raise Invalid(f"the server needs {error.name}: pip install 'detent[server]'") from error
+
+    set_up_logs(log_format, log_level)
+    store = store_url(url or os.environ.get(URL_VARIABLE))
+    ring = None if no_auth else open_ring(keys)
+    if no_auth and keys:
+        raise click.UsageError("--keys and --no-auth contradict each other")
+    serving = Serving(store, host, port, ring, no_auth, tls_cert, tls_key, force)
+
+    def ready(address: str) -> None:
+        kept = " (nothing is kept when it stops)" if store == "memory:" else ""
+        who = "everybody who can reach it" if ring is None else f"{len(ring)} keys"
+        click.echo(f"detent serves {store}{kept} at {address}, to {who}; stop it with Ctrl-C", err=True)
+        sys.stderr.flush()
+
+    asyncio.run(run(serving, ready))
+    logging.getLogger("detent.server").info("stopped")
+
+
+def store_url(given: str | None) -> str:
+    """The store to serve: a URL, or a path."""
+    if given is None:
+        return "memory:"
+    if given.startswith(("http:", "https:")):
+        raise click.UsageError(f"{given} is a server already: give the store that is to be served, such as file:./data")
+    return given if ":" in given.split("/", 1)[0] else f"file:{given}"

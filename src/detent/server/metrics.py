@@ -1,0 +1,129 @@
+"""What the server counts, for Prometheus.
+
+Counters of the engine are fed by the committing thread, one group at a time; what queues hold is looked at when
+somebody asks for the metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+
+from detent.engine import Ticket
+from detent.errors import StaleReceipt
+from detent.queue import QueueInfo
+from detent.queue import operations as ops
+
+SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+"""Commits take from a tenth of a millisecond on a local disk to a good part of a second on an object store."""
+
+GROUPS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
+
+
+class Metrics:
+    """Counters and histograms, and the page that shows them."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self._commit_s = Histogram(
+            "detent_commit_seconds", "From taking a group to having answered it.", registry=registry, buckets=SECONDS
+        )
+        self._sync_s = Histogram("detent_sync_seconds", "Making a group durable.", registry=registry, buckets=SECONDS)
+        self._group_size = Histogram(
+            "detent_group_transactions", "Transactions that shared a commit.", registry=registry, buckets=GROUPS
+        )
+        self._published = _counter("published_messages", "Messages published, duplicates not counted.", registry)
+        self._duplicates = _counter("dedup_hits", "Publishes whose dedup key was known.", registry)
+        self._claimed = _counter("claimed_messages", "Messages given out.", registry)
+        self._redelivered = _counter("redeliveries", "Messages given out that had been given out before.", registry)
+        self._stale = _counter("stale_receipts_refused", "Transactions refused for a stale receipt.", registry)
+        self._refused = Counter("detent_refused_transactions", "Transactions refused.", ["error"], registry=registry)
+        self._requests = Counter(
+            "detent_http_requests", "Requests answered.", ["part", "method", "status"], registry=registry
+        )
+        self._request_s = Histogram(
+            "detent_http_request_seconds", "Answering requests, long polls included.", ["part"], registry=registry,
+            buckets=SECONDS,
+        )  # fmt: skip
+
+    # -- counting -----------------------------------------------------------------------------------------------
+
+    def group(self, group: Sequence[Ticket], seconds: float, sync_seconds: float) -> None:
+        """The engine has answered a group."""
+        if sync_seconds:
+            self._commit_s.observe(seconds)
+            self._sync_s.observe(sync_seconds)
+            self._group_size.observe(len(group))
+        for ticket in group:
+            if ticket.error is not None:
+                self._refused.labels(type(ticket.error).__name__).inc()
+                if isinstance(ticket.error, StaleReceipt):
+                    self._stale.inc()
+            for result in ticket.results or ():
+                self._count(result)
+
+    def _count(self, result: Any) -> None:
+        if isinstance(result, ops.PublishedMessages):
+            self._published.inc(result.count)
+            self._duplicates.inc(len(result.duplicates))
+        elif isinstance(result, ops.ClaimedMessages):
+            self._claimed.inc(len(result.messages))
+            self._redelivered.inc(sum(attempts > 1 for attempts in result.attempts))
+
+    def request(self, part: str, method: str, status: int, seconds: float) -> None:
+        """A request was answered."""
+        self._requests.labels(part, method if method in _METHODS else "other", status).inc()
+        self._request_s.labels(part).observe(seconds)
+
+    # -- showing ------------------------------------------------------------------------------------------------
+
+    def page(self, queues: Iterable[QueueInfo], unmatched: int) -> bytes:
+        """All of it, as Prometheus reads it."""
+        now = CollectorRegistry()
+        now.register(_Queues(list(queues), unmatched))
+        page: bytes = generate_latest(self.registry) + generate_latest(now)
+        return page
+
+
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
+
+
+def _counter(name: str, text: str, registry: CollectorRegistry) -> Counter:
+    return Counter(f"detent_{name}", text, registry=registry)
+
+
+class _Queues:
+    """The queues as they are at one moment."""
+
+    def __init__(self, queues: list[QueueInfo], unmatched: int) -> None:
+        self._queues = queues
+        self._unmatched = unmatched
+
+    def collect(self) -> Iterator[Metric]:
+        held = GaugeMetricFamily("detent_queue_messages", "Messages in a queue, by state.", labels=["queue", "state"])
+        age = GaugeMetricFamily(
+            "detent_queue_oldest_age_seconds", "How long the oldest available message has waited.", labels=["queue"]
+        )
+        total = CounterMetricFamily(
+            "detent_queue_events", "Messages that came or went since the queue was created.",
+            labels=["queue", "event"],
+        )  # fmt: skip
+        now = datetime.now(UTC)
+        for queue in self._queues:
+            for state in ("available", "delayed", "in_flight", "failed", "done"):
+                held.add_metric([queue.name, state], getattr(queue, state))
+            waited = (now - queue.oldest).total_seconds() if queue.oldest is not None else 0.0
+            age.add_metric([queue.name], max(0.0, waited))
+            for event in ("routed", "acked", "failed", "expired", "purged"):
+                total.add_metric([queue.name, event], getattr(queue, f"total_{event}"))
+        yield held
+        yield age
+        yield total
+        yield GaugeMetricFamily("detent_unmatched_messages", "Stored messages in no queue.", value=self._unmatched)

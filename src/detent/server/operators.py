@@ -1,0 +1,67 @@
+"""What operators and their tools ask: is it alive, is it ready, what does it count."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from detent.errors import DetentError, Unavailable
+from detent.server.access import Caller
+from detent.server.app import refusal
+from detent.server.http import Request, Response
+from detent.server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from detent.store import AsyncStore
+
+HEALTH, READY, METRICS = "/healthz", "/readyz", "/metrics"
+
+READY_S: Final = 2.0
+"""How long the store may take to say that it is there."""
+
+PUBLIC: Final = frozenset({HEALTH, READY})
+"""Asked by load balancers and supervisors, which have no key; they say nothing about what is stored."""
+
+
+class Operators:
+    """The pages ``/healthz``, ``/readyz`` and ``/metrics``."""
+
+    name = "operators"
+
+    def __init__(self, store: AsyncStore, metrics: Metrics) -> None:
+        self._store = store
+        self._metrics = metrics
+        self.draining = False
+
+    def owns(self, request: Request) -> bool:
+        """By its path."""
+        return request.path in {HEALTH, READY, METRICS}
+
+    async def answer(self, request: Request, caller: Caller) -> Response:
+        """Answer one page."""
+        if request.method not in {"GET", "HEAD"}:
+            return Response.json({"error": "Invalid", "message": f"{request.path} is read with GET"}, 405)
+        if request.path == HEALTH:
+            return Response.json({"status": "alive"})
+        if request.path == READY:
+            return await self._ready()
+        caller.require_everywhere("consume")
+        queues, unmatched = await asyncio.gather(self._store.queues(), self._store.unmatched())
+        return Response(self._metrics.page(queues, unmatched), type=CONTENT_TYPE_LATEST)
+
+    async def _ready(self) -> Response:
+        """Whether a transaction would go through: the owner answers, and is not about to stop."""
+        if self.draining:
+            raise Unavailable("the server is shutting down")
+        try:
+            await asyncio.wait_for(self._store.unmatched(), READY_S)
+        except TimeoutError as error:
+            raise Unavailable(f"the store does not answer within {READY_S:.0f} s") from error
+        return Response.json({"status": "ready"})
+
+    def refuse(self, request: Request, error: DetentError) -> Response:
+        """In Detent's own form."""
+        del request
+        return refusal(error)

@@ -1,0 +1,112 @@
+"""Signatures of SQS clients (AWS Signature Version 4): the request is taken apart as the client has, and signed again.
+
+Nothing here depends on where the server believes to be: the region is whatever the client says, the service is sqs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from detent.server.access import Caller
+from detent.server.http import Request
+from detent.server.keys import KeyRing, Unauthenticated
+
+ALGORITHM: Final = "AWS4-HMAC-SHA256"
+SERVICE: Final = "sqs"
+
+SKEW: Final = timedelta(minutes=15)
+"""How far a client's clock may be off. A signed request that somebody overheard can be sent again for so long."""
+
+_AUTHORIZATION: Final = re.compile(
+    rf"{ALGORITHM} +Credential=([A-Za-z0-9_]{{1,128}})/(\d{{8}})/([a-z0-9-]{{1,64}})/([a-z0-9-]{{1,64}})/aws4_request"
+    r", *SignedHeaders=([a-z0-9;_-]{1,2048}), *Signature=([0-9a-f]{64})"
+)
+_SPACES: Final = re.compile(r" +")
+
+
+class Claim(NamedTuple):
+    """What the header `Authorization` says."""
+
+    key: str
+    date: str
+    region: str
+    service: str
+    signed: list[str]
+    signature: str
+
+    @property
+    def scope(self) -> str:
+        """What the signature is good for."""
+        return f"{self.date}/{self.region}/{self.service}/aws4_request"
+
+
+def is_signed(request: Request) -> bool:
+    """Whether the request carries a signature of this kind."""
+    return request.headers.get("authorization", "").startswith(ALGORITHM)
+
+
+def caller_of(request: Request, body: bytes, ring: KeyRing, now: datetime) -> Caller:
+    """Who has signed a request; `Unauthenticated` if nobody whom the server knows."""
+    claim = _claim(request)
+    time = _time(request)
+    if abs(now - time) > SKEW or claim.date != time.strftime("%Y%m%d"):
+        raise Unauthenticated("the signature is of another time: is this machine's clock right?")
+    key = ring.find(claim.key)
+    expected = signature("" if key is None else key.secret, claim, time, canonical(request, claim.signed, body))
+    if not hmac.compare_digest(expected, claim.signature) or key is None:
+        raise Unauthenticated("the signature does not match: check the access key and the secret key")
+    return ring.caller(key)
+
+
+def _claim(request: Request) -> Claim:
+    found = _AUTHORIZATION.fullmatch(request.headers.get("authorization", ""))
+    if found is None:
+        raise Unauthenticated("the header Authorization is no signature of AWS Signature Version 4")
+    key, date, region, service, signed, given = found.groups()
+    claim = Claim(key, date, region, service, signed.split(";"), given)
+    if service != SERVICE:
+        raise Unauthenticated(f"the request is signed for {service}, not for {SERVICE}")
+    missing = {"host", "x-amz-date"} - set(claim.signed)
+    if missing or sorted(set(claim.signed)) != claim.signed:
+        raise Unauthenticated("the signature must cover the headers host and x-amz-date, each once and in order")
+    return claim
+
+
+def _time(request: Request) -> datetime:
+    try:
+        return datetime.strptime(request.headers.get("x-amz-date", ""), "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    except ValueError as error:
+        raise Unauthenticated("the header x-amz-date is missing or no time") from error
+
+
+def canonical(request: Request, signed: list[str], body: bytes) -> str:
+    """The request as it is signed: all that could change its meaning, in one form."""
+    if any(name not in request.headers for name in signed):
+        raise Unauthenticated("the signature covers a header that is not there")
+    headers = "".join(f"{name}:{_SPACES.sub(' ', request.headers[name].strip())}\n" for name in signed)
+    path = quote(request.raw_path.decode("latin-1") or "/", safe="/~")
+    digest = hashlib.sha256(body).hexdigest()
+    return "\n".join((request.method, path, _query(request.raw_query), headers, ";".join(signed), digest))
+
+
+def _query(raw: bytes) -> str:
+    """The query's fields in order. They are encoded already; how, the client has decided before it signed."""
+    if not raw:
+        return ""
+    pairs = [field.partition("=") for field in raw.decode("latin-1").split("&")]
+    return "&".join(sorted(f"{name}={value}" for name, _, value in pairs))
+
+
+def signature(secret: str, claim: Claim, time: datetime, canonical_request: str) -> str:
+    """The signature that whoever knows the secret would give."""
+    digest = hashlib.sha256(canonical_request.encode("latin-1")).hexdigest()
+    text = "\n".join((ALGORITHM, time.strftime("%Y%m%dT%H%M%SZ"), claim.scope, digest))
+    key = f"AWS4{secret}".encode()
+    for part in (claim.date, claim.region, claim.service, "aws4_request"):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()

@@ -21,6 +21,7 @@ from detent.server.http import Request, Response
 from detent.server.keys import KeyRing, new_key
 from detent.server.metrics import Metrics
 from detent.server.operators import PUBLIC, Operators
+from detent.server.tracing import Tracing, find_tracing
 
 
 class Echo:
@@ -268,7 +269,7 @@ def test_the_metrics_count_what_happened() -> None:
         assert found[("detent_commit_seconds_count",)] >= 6
         assert found[("detent_sync_seconds_count",)] == found[("detent_group_transactions_count",)]
         again_found = samples((await ask(app, "GET", "/metrics")).body)
-        assert again_found["detent_http_requests_total", "operators", "GET", "200"] == 1
+        assert again_found["detent_http_requests_total", "GET", "operators", "200"] == 1
         await store.close()
 
     asyncio.run(main())
@@ -291,3 +292,44 @@ def test_errors_have_their_statuses() -> None:
                 detent.StaleReceipt: 410, detent.LimitExceeded: 413, Busy: 429, Unavailable: 503}  # fmt: skip
     for kind, status in statuses.items():
         assert refusal(kind("why")).status == status
+
+
+# -- tracing ------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_goes_on_with_its_trace_and_says_what_it_did() -> None:
+    from opentelemetry import propagate, trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    class Publishing(Echo):
+        async def answer(self, request: Request, caller: Caller) -> Response:
+            request.operation, request.destination = "publish", "orders"
+            return await super().answer(request, caller)
+
+    exported = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exported))
+    tracing = Tracing(provider.get_tracer("test"), propagate.extract, trace.SpanKind.SERVER)
+    app = Application([Publishing()], tracing=tracing)
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    assert run(app, "POST", "/echo", headers=[("traceparent", parent)]).status == 200
+    assert run(app, "GET", "/echo/none/../busy", headers=[("traceparent", "nonsense")]).status == 200
+    first, second = exported.get_finished_spans()
+    assert f"{first.context.trace_id:032x}" == parent.split("-")[1]
+    assert first.name == "publish orders"
+    assert first.attributes is not None
+    assert dict(first.attributes) == {
+        "http.request.method": "POST",
+        "http.response.status_code": 200,
+        "messaging.system": "detent",
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "orders",
+    }
+    assert second.parent is None
+
+
+def test_tracing_is_there_when_opentelemetry_is() -> None:
+    assert find_tracing() is not None

@@ -13,6 +13,7 @@ from detent.server import sigv4
 from detent.server.access import ANYBODY, NOBODY, Caller
 from detent.server.http import JSON_BYTES_MAX, Receive, Request, Response, Scope, Send
 from detent.server.keys import KeyRing, Unauthenticated
+from detent.server.tracing import Tracing
 
 RETRY_AFTER_S: Final = 1
 """What a client is told to wait when too much waits already."""
@@ -59,11 +60,13 @@ class Application:
         keys: KeyRing | None = None,
         public: frozenset[str] = frozenset(),
         counting: Counting | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._parts = parts
         self._keys = keys
         self._public = public
         self._counting = counting
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -72,7 +75,12 @@ class Application:
         began = time.monotonic()
         request = Request(scope, receive)
         part = next((part for part in self._parts if part.owns(request)), None)
-        response = await self._answer(request, part)
+        if self._tracing is None:
+            response = await self._answer(request, part)
+        else:
+            with self._tracing.span(request) as end:
+                response = await self._answer(request, part)
+                end(response.status)
         await response.send(send)
         self._note(request, "none" if part is None else part.name, response.status, time.monotonic() - began)
 

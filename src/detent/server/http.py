@@ -40,7 +40,18 @@ JSON: Final = "application/json"
 class Request:
     """One request. The body is read when it is asked for, so that whoever is not allowed in sends it in vain."""
 
-    __slots__ = ("_body", "_receive", "headers", "method", "path", "raw_path", "raw_query", "scope")
+    __slots__ = (
+        "_body",
+        "_receive",
+        "destination",
+        "headers",
+        "method",
+        "operation",
+        "path",
+        "raw_path",
+        "raw_query",
+        "scope",
+    )
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.scope = scope
@@ -52,6 +63,9 @@ class Request:
         self.headers: dict[str, str] = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
+        # What it turned out to be about, for whoever traces requests: a verb such as publish, and the queue or journal.
+        self.operation = ""
+        self.destination = ""
         self._receive = receive
         self._body: bytes | None = None
 

@@ -26,6 +26,7 @@ from detent.server.app import Application, Part
 from detent.server.keys import KeyRing
 from detent.server.metrics import Metrics
 from detent.server.operators import PUBLIC, Operators
+from detent.server.tracing import find_tracing
 from detent.store import AsyncStore, open_async
 
 HOST: Final = "127.0.0.1"
@@ -120,7 +121,9 @@ async def application(serving: Serving) -> AsyncIterator[tuple[Application, Oper
         owner.engine.observer = metrics
         operators = Operators(store, metrics)
         parts: list[Part] = [operators, *_parts(store, owner)]
-        yield Application(parts, keys=serving.keys, public=PUBLIC, counting=metrics), operators, store
+        tracing = find_tracing()
+        app = Application(parts, keys=serving.keys, public=PUBLIC, counting=metrics, tracing=tracing)
+        yield app, operators, store
 
 
 def _parts(store: AsyncStore, owner: LocalOwner) -> list[Part]:

@@ -1,7 +1,7 @@
 """Spans for OpenTelemetry, by its conventions for messaging; nothing where it is not installed.
 
-A request's span goes on with the trace that its headers name. What was done to which queue or journal is known only when
-a part has looked at the request, so the span gets its name at the end.
+A request's span goes on with the trace that its headers name. What was done to which queue or journal is known only
+when a part has looked at the request, so the span gets its name at the end.
 """
 
 from __future__ import annotations

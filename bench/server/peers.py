@@ -1,0 +1,117 @@
+"""Servers to measure, each started on a free loopback port over a directory of its own, and stopped by its process."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from bench.harness import Skipped
+
+START_S = 30.0
+STOP_S = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
+        return True
+    return False
+
+
+@contextmanager
+def _running(
+    command: list[str], port: int, log: Path, *, user: str | None = None, ready: Callable[[], bool] | None = None
+) -> Iterator[None]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, user=user)
+    try:
+        deadline = time.monotonic() + START_S
+        while not (_answers(port) and (ready is None or ready())):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise Skipped(f"{command[0]} did not start: {log.read_text(errors='replace')[-500:]}")
+            time.sleep(0.02)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def detent(directory: Path) -> Iterator[int]:
+    """Our own server, on a `file:` store, logging warnings only, as the peers do."""
+    port = free_port()
+    command = [sys.executable, "-m", "detent.cli", "serve", f"file:{directory / 'store'}", "--port", str(port)]
+    with _running([*command, "--log-level", "warning"], port, directory / "detent.log"):
+        yield port
+
+
+@contextmanager
+def redis(directory: Path) -> Iterator[int]:
+    """Redis with an append-only file that is synced before each answer."""
+    binary = shutil.which("redis-server")
+    if binary is None:
+        raise Skipped("there is no redis-server: apt-get install redis-server")
+    port = free_port()
+    command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", "",
+               "--appendonly", "yes", "--appendfsync", "always"]  # fmt: skip
+    with _running(command, port, directory / "redis.log"):
+        yield port
+
+
+@contextmanager
+def postgres(directory: Path) -> Iterator[int]:
+    """PostgreSQL as it comes: synchronous commits, fsync on; more connections, and a socket folder of its own."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not found:
+        raise Skipped("there is no PostgreSQL: apt-get install postgresql")
+    home = directory / "postgres"
+    home.mkdir()
+    user = None
+    if os.geteuid() == 0:  # it refuses to run as root
+        user = "postgres"
+        shutil.chown(home, user)
+        for parent in home.parents:
+            if not parent.stat().st_mode & 0o001 and parent.stat().st_uid != pwd.getpwnam(user).pw_uid:
+                raise Skipped(f"the user {user} may not enter {parent}")
+    binaries = found[-1].parent
+    subprocess.run(
+        [str(binaries / "initdb"), "-D", str(home / "data"), "-U", "bench", "-A", "trust", "--no-sync"],
+        check=True, capture_output=True, user=user,
+    )  # fmt: skip
+    port = free_port()
+    command = [str(binaries / "postgres"), "-D", str(home / "data"), "-p", str(port), "-k", str(home),
+               "-c", "listen_addresses=127.0.0.1", "-c", "max_connections=200"]  # fmt: skip
+
+    def ready() -> bool:
+        check = [str(binaries / "pg_isready"), "-h", "127.0.0.1", "-p", str(port), "-q"]
+        return subprocess.run(check, check=False).returncode == 0
+
+    with _running(command, port, directory / "postgres.log", user=user, ready=ready):
+        yield port
+
+
+@contextmanager
+def moto(directory: Path) -> Iterator[int]:
+    """moto's SQS, in memory."""
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with _running(command, port, directory / "moto.log"):
+        yield port

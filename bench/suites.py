@@ -6,7 +6,11 @@ import importlib
 
 from bench.harness import Suite
 
-MODULES = {"journal": "bench.journal.measurements", "queue": "bench.queue.measurements", "server": "bench.server.measurements"}
+MODULES = {
+    "journal": "bench.journal.measurements",
+    "queue": "bench.queue.measurements",
+    "server": "bench.server.measurements",
+}
 
 
 def load(name: str) -> Suite:

@@ -1,6 +1,5 @@
 """All measurements of the suite. Importing a module registers its own; the order here is the order of the table."""
 
-# ruff: noqa: I001
 from bench.server import native, sqs
 from bench.server.suite import SUITE
 

@@ -1,0 +1,199 @@
+"""Publishing and consuming through the JSON API, against Redis Streams and PostgreSQL that sync as often."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import Any
+
+import msgspec
+
+from bench.harness import INFORMATIVE, Plan, Row, Size, Skipped, ratio_at_least
+from bench.place import Place
+from bench.server import peers
+from bench.server.load import Call, rate_of
+from bench.server.suite import SUITE
+from bench.server.wire import Connection, http_answer, http_request, redis_answer, redis_request
+
+QUEUE = "bench"
+PAYLOAD = os.urandom(512).hex()
+"""1 KiB of text."""
+
+JSON = {"content-type": "application/json"}
+WAYS = {"publish": "publish", "consume": "claim + ack"}
+
+
+# -- the sides ----------------------------------------------------------------------------------------------------
+
+
+class Ours:
+    """The JSON API."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def prepare(self) -> None:
+        connection = await Connection.open("127.0.0.1", self._port, http_answer)
+        await connection.call(http_request("PUT", f"/v1/queues/{QUEUE}", b"{}", JSON))
+        connection.close()
+
+    @asynccontextmanager
+    async def callers(self, count: int) -> AsyncIterator[dict[str, list[Call]]]:
+        opened = [await Connection.open("127.0.0.1", self._port, http_answer) for _ in range(count)]
+        send = http_request("POST", f"/v1/queues/{QUEUE}/messages", msgspec.json.encode({"payload": PAYLOAD}), JSON)
+        claim = http_request("POST", f"/v1/queues/{QUEUE}/claim", b'{"count": 1}', JSON)
+
+        def consume(connection: Connection) -> Call:
+            async def both() -> None:
+                (message,) = msgspec.json.decode(await connection.call(claim))["messages"]
+                assert message["payload"] == PAYLOAD
+                ack = msgspec.json.encode({"receipts": [message["receipt"]]})
+                await connection.call(http_request("POST", f"/v1/queues/{QUEUE}/ack", ack, JSON))
+
+            return both
+
+        yield {
+            "publish": [lambda one=one: one.call(send) for one in opened],
+            "consume": [consume(one) for one in opened],
+        }
+        for one in opened:
+            one.close()
+
+
+class Redis:
+    """A stream with one group; a message that is acknowledged is deleted, as it would have to be sooner or later."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def prepare(self) -> None:
+        connection = await Connection.open("127.0.0.1", self._port, redis_answer)
+        await connection.call(redis_request(b"XGROUP", b"CREATE", b"s", b"g", b"0", b"MKSTREAM"))
+        connection.close()
+
+    @asynccontextmanager
+    async def callers(self, count: int) -> AsyncIterator[dict[str, list[Call]]]:
+        opened = [await Connection.open("127.0.0.1", self._port, redis_answer) for _ in range(count)]
+        send = redis_request(b"XADD", b"s", b"*", b"payload", PAYLOAD.encode())
+        claim = redis_request(b"XREADGROUP", b"GROUP", b"g", b"c", b"COUNT", b"1", b"STREAMS", b"s", b">")
+
+        def consume(connection: Connection) -> Call:
+            async def both() -> None:
+                ((_, ((identity, _),)),) = await connection.call(claim)
+                await connection.call(redis_request(b"XACK", b"s", b"g", identity))
+                await connection.call(redis_request(b"XDEL", b"s", identity))
+
+            return both
+
+        yield {
+            "publish": [lambda one=one: one.call(send) for one in opened],
+            "consume": [consume(one) for one in opened],
+        }
+        for one in opened:
+            one.close()
+
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    priority smallint NOT NULL DEFAULT 128,
+    lease_until timestamptz,
+    attempts int NOT NULL DEFAULT 0,
+    payload text NOT NULL
+);
+CREATE INDEX IF NOT EXISTS claimable ON jobs (priority, id) WHERE lease_until IS NULL;
+"""
+CLAIM = """
+UPDATE jobs SET lease_until = now() + interval '30 s', attempts = attempts + 1
+WHERE id = (SELECT id FROM jobs WHERE lease_until IS NULL ORDER BY priority, id LIMIT 1 FOR UPDATE SKIP LOCKED)
+RETURNING id, payload
+"""
+
+
+class Postgres:
+    """A table with SKIP LOCKED, through asyncpg with prepared statements."""
+
+    def __init__(self, port: int) -> None:
+        try:
+            import asyncpg
+        except ModuleNotFoundError as error:
+            raise Skipped("there is no asyncpg: pip install asyncpg") from error
+        self._connect = lambda: asyncpg.connect(host="127.0.0.1", port=port, user="bench", database="postgres")
+
+    async def prepare(self) -> None:
+        connection = await self._connect()
+        await connection.execute(SCHEMA)
+        await connection.close()
+
+    @asynccontextmanager
+    async def callers(self, count: int) -> AsyncIterator[dict[str, list[Call]]]:
+        opened = [await self._connect() for _ in range(count)]
+        calls: dict[str, list[Call]] = {"publish": [], "consume": []}
+        for one in opened:
+            send = await one.prepare("INSERT INTO jobs (payload) VALUES ($1)")
+            claim, ack = await one.prepare(CLAIM), await one.prepare("DELETE FROM jobs WHERE id = $1")
+
+            async def both(claim: Any = claim, ack: Any = ack) -> None:
+                row = await claim.fetchrow()
+                assert row["payload"] == PAYLOAD
+                await ack.fetch(row["id"])
+
+            calls["publish"].append(lambda send=send: send.fetch(PAYLOAD))
+            calls["consume"].append(both)
+        yield calls
+        for one in opened:
+            await one.close()
+
+
+# -- the measurement ----------------------------------------------------------------------------------------------
+
+
+def _round(side: Any, connections: int, total: int) -> dict[str, float]:
+    """So many messages published, then consumed, with one kind of client."""
+
+    async def work() -> dict[str, float]:
+        async with side.callers(connections) as calls:
+            return {what: await rate_of(calls[what], total) for what in WAYS}
+
+    return asyncio.run(work())
+
+
+@SUITE.measurement("native")
+@contextmanager
+def native(place: Place, size: Size) -> Iterator[Plan]:
+    one, many = size.of(1_500, 200), size.of(6_000, 600)
+    with ExitStack() as stack:
+        directory = stack.enter_context(place.fresh())
+        started = {
+            "ours": Ours(stack.enter_context(peers.detent(directory))),
+            "redis": Redis(stack.enter_context(peers.redis(directory))),
+            "postgres": Postgres(stack.enter_context(peers.postgres(directory))),
+        }
+        for side in started.values():
+            asyncio.run(side.prepare())
+
+        def in_all(connections: int, total: int) -> Callable[[], Mapping[str, float]]:
+            """All sides in one round, and the better of the peers, which is what the bars are about."""
+
+            def measure() -> Mapping[str, float]:
+                found = {name: _round(side, connections, total) for name, side in started.items()}
+                better = {what: max(found["redis"][what], found["postgres"][what]) for what in WAYS}
+                return {f"{name}.{what}": found[name][what] for name in found for what in WAYS} | {
+                    f"better.{what}": rate for what, rate in better.items()
+                }
+
+            return measure
+
+        rows: list[Row] = []
+        for label, key, bar in (
+            ("one after another", "one", ratio_at_least(0.5, "within 2 x of the better of Redis and PostgreSQL")),
+            ("100 in flight", "many", ratio_at_least(1, "at least level with the better of Redis and PostgreSQL")),
+        ):
+            for what, verb in WAYS.items():
+                rows.append(Row(f"{verb}, 1 KiB, {label}", "msg/s", f"{key}.ours.{what}", bar, f"{key}.better.{what}"))
+                for peer in ("redis", "postgres"):
+                    text = f"{verb}, {label}, against {peer}"
+                    rows.append(Row(text, "msg/s", f"{key}.ours.{what}", INFORMATIVE, f"{key}.{peer}.{what}"))
+        yield Plan({"one": in_all(1, one), "many": in_all(100, many)}, rows)

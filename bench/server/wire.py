@@ -1,4 +1,4 @@
-"""Clients for measuring servers: as little as possible between the clock and the socket, the same for HTTP and Redis."""
+"""Clients for measuring servers: as little as possible between clock and socket, the same for HTTP and Redis."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
@@ -34,8 +34,11 @@ def read_table(data: bytes) -> Any:
 
 
 def _read_table(data: bytes) -> Any:
-    messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(data))
-    schema = pa.ipc.read_schema(messages.read_next_message())
+    messages = _each(pa.ipc.MessageReader.open_stream(pa.py_buffer(data)))
+    first = next(messages, None)
+    if first is None:
+        raise Invalid("this Arrow IPC stream is empty: it begins with its schema")
+    schema = pa.ipc.read_schema(first)
     for field in schema:
         if field.type not in _ALLOWED.get(field.name, ()):
             raise Invalid(
@@ -44,7 +47,7 @@ def _read_table(data: bytes) -> Any:
             )
     batches: list[Any] = []
     size = 0
-    for message in _each(messages):
+    for message in messages:
         if message.type != "record batch":
             raise Invalid(f"a stream to append has record batches only, no {message.type}")
         metadata = message.metadata.to_pybytes()
@@ -58,10 +61,10 @@ def _read_table(data: bytes) -> Any:
     return pa.Table.from_batches(batches, schema)
 
 
-def _each(messages: Any) -> Any:
+def _each(reader: Any) -> Iterator[Any]:
     while True:
         try:
-            yield messages.read_next_message()
+            yield reader.read_next_message()
         except StopIteration:
             return
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,20 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from detent.errors import Busy
+import detent
+from detent.errors import Busy, NotFound
+from detent.journal import AsyncJournal
+from detent.journal.calls import Settings as JournalSettingNames
+from detent.queue import QueueInfo
+from detent.queue.calls import Settings as QueueSettingNames
 from detent.remote.wire import PROBLEM_TYPE
 from detent.server.access import ANYBODY, Caller, Grant
 from detent.server.api import ROUTES, Api
 from detent.server.api_queues import BATCH_MESSAGES_MAX, CLAIM_MESSAGES_MAX
 from detent.server.http import JSON_BYTES_MAX
 from detent.server.jsonbody import VALUES_MAX
+from detent.server.models import JournalSettings, NewQueue, QueueSettings
+from detent.server.models_queues import QueueDescription
 from detent.server.route import ARROW
 from httpserver import HOST, HttpServer, Posing, serve
 from processes import eventually
@@ -601,6 +609,22 @@ def test_a_client_that_goes_while_it_reads_a_stream_ends_the_read(memory: HttpSe
     eventually(lambda: memory.tasks() <= tasks)
 
 
+def test_a_stream_that_cannot_be_finished_ends_without_its_end(
+    memory: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good(post_arrow(memory, ipc(pa.table({"body": [b"a", b"b"]}))))
+    whole = AsyncJournal.read_batches
+
+    async def trimmed(journal: AsyncJournal, start: int, end: int, **options: Any) -> AsyncIterator[Any]:
+        async for batch in whole(journal, start, end, **options):
+            yield batch
+        raise NotFound("offset 1 is gone")
+
+    monkeypatch.setattr(AsyncJournal, "read_batches", trimmed)
+    with pytest.raises(httpx.RemoteProtocolError):
+        memory.client.get("/v1/journals/j/messages", headers={"accept": ARROW})
+
+
 # -- transactions ---------------------------------------------------------------------------------------------------
 
 
@@ -867,6 +891,16 @@ def test_every_operation_of_a_transaction_needs_its_right(posing: HttpServer) ->
     )
 
 
+# -- settings that come later ---------------------------------------------------------------------------------------
+
+
+def test_every_setting_of_the_library_is_one_of_the_api() -> None:
+    assert set(NewQueue.__struct_fields__) == {*QueueSettingNames.__annotations__, "earliest"}
+    assert set(QueueSettings.__struct_fields__) == set(QueueSettingNames.__annotations__)
+    assert set(JournalSettings.__struct_fields__) == set(JournalSettingNames.__annotations__)
+    assert set(QueueDescription.__struct_fields__) == {field.name for field in fields(QueueInfo)}
+
+
 # -- what the server says when it cannot ----------------------------------------------------------------------------
 
 
@@ -886,3 +920,19 @@ def test_a_payload_that_is_no_text_survives_the_way(memory: HttpServer) -> None:
     given = {"base64": base64.b64encode(payload).decode()}
     good(memory.client.post("/v1/queues/q/messages", json={"payload": given}))
     assert claim(memory)[0]["payload"] == given
+
+
+def test_a_server_that_does_not_own_its_store_asks_the_owner(tmp_path: Path) -> None:
+    url = f"file:{tmp_path / 'store'}"
+    with detent.open(url) as owner, serve(url, lambda store: [Api(store)]) as server:
+        good(server.client.put("/v1/queues/q", json={}), 201)
+        found: list[Any] = []
+        waiting = threading.Thread(target=lambda: found.extend(claim(server, wait=WAIT)))
+        waiting.start()
+        owner.queue("q").publish(b"from elsewhere")
+        waiting.join()
+        assert [message["payload"] for message in found] == ["from elsewhere"]
+        good(server.client.post("/v1/queues/q/ack", json={"receipts": [found[0]["receipt"]]}))
+        good(server.client.post("/v1/journals/j/messages", json={"body": "a"}))
+        assert [message.body for message in owner.journal("j").read()] == [b"a"]
+        assert owner.queue("q").info().done == 1

@@ -185,8 +185,7 @@ async def publish(call: Call[OutgoingMessage | list[OutgoingMessage], None]) -> 
 
 async def publish_anywhere(call: Call[OutgoingMessage | list[OutgoingMessage], None]) -> PublishedMessages:
     """Publish one message, or an array of them, to every queue whose filter matches their headers. What matches none is
-    kept until its retention ends, for queues that are created with `earliest`. Needs the right on the whole store."""
-    call.caller.require_everywhere("publish")
+    kept until its retention ends, for queues that are created with `earliest`."""
     return _published(await call.store.publish_many(_outgoing(call)))
 
 
@@ -372,7 +371,7 @@ ROUTES: Final = (
     ),
     Route("POST", f"{QUEUE}/purge", purge, "Remove messages", "admin", Purged, body=PurgeRequest),
     Route(
-        "POST", "/v1/messages", publish_anywhere, "Publish messages to whichever queues match", None,
+        "POST", "/v1/messages", publish_anywhere, "Publish messages to whichever queues match", "publish",
         PublishedMessages, body=OutgoingMessage | list[OutgoingMessage], errors=(),
     ),
     Route("GET", "/v1/messages/{message}", show_message, "Show a message", None, MessageDescription),

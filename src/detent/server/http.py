@@ -97,7 +97,8 @@ class Request:
             if declared.isdigit() and int(declared) > limit:
                 raise LimitExceeded(f"this request may have at most {limit} bytes, not {declared}")
             try:
-                self._body = await asyncio.wait_for(_read(self._receive, limit), BODY_WAIT_S)
+                async with asyncio.timeout(BODY_WAIT_S):
+                    self._body = await _read(self._receive, limit)
             except TimeoutError as error:
                 raise Invalid(f"the request was not sent within {BODY_WAIT_S:.0f} s") from error
         return self._body

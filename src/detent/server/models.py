@@ -24,9 +24,13 @@ NUMBER_MAX: Final = (1 << 62) - 1
 
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 Seconds = Annotated[float, Meta(ge=0)]
-GivenDuration = str | Seconds
+GivenText = Annotated[
+    str, Meta(extra_json_schema={"pattern": r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d|w)$", "examples": ["30s"]})
+]
+GivenDuration = GivenText | Seconds
 """A duration as a request has it: text such as "30s", or a number of seconds."""
 
+ReceiptText = Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9]{1,19}-[0-9]{1,19}-[0-9]{1,19}$"})]
 DurationText = Annotated[str, Meta(description='A duration such as "30s"; see the settings for what "0s" means.')]
 Time = Annotated[datetime, Meta(tz=True)]
 TimeText = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]

@@ -28,6 +28,7 @@ from detent.server.models import (
     Input,
     Number,
     Output,
+    ReceiptText,
     Time,
     TimeText,
     duration_text,
@@ -179,7 +180,7 @@ def claimed_message(found: AsyncDelivery) -> ClaimedMessage:
 class AckRequest(Input, kw_only=True):
     """The receipts of messages that are done."""
 
-    receipts: list[str]
+    receipts: list[ReceiptText]
 
 
 class Acknowledged(Output, kw_only=True):
@@ -192,7 +193,7 @@ class FailRequest(Input, kw_only=True):
     """An attempt came to nothing: why, and whether the message is tried again after the queue's back-off, after a
     `delay`, or, with `final`, never."""
 
-    receipt: str
+    receipt: ReceiptText
     reason: str = ""
     delay: GivenDuration | None = None
     final: bool = False
@@ -207,7 +208,7 @@ class FailedReceipts(Output, kw_only=True):
 class ExtendRequest(Input, kw_only=True):
     """A message is held for `lease` from now on, or for the queue's default."""
 
-    receipt: str
+    receipt: ReceiptText
     lease: GivenDuration | None = None
 
 

@@ -98,9 +98,10 @@ def _operation(route: Route, schemas: dict[int, Any], components: dict[str, Any]
 
 def _description(route: Route) -> str:
     text = " ".join((inspect.getdoc(route.handler) or "").split())
-    if route.need == "any":
-        return f"{text} Needs any right on the {route.kind}."
-    return text if route.need is None else f"{text} Needs the right `{route.need}` on the {route.kind}."
+    if route.need is None:
+        return text
+    right = "any right" if route.need == "any" else f"the right `{route.need}`"
+    return f"{text} Needs {right} on the {route.kind or 'whole store'}."
 
 
 def _responses(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:

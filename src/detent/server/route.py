@@ -88,8 +88,8 @@ Answer = Output | Response
 Handler = Callable[[Call[Any, Any]], Awaitable[Answer]]
 
 Need = Right | Literal["any"] | None
-"""The right that a route needs on what its path names; "any" is any of them, None is for routes that look for
-themselves, with the body or the list before them."""
+"""The right that a route needs on what its path names, or on the whole store if it names nothing; "any" is any of them,
+None is for routes that look for themselves, with the body or the list before them."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +129,15 @@ class Route:
 
     def authorize(self, caller: Caller, name: str) -> None:
         """`Denied` unless the caller may ask this of what the path names."""
-        if self.need is None or self.kind is None:
+        if self.need is None:
             return
-        if self.need != "any":
+        if self.need == "any":
+            if self.kind is not None and not may_see(caller, self.kind, name):
+                raise Denied(f"{caller.name} may not look at the {self.kind} {name!r}")
+        elif self.kind is None:
+            caller.require_everywhere(self.need)
+        else:
             caller.require(self.need, self.kind, name)
-        elif not may_see(caller, self.kind, name):
-            raise Denied(f"{caller.name} may not look at the {self.kind} {name!r}")
 
 
 def may_see(caller: Caller, kind: Kind, name: str) -> bool:

@@ -25,7 +25,7 @@ from detent.server.access import ANYBODY, Caller, Grant
 from detent.server.api import ROUTES, Api
 from detent.server.api_queues import BATCH_MESSAGES_MAX, CLAIM_MESSAGES_MAX
 from detent.server.http import JSON_BYTES_MAX
-from detent.server.jsonbody import VALUES_MAX
+from detent.server.jsonbody import STRINGS_MAX, VALUES_MAX
 from detent.server.models import JournalSettings, NewQueue, QueueSettings
 from detent.server.models_queues import QueueDescription
 from detent.server.route import ARROW
@@ -273,6 +273,8 @@ def test_what_is_over_a_limit_is_refused_with_413(memory: HttpServer) -> None:
     refused(client.post(url, json={"payload": "a" * JSON_BYTES_MAX}), 413, "LimitExceeded", str(JSON_BYTES_MAX))
     values = b'{"payload": {"json": [' + b"0," * VALUES_MAX + b"0]}}"
     refused(client.post(url, content=values, headers={"content-type": "application/json"}), 413, "LimitExceeded")
+    strings = b'{"payload": {"json": [' + b'""' * STRINGS_MAX + b'""]}}'
+    refused(client.post(url, content=strings, headers={"content-type": "application/json"}), 413, "LimitExceeded")
     refused(client.post(url, json={"payload": "a", "headers": {"a": "b" * 9000}}), 413, "LimitExceeded")
     refused(client.post("/v1/queues/q/claim", json={"count": CLAIM_MESSAGES_MAX + 1}), 413, "LimitExceeded")
     refused(client.post("/v1/queues/q/claim", json={"wait": "61s"}), 413, "LimitExceeded", "60000 ms")
@@ -697,6 +699,8 @@ BODIES = [
         (b"[" * 100_000, ""),
         (b'{"a":' * 100_000, ""),
         (b"9" * 100_000, ""),
+        (b'"' + b'\\"' * 1_000_000, ""),
+        (b'{"a' + b"\\" * 1_000_001, ""),
         (b"1e999", ""),
         (b"true", ""),
         (b"\xef\xbb\xbf{}", "malformed"),
@@ -750,6 +754,21 @@ def test_a_body_of_another_type_is_refused_everywhere(memory: HttpServer) -> Non
 def test_a_wrong_field_is_named_by_its_place(memory: HttpServer) -> None:
     answer = memory.client.post("/v1/queues/q/messages", json=[{"payload": "a"}, {"payload": "b", "delay": []}])
     refused(answer, 400, "Invalid", "$[1].delay")
+
+
+def test_an_error_does_not_repeat_all_of_what_is_wrong(memory: HttpServer) -> None:
+    good(memory.client.put("/v1/queues/q", json={}), 201)
+    long = "x" * (1 << 20)
+    for path, body in (
+        ("/v1/queues/q/ack", {"receipts": [long]}),
+        ("/v1/queues/q/claim", {"lease": long}),
+        ("/v1/queues/q/claim", {"lease": "9" * 1000 + "s"}),
+        ("/v1/queues/q/messages", {"uri": long}),
+        ("/v1/transaction", {"operations": [{"op": "append", "journal": long, "body": ""}]}),
+    ):
+        answer = memory.client.post(path, json=body)
+        assert answer.status_code in {400, 413}
+        assert len(answer.content) < 10_000
 
 
 # -- rights ---------------------------------------------------------------------------------------------------------

@@ -25,8 +25,13 @@ METHODS = st.sampled_from(["GET", "PUT", "PATCH", "POST", "DELETE", "HEAD", "OPT
 PRINTABLE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=30)
 TYPES = st.sampled_from(["application/json", ARROW, "text/plain", "application/json; charset=latin-1", ""])
 
+NEARLY = st.sampled_from(
+    ["9" * 400 + "s", "0.5ms", "1-1-1", "2026-01-01T00:00:00Z", "9999-12-31T23:59:59+00:00", "q", ""]
+)
+"""Text that is nearly something."""
+
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20) | NEARLY,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
     max_leaves=15,
 )

@@ -34,6 +34,9 @@ WAIT_MAX: Final = "60s"
 LARGE_BODY: Final = 256 << 10
 """From this size on a body is taken apart in a thread, so that others are answered meanwhile."""
 
+MESSAGE_CHARS_MAX: Final = 2_000
+"""What an error may say: many repeat what was wrong, and that may be megabytes."""
+
 DOCUMENT_PATH: Final = "/openapi.json"
 
 _NAME_PLACE: Final = 3
@@ -122,6 +125,9 @@ class Api:
     def refuse(self, request: Request, error: DetentError) -> Response:
         """An error as its name and what it says."""
         del request
+        message = str(error)
+        if len(message) > MESSAGE_CHARS_MAX:
+            error = type(error)(f"{message[: MESSAGE_CHARS_MAX // 2]} … {message[-MESSAGE_CHARS_MAX // 2 :]}")
         return refusal(error)
 
 

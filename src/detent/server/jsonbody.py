@@ -14,18 +14,24 @@ import msgspec
 from detent.engine import MALFORMED
 from detent.errors import Invalid, LimitExceeded
 
-VALUES_MAX: Final = 1_000_000
+VALUES_MAX: Final = 250_000
 """Values in one document: each takes some hundred bytes of memory, however few it has in the text."""
 
-_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+STRINGS_MAX: Final = 2 * VALUES_MAX
+"""A value in an object has a key."""
+
+# Possessive, and content with a string that never ends: it matches wherever a string begins, in one go, so that no
+# text takes longer than its length.
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _anything: Final = msgspec.json.Decoder()
 _encode: Final = msgspec.json.Encoder().encode
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
     """The value that a body holds; `Invalid` says where it is wrong and why."""
-    skeleton = _STRING.sub(b"", body)
-    if skeleton.count(b",") + skeleton.count(b"[") + skeleton.count(b"{") > VALUES_MAX:
+    skeleton, strings = _STRING.subn(b"", body, STRINGS_MAX + 1)
+    values = skeleton.count(b",") + skeleton.count(b"[") + skeleton.count(b"{")
+    if values > VALUES_MAX or strings > STRINGS_MAX:
         raise LimitExceeded(f"a JSON document has at most {VALUES_MAX} values: send it in parts")
     try:
         value = decoder.decode(body)

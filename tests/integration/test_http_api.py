@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import detent
-from detent.errors import Busy, NotFound
+from detent.errors import Busy, Denied, NotFound
 from detent.journal import AsyncJournal
 from detent.journal.calls import Settings as JournalSettingNames
 from detent.queue import QueueInfo
@@ -23,9 +23,10 @@ from detent.queue.calls import Settings as QueueSettingNames
 from detent.remote.wire import PROBLEM_TYPE
 from detent.server.access import ANYBODY, Caller, Grant
 from detent.server.api import ROUTES, Api
-from detent.server.api_queues import BATCH_MESSAGES_MAX, CLAIM_MESSAGES_MAX
+from detent.server.api_queues import check_settings
 from detent.server.http import JSON_BYTES_MAX
 from detent.server.jsonbody import STRINGS_MAX, VALUES_MAX
+from detent.server.limits import BATCH_MESSAGES_MAX, CLAIM_MESSAGES_MAX
 from detent.server.models import JournalSettings, NewQueue, QueueSettings
 from detent.server.models_queues import QueueDescription
 from detent.server.route import ARROW
@@ -852,6 +853,27 @@ def test_what_concerns_the_whole_store_needs_a_right_on_the_whole_store(posing: 
     refused(posing.client.post("/v1/messages", json={"payload": "a"}), 403, "Denied", "whole store")
     pose(posing, ("publish", "*", "*"))
     good(posing.client.post("/v1/messages", json={"payload": "a"}))
+
+
+def test_a_filter_needs_the_right_to_consume_all_queues(posing: HttpServer) -> None:
+    client = posing.client
+    spying = {"filter": "true", "earliest": True}
+    pose(posing, ("admin", "queue", "mine/*"))
+    refused(client.put("/v1/queues/mine%2Fspy", json=spying), 403, "Denied", "filter")
+    refused(client.get("/v1/queues/mine%2Fspy"), 404, "NotFound")
+    good(client.put("/v1/queues/mine%2Fspy", json={"filter": None}), 201)
+    good(client.put("/v1/queues/mine%2Fspy", json={"filter": 'headers.queue == "mine/spy"'}))
+    refused(client.patch("/v1/queues/mine%2Fspy", json={"filter": "true"}), 403, "Denied", "filter")
+    pose(posing, ("admin", "queue", "mine/*"), ("consume", "queue", "*"))
+    good(client.patch("/v1/queues/mine%2Fspy", json={"filter": "true"}))
+
+
+def test_a_queue_that_a_setting_names_needs_the_right_to_publish_there() -> None:
+    caller = Caller("somebody", (Grant("admin", "queue", "mine/*"),))
+    check_settings(caller, "mine/a", {"dead_letter": "mine/b"})
+    check_settings(caller, "mine/a", {"dead_letter": ""})
+    with pytest.raises(Denied):
+        check_settings(caller, "mine/a", {"dead_letter": "yours"})
 
 
 def test_a_message_is_shown_to_those_who_may_consume_one_of_its_queues(posing: HttpServer) -> None:

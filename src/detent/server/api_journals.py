@@ -13,8 +13,16 @@ from detent.errors import Conflict, Invalid, NotFound
 from detent.journal import AsyncJournal, JournalInfo, JournalReader, calls
 from detent.journal import operations as ops
 from detent.server import arrow
-from detent.server.api_queues import ANSWER_BYTES_MAX, BATCH_MESSAGES_MAX, ListQuery, check_count, page_of
 from detent.server.http import Response
+from detent.server.limits import (
+    ANSWER_BYTES_MAX,
+    BATCH_MESSAGES_MAX,
+    READ_MESSAGES_MAX,
+    READ_PAGE,
+    ListQuery,
+    check_count,
+    page_of,
+)
 from detent.server.models import JOURNAL_DURATIONS, Input, JournalSettings, Number, given_settings
 from detent.server.models_journals import (
     Appended,
@@ -31,11 +39,6 @@ from detent.server.models_journals import (
     journal_message,
 )
 from detent.server.route import ARROW, Call, Route, may_see
-
-READ_MESSAGES_MAX: Final = 10_000
-"""Messages in one JSON answer; an Arrow stream has no such limit."""
-
-READ_PAGE: Final = 100
 
 FIRST_HEADER: Final = "detent-first"
 NEXT_HEADER: Final = "detent-next"

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from detent.errors import Conflict, Invalid, LimitExceeded, NotFound
-from detent.names import NAME_MAX
+from detent.errors import Conflict, Denied, Invalid, NotFound
 from detent.queue import AsyncDelivery, FailedMessage, MessageInfo, Outgoing, Published, Receipt, calls
 from detent.queue import operations as ops
+from detent.queue.filters import default_filter
 from detent.queue.info import failed_message, queue_info
 from detent.queue.message import ack_operations, extend_operation, fail_operation
+from detent.server.access import Caller
 from detent.server.http import Response
+from detent.server.limits import (
+    ANSWER_BYTES_MAX,
+    BATCH_MESSAGES_MAX,
+    CLAIM_MESSAGES_MAX,
+    FAILED_MAX,
+    FAILED_PAGE,
+    NAMED_MAX,
+    ListQuery,
+    check_count,
+    page_of,
+)
 from detent.server.models import (
     QUEUE_DURATIONS,
     Input,
@@ -50,36 +62,10 @@ from detent.server.models_queues import (
     failure,
     published_message,
 )
-from detent.server.route import Call, Route, may_everywhere, may_see
-
-BATCH_MESSAGES_MAX: Final = 10_000
-"""Messages in one request: they are taken apart one by one while others wait for the loop."""
-
-CLAIM_MESSAGES_MAX: Final = 1_000
-"""Messages in one answer; each may have 16 MiB, so ask for few where they are large."""
-
-NAMED_MAX: Final = 10_000
-"""Receipts or message numbers in one request."""
-
-LIST_MAX: Final = 1_000
-"""Queues or journals in one answer."""
-
-FAILED_MAX: Final = 1_000
-FAILED_PAGE: Final = 100
-
-ANSWER_BYTES_MAX: Final = 16 << 20
-"""Payload bytes after which a page ends, whatever its limit: the answer is in memory several times."""
+from detent.server.route import Call, Route, may_all, may_everywhere, may_see
 
 CONTENTS_STEP: Final = 16
 """Failed messages whose payloads are read together before a page looks at how large it is."""
-
-
-class ListQuery(Input, kw_only=True):
-    """Which queues or journals to list: those whose names begin with `prefix`, in pages."""
-
-    prefix: Annotated[str, Meta(max_length=NAME_MAX)] = ""
-    after: Annotated[str, Meta(max_length=NAME_MAX)] = ""
-    limit: Annotated[int, Meta(ge=1)] = LIST_MAX
 
 
 class FailedQuery(Input, kw_only=True):
@@ -87,20 +73,6 @@ class FailedQuery(Input, kw_only=True):
 
     after: Annotated[int, Meta(ge=-1, le=(1 << 62) - 1)] = -1
     limit: Annotated[int, Meta(ge=1)] = FAILED_PAGE
-
-
-def check_count(count: int, limit: int, what: str) -> None:
-    """`LimitExceeded` if a request has too much of something."""
-    if count > limit:
-        raise LimitExceeded(f"a request has at most {limit} {what}, not {count}: send it in parts")
-
-
-def page_of(names: Sequence[str], query: ListQuery) -> tuple[Sequence[str], str | None]:
-    """A page of sorted names, and the last of it if there are more."""
-    check_count(query.limit, LIST_MAX, "names in an answer")
-    left = [name for name in names if name > query.after]
-    page = left[: query.limit]
-    return page, page[-1] if len(left) > len(page) else None
 
 
 # -- queues ---------------------------------------------------------------------------------------------------------
@@ -114,10 +86,24 @@ async def list_queues(call: Call[None, ListQuery]) -> QueueList:
     return QueueList(queues=[describe_queue(found[name]) for name in page], next=following)
 
 
+def check_settings(caller: Caller, queue: str, given: Mapping[str, Any]) -> None:
+    """`Denied` for settings that reach beyond the queue itself. A filter picks from all messages of the store, so it
+    needs the right to consume all queues; other queues that a setting names get messages, as if published there."""
+    wanted = given.get("filter")
+    if wanted is not None and wanted != default_filter(queue) and not may_all(caller, "consume", "queue"):
+        raise Denied(f"{caller.name} may not give {queue!r} a filter: it would pick from queues that are not its own")
+    target = given.get("dead_letter")
+    if target:
+        ops.check_name(target)
+        caller.require("publish", "queue", target)
+
+
 async def create_queue(call: Call[Any, None]) -> Response:
     """Create a queue: 201. One that exists is left as it is: 200 if the settings that were given are its own, else
-    409; `PATCH` changes them."""
-    given = calls.settings(call.name, given_settings(call.body, QUEUE_DURATIONS))
+    409; `PATCH` changes them. A `filter` also needs the right `consume` on all queues."""
+    named = given_settings(call.body, QUEUE_DURATIONS)
+    check_settings(call.caller, call.name, named)
+    given = calls.settings(call.name, named)
     create = ops.CreateQueue(call.name, given, call.body.earliest, exist_ok=True)
     done: ops.QueueCreated = (await call.store.commit([create]))[0]
     found = await _description(call)
@@ -136,8 +122,10 @@ async def _description(call: Call[Any, Any]) -> ops.QueueDescription:
 
 async def configure_queue(call: Call[Any, None]) -> Any:
     """Change settings; what is not named stays. A new filter applies to what the queue has not read yet; `paused` stops
-    and resumes it."""
-    await call.store.queue(call.name).configure(**given_settings(call.body, QUEUE_DURATIONS))
+    and resumes it. A `filter` also needs the right `consume` on all queues."""
+    given = given_settings(call.body, QUEUE_DURATIONS)
+    check_settings(call.caller, call.name, given)
+    await call.store.queue(call.name).configure(**given)
     return describe_queue(queue_info(await _description(call)))
 
 

@@ -13,20 +13,19 @@ from detent.queue import Receipt
 from detent.queue import calls as queue_calls
 from detent.queue.message import ack_operations, extend_operation, fail_operation
 from detent.queue.operations import check_name as check_queue
-from detent.server.api_queues import NAMED_MAX, check_count
+from detent.server.limits import NAMED_MAX, OPERATIONS_MAX, check_count
 from detent.server.models import Input, Number, Output, TimeText, optional_duration, time_text
 from detent.server.models_journals import Appended, Entry
 from detent.server.models_queues import AckRequest, ExtendRequest, FailRequest, OutgoingMessage, PublishedMessage
 from detent.server.route import Call, Route, may_everywhere
-
-OPERATIONS_MAX: Final = 1_000
-"""Operations in one transaction: it is applied whole while everybody else waits."""
 
 AnyCall = Call[Any, Any]
 Built = list[Operation]
 
 
 # -- what can be done, and what each answers ------------------------------------------------------------------------
+
+# Each `build` sees that the caller may, and makes the library's operations; each `result` is what their results mean.
 
 
 class Publish(OutgoingMessage, tag_field="op", tag="publish", kw_only=True):

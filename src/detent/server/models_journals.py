@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -50,13 +50,16 @@ class JournalDescription(Output, kw_only=True):
     registers: dict[str, str]
 
 
-SAME = ("name", "id", "messages", "retention_bytes", "first_offset", "next_offset", "first_position", "next_position",
-        "blocks", "block_bytes", "fragments", "fragment_bytes", "open_spans", "aborted_spans", "registers")  # fmt: skip
+_SAME: Final = (
+    "name", "id", "messages", "retention_bytes", "first_offset", "next_offset", "first_position", "next_position",
+    "blocks", "block_bytes", "fragments", "fragment_bytes", "open_spans", "aborted_spans", "registers",
+)  # fmt: skip
+"""What an answer has as the library has it."""
 
 
 def describe_journal(info: JournalInfo) -> JournalDescription:
     """A journal as an answer has it."""
-    same: dict[str, Any] = {name: getattr(info, name) for name in SAME}
+    same: dict[str, Any] = {name: getattr(info, name) for name in _SAME}
     return JournalDescription(
         created=time_text(info.created_ms),
         updated=time_text(info.updated_ms),

@@ -70,7 +70,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "responses": {str(status): _problem(text) for status, text in ERRORS.items()},
+            "responses": {str(status): _problem(status, text) for status, text in ERRORS.items()},
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -119,8 +119,14 @@ def _responses(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
     return responses
 
 
-def _problem(text: str) -> dict[str, Any]:
-    return {"description": text, "content": {PROBLEM_TYPE: {"schema": {"$ref": _REF.format(name="Problem")}}}}
+def _problem(status: int, text: str) -> dict[str, Any]:
+    problem: dict[str, Any] = {
+        "description": text,
+        "content": {PROBLEM_TYPE: {"schema": {"$ref": _REF.format(name="Problem")}}},
+    }
+    if status in {429, 503}:
+        problem["headers"] = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
+    return problem
 
 
 def _parameters(route: Route, components: dict[str, Any]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
@@ -12,7 +12,7 @@ import msgspec
 
 from detent.durations import milliseconds
 from detent.errors import Denied, Invalid, LimitExceeded
-from detent.server.access import RIGHTS, Caller, Kind, Right
+from detent.server.access import EVERYTHING, RIGHTS, Caller, Kind, Right
 from detent.server.http import Request, Response
 from detent.server.models import Output, duration
 from detent.server.receipts import QueueNumbers
@@ -106,7 +106,7 @@ class Route:
     query: type[msgspec.Struct] | None = None
     status: int = 200
     other_statuses: tuple[int, ...] = ()
-    errors: tuple[int, ...] = field(default=(404,))
+    errors: tuple[int, ...] = (404,)
     bulk: Handler | None = None
     """Who takes a body that is an Arrow stream."""
     arrow: bool = False
@@ -143,6 +143,14 @@ class Route:
 def may_see(caller: Caller, kind: Kind, name: str) -> bool:
     """Whether a caller has anything to do with a queue or journal."""
     return any(caller.may(right, kind, name) for right in RIGHTS)
+
+
+def may_all(caller: Caller, right: Right, kind: Kind) -> bool:
+    """Whether a caller has a right on all queues, or all journals."""
+    return any(
+        grant.right in {right, "admin"} and grant.kind in {kind, EVERYTHING} and grant.pattern == EVERYTHING
+        for grant in caller.grants
+    )
 
 
 def may_everywhere(caller: Caller, right: Right) -> bool:

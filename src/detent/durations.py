@@ -20,7 +20,9 @@ def milliseconds(value: Duration) -> int:
     if isinstance(value, timedelta):
         result = round(value.total_seconds() * 1000)
     elif isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
-        result = round(float(match[1]) * _UNITS_MS[match[2]])
+        result = round(
+            min(float(match[1]) * _UNITS_MS[match[2]], DURATION_MS_MAX + 1)
+        )  # hundreds of digits are infinity
     else:
         raise Invalid(f"{value!r} is no duration: write '250ms', '30s', '5m', '2h' or '7d', or pass a timedelta")
     if not 0 <= result <= DURATION_MS_MAX:

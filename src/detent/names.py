@@ -10,7 +10,8 @@ from detent.errors import Invalid
 NAME_MAX: Final = 200
 """A name and its key prefix fit into the kv's key limit with room for what is to come."""
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=+-]*(/[A-Za-z0-9_][A-Za-z0-9_.:=+-]*)*")
+NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.:=+-]*(/[A-Za-z0-9_][A-Za-z0-9_.:=+-]*)*"
+_NAME: Final = re.compile(NAME_PATTERN)
 
 
 def check_name(name: str, what: str) -> None:

@@ -76,7 +76,7 @@ class Request:
             raise LimitExceeded("the address of this request is too long")
         if len(headers) > HEADERS_MAX or sum(len(name) + len(value) for name, value in headers) > HEADER_BYTES_MAX:
             raise LimitExceeded("this request has too many headers, or too long ones")
-        for name in ("authorization", "content-length", "content-type", "host"):
+        for name in ("authorization", "content-length", "content-type", "host", "idempotency-key"):
             if sum(found == name.encode() for found, _ in headers) > 1:
                 raise Invalid(f"the header {name} is there twice")
 
@@ -111,10 +111,17 @@ class Request:
             if declared.isdigit() and int(declared) > limit:
                 raise LimitExceeded(f"this request may have at most {limit} bytes, not {declared}")
             try:
-                self._body = await asyncio.wait_for(_read(self._receive, limit), BODY_WAIT_S)
+                async with asyncio.timeout(BODY_WAIT_S):
+                    self._body = await _read(self._receive, limit)
             except TimeoutError as error:
                 raise Invalid(f"the request was not sent within {BODY_WAIT_S:.0f} s") from error
         return self._body
+
+    async def disconnected(self) -> None:
+        """Return once the client has gone away, whatever it sends before. For an answer that takes its time: the body,
+        if it is wanted, is read before this is called."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
 
 async def _read(receive: Receive, limit: int) -> bytes:

@@ -1,0 +1,367 @@
+"""The HTTP API's routes for queues and their messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
+
+from detent.errors import Conflict, Denied, Invalid, NotFound
+from detent.queue import AsyncDelivery, FailedMessage, MessageInfo, Outgoing, Published, Receipt, calls
+from detent.queue import operations as ops
+from detent.queue.filters import default_filter
+from detent.queue.info import failed_message, queue_info
+from detent.queue.message import ack_operations, extend_operation, fail_operation
+from detent.server.access import Caller
+from detent.server.http import Response
+from detent.server.limits import (
+    ANSWER_BYTES_MAX,
+    BATCH_MESSAGES_MAX,
+    CLAIM_MESSAGES_MAX,
+    FAILED_MAX,
+    FAILED_PAGE,
+    NAMED_MAX,
+    ListQuery,
+    check_count,
+    page_of,
+)
+from detent.server.models import (
+    QUEUE_DURATIONS,
+    Input,
+    NewQueue,
+    QueueSettings,
+    given_settings,
+    optional_duration,
+    time_text,
+)
+from detent.server.models_queues import (
+    Acknowledged,
+    AckRequest,
+    ClaimedMessages,
+    ClaimRequest,
+    Extended,
+    ExtendRequest,
+    FailedReceipts,
+    FailRequest,
+    FailureList,
+    MessageDescription,
+    OutgoingMessage,
+    PublishedMessages,
+    Purged,
+    PurgeRequest,
+    QueueDescription,
+    QueueList,
+    Redriven,
+    RedriveRequest,
+    claimed_message,
+    describe_message,
+    describe_queue,
+    failure,
+    published_message,
+)
+from detent.server.route import Call, Route, may_all, may_everywhere, may_see
+
+CONTENTS_STEP: Final = 16
+"""Failed messages whose payloads are read together before a page looks at how large it is."""
+
+
+class FailedQuery(Input, kw_only=True):
+    """Which page of the failed messages: those after a message."""
+
+    after: Annotated[int, Meta(ge=-1, le=(1 << 62) - 1)] = -1
+    limit: Annotated[int, Meta(ge=1)] = FAILED_PAGE
+
+
+# -- queues ---------------------------------------------------------------------------------------------------------
+
+
+async def list_queues(call: Call[None, ListQuery]) -> QueueList:
+    """The queues that the caller has any right on, by name, with their settings and contents."""
+    found = {info.name: info for info in await call.store.queues(call.query.prefix)}
+    visible = [name for name in found if may_see(call.caller, "queue", name)]
+    page, following = page_of(visible, call.query)
+    return QueueList(queues=[describe_queue(found[name]) for name in page], next=following)
+
+
+def check_settings(caller: Caller, queue: str, given: Mapping[str, Any]) -> None:
+    """`Denied` for settings that reach beyond the queue itself. A filter picks from all messages of the store, so it
+    needs the right to consume all queues; other queues that a setting names get messages, as if published there."""
+    wanted = given.get("filter")
+    if wanted is not None and wanted != default_filter(queue) and not may_all(caller, "consume", "queue"):
+        raise Denied(f"{caller.name} may not give {queue!r} a filter: it would pick from queues that are not its own")
+    target = given.get("dead_letter")
+    if target:
+        ops.check_name(target)
+        caller.require("publish", "queue", target)
+
+
+async def create_queue(call: Call[Any, None]) -> Response:
+    """Create a queue: 201. One that exists is left as it is: 200 if the settings that were given are its own, else
+    409; `PATCH` changes them. A `filter` also needs the right `consume` on all queues."""
+    named = given_settings(call.body, QUEUE_DURATIONS)
+    check_settings(call.caller, call.name, named)
+    given = calls.settings(call.name, named)
+    create = ops.CreateQueue(call.name, given, call.body.earliest, exist_ok=True)
+    done: ops.QueueCreated = (await call.store.commit([create]))[0]
+    found = await _description(call)
+    if not done.new:
+        for name in given.__struct_fields__:
+            wanted, known = getattr(given, name), getattr(found.settings, name)
+            if wanted is not None and wanted != known:
+                raise Conflict(f"the queue {call.name!r} exists, and its {name} is {known!r}, not {wanted!r}")
+    return Response.json(describe_queue(queue_info(found)), 201 if done.new else 200)
+
+
+async def _description(call: Call[Any, Any]) -> ops.QueueDescription:
+    found: ops.QueueDescriptions = (await call.store.commit([ops.DescribeQueues(call.name)]))[0]
+    return found.queues[0]
+
+
+async def configure_queue(call: Call[Any, None]) -> Any:
+    """Change settings; what is not named stays. A new filter applies to what the queue has not read yet; `paused` stops
+    and resumes it. A `filter` also needs the right `consume` on all queues."""
+    given = given_settings(call.body, QUEUE_DURATIONS)
+    check_settings(call.caller, call.name, given)
+    await call.store.queue(call.name).configure(**given)
+    return describe_queue(queue_info(await _description(call)))
+
+
+async def show_queue(call: Call[None, None]) -> Any:
+    """Settings, contents, counters."""
+    return describe_queue(queue_info(await _description(call)))
+
+
+async def delete_queue(call: Call[None, None]) -> Response:
+    """Delete the queue and all that is in it. Its receipts are stale from now on."""
+    await call.store.queue(call.name).delete()
+    return Response(status=204)
+
+
+# -- publishing -----------------------------------------------------------------------------------------------------
+
+
+def _outgoing(call: Call[OutgoingMessage | list[OutgoingMessage], None]) -> list[Outgoing]:
+    """The messages of a request; an Idempotency-Key is the dedup key of one that has none."""
+    key = call.idempotency_key()
+    if isinstance(call.body, OutgoingMessage):
+        return [call.body.outgoing(key)]
+    check_count(len(call.body), BATCH_MESSAGES_MAX, "messages")
+    if not call.body:
+        raise Invalid("there is nothing to publish")
+    if key is not None and len(call.body) > 1:
+        raise Invalid("an Idempotency-Key is for one message: give each of several a dedup_key of its own")
+    return [message.outgoing(key) for message in call.body]
+
+
+def _published(done: Iterable[Published]) -> PublishedMessages:
+    return PublishedMessages(messages=[published_message(one) for one in done])
+
+
+async def publish(call: Call[OutgoingMessage | list[OutgoingMessage], None]) -> PublishedMessages:
+    """Publish one message, or an array of them, all or none, to this queue. When the answer comes they are durable and
+    can be claimed. 400 if the queue's filter does not match the headers. The header `Idempotency-Key` is the dedup key
+    of one message that has none."""
+    messages = _outgoing(call)
+    queue = call.store.queue(call.name)
+    if len(messages) == 1:
+        return _published([await queue.publish(messages[0])])
+    return _published(await queue.publish_many(messages))
+
+
+async def publish_anywhere(call: Call[OutgoingMessage | list[OutgoingMessage], None]) -> PublishedMessages:
+    """Publish one message, or an array of them, to every queue whose filter matches their headers. What matches none is
+    kept until its retention ends, for queues that are created with `earliest`."""
+    return _published(await call.store.publish_many(_outgoing(call)))
+
+
+# -- claiming -------------------------------------------------------------------------------------------------------
+
+
+async def claim(call: Call[ClaimRequest, None]) -> ClaimedMessages:
+    """Claim up to `count` messages, most urgent first, then oldest first. With `wait` an empty queue is waited for that
+    long. Each message is the caller's until its lease ends: acknowledge it, fail it or extend the lease before that."""
+    wanted = call.body
+    check_count(wanted.count, CLAIM_MESSAGES_MAX, "messages in a claim")
+    wait_ms = call.wait_ms(wanted.wait)
+    found = await _claim(call)
+    if not found and wait_ms:
+        queue = call.store.queue(call.name)
+        async with call.poll(wait_ms) as poll:
+            while not found and (left_ms := poll.left_ms):
+                await poll.race(queue.wait(timedelta(milliseconds=left_ms)))
+                if not poll.abandoned:  # what is claimed for a client that has gone, nobody acknowledges
+                    found = await _claim(call)
+    if found:
+        call.service.numbers.note(found[0].receipt.queue, call.name)
+    return ClaimedMessages(messages=[claimed_message(message) for message in found])
+
+
+async def _claim(call: Call[ClaimRequest, None]) -> list[AsyncDelivery]:
+    wanted = call.body
+    consumer = wanted.consumer
+    if consumer is None:
+        consumer = f"{call.caller.name} at {call.request.client}"[: ops.CONSUMER_BYTES_MAX // 4]
+    queue = call.store.queue(call.name)
+    return await queue.claim(wanted.count, lease=optional_duration(wanted.lease), consumer=consumer)
+
+
+async def _receipts(call: Call[Any, None], texts: list[str]) -> list[Receipt]:
+    """Receipts, each once, if they are of this queue."""
+    check_count(len(texts), NAMED_MAX, "receipts")
+    receipts = list(dict.fromkeys(map(Receipt.parse, texts)))
+    if not receipts:
+        raise Invalid("there is nothing to acknowledge")
+    await call.service.numbers.require(receipts, call.name)
+    return receipts
+
+
+async def ack(call: Call[AckRequest, None]) -> Acknowledged:
+    """Messages are done, all or none: one stale receipt refuses them all with 410, and nothing is changed."""
+    receipts = await _receipts(call, call.body.receipts)
+    await call.store.commit(ack_operations(receipts))
+    return Acknowledged(acknowledged=list(map(str, receipts)))
+
+
+async def fail(call: Call[FailRequest, None]) -> FailedReceipts:
+    """It did not work: the message is tried again after the queue's back-off, or after `delay`; or, with `final`,
+    never."""
+    (receipt,) = await _receipts(call, [call.body.receipt])
+    delay = optional_duration(call.body.delay)
+    await call.store.commit([fail_operation(receipt, call.body.reason, delay, call.body.final)])
+    return FailedReceipts(failed=[str(receipt)])
+
+
+async def extend(call: Call[ExtendRequest, None]) -> Extended:
+    """Hold a message for longer: from now on for `lease`, or the queue's default."""
+    (receipt,) = await _receipts(call, [call.body.receipt])
+    done = await call.store.commit([extend_operation(receipt, optional_duration(call.body.lease))])
+    return Extended(receipt=str(receipt), lease_until=time_text(done[0].lease_ms))
+
+
+# -- what failed ----------------------------------------------------------------------------------------------------
+
+
+async def list_failed(call: Call[None, FailedQuery]) -> FailureList:
+    """The failed messages, oldest first, with their reasons, attempts and payloads. A page ends early when its payloads
+    are large; `next` says where to go on."""
+    check_count(call.query.limit, FAILED_MAX, "failed messages in an answer")
+    asked = ops.ListFailed(call.name, call.query.after, call.query.limit)
+    page: ops.FailedMessages = (await call.store.commit([asked]))[0]
+    found = await asyncio.to_thread(_with_contents, call, page.messages)
+    more = page.more or len(found) < len(page.messages)
+    return FailureList(messages=list(map(failure, found)), next=found[-1].message if more else None)
+
+
+def _with_contents(call: Call[Any, Any], entries: list[ops.FailedEntry]) -> list[FailedMessage]:
+    found: list[FailedMessage] = []
+    size = 0
+    for start in range(0, len(entries), CONTENTS_STEP):
+        step = entries[start : start + CONTENTS_STEP]
+        contents = call.store.messages.contents([one.message for one in step], [one.record for one in step])
+        for entry, content in zip(step, contents, strict=True):
+            if size > ANSWER_BYTES_MAX:
+                return found
+            found.append(failed_message(call.name, entry, content))
+            size += len(found[-1].payload)
+    return found
+
+
+async def redrive(call: Call[RedriveRequest, None]) -> Redriven:
+    """Try failed messages again, as if they had never been tried. In another queue, the caller needs the right to
+    publish there too."""
+    wanted = call.body
+    if (wanted.messages is not None) + (wanted.filter is not None) + wanted.all != 1:
+        raise Invalid("say which failed messages: their numbers in messages, a filter, or all")
+    if wanted.to is not None:
+        ops.check_name(wanted.to)
+        call.caller.require("publish", "queue", wanted.to)
+    check_count(len(wanted.messages or ()), NAMED_MAX, "messages")
+    queue = call.store.queue(call.name)
+    if wanted.messages == []:
+        await queue.info()  # nothing is done, but not to a queue that is not there
+    done = await queue.redrive(wanted.messages, filter=wanted.filter, to=wanted.to)
+    return Redriven(queue=call.name, to=wanted.to or call.name, messages=done)
+
+
+async def purge(call: Call[PurgeRequest, None]) -> Purged:
+    """Remove messages for good. What is in flight stays."""
+    wanted = call.body
+    if (wanted.messages is not None) == (wanted.available or wanted.failed):
+        raise Invalid("say what goes: available, failed, or both; or the numbers of failed messages")
+    check_count(len(wanted.messages or ()), NAMED_MAX, "messages")
+    queue = call.store.queue(call.name)
+    if wanted.messages == []:
+        await queue.info()
+    done = await queue.purge(available=wanted.available, failed=wanted.failed, messages=wanted.messages)
+    return Purged(queue=call.name, messages=done)
+
+
+# -- one message ----------------------------------------------------------------------------------------------------
+
+
+async def show_message(call: Call[None, None]) -> MessageDescription:
+    """A message, and where it is in each queue that the caller may consume."""
+    number = _number(call.name)
+    info: MessageInfo | None
+    try:
+        info = await call.store.message(number)
+    except NotFound:
+        info = None
+    places = [] if info is None else [p for p in info.places if call.caller.may("consume", "queue", p.queue)]
+    if info is None or not (places or may_everywhere(call.caller, "consume")):
+        raise NotFound(
+            f"there is no message {number}: it is done, expired, was never published, or is in no queue of yours"
+        )
+    return describe_message(info, places)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise Invalid(f"{text[:100]!r} is no message number")
+    return int(text)
+
+
+QUEUE: Final = "/v1/queues/{queue}"
+
+ROUTES: Final = (
+    Route("GET", "/v1/queues", list_queues, "List queues", None, QueueList, query=ListQuery, errors=()),
+    Route(
+        "PUT", QUEUE, create_queue, "Create a queue", "admin", QueueDescription,
+        body=NewQueue, status=201, other_statuses=(200,), errors=(404, 409),
+    ),
+    Route("PATCH", QUEUE, configure_queue, "Change a queue's settings", "admin", QueueDescription, body=QueueSettings),
+    Route("GET", QUEUE, show_queue, "Show a queue", "any", QueueDescription),
+    Route("DELETE", QUEUE, delete_queue, "Delete a queue", "admin", None, status=204),
+    Route(
+        "POST", f"{QUEUE}/messages", publish, "Publish messages to a queue", "publish", PublishedMessages,
+        body=OutgoingMessage | list[OutgoingMessage],
+    ),
+    Route("POST", f"{QUEUE}/claim", claim, "Claim messages", "consume", ClaimedMessages, body=ClaimRequest),
+    Route(
+        "POST", f"{QUEUE}/ack", ack, "Acknowledge messages", "consume", Acknowledged,
+        body=AckRequest, errors=(404, 410),
+    ),
+    Route(
+        "POST", f"{QUEUE}/fail", fail, "Say that an attempt came to nothing", "consume", FailedReceipts,
+        body=FailRequest, errors=(404, 410),
+    ),
+    Route(
+        "POST", f"{QUEUE}/extend", extend, "Hold a message for longer", "consume", Extended,
+        body=ExtendRequest, errors=(404, 410),
+    ),
+    Route("GET", f"{QUEUE}/failed", list_failed, "List failed messages", "consume", FailureList, query=FailedQuery),
+    Route(
+        "POST", f"{QUEUE}/redrive", redrive, "Try failed messages again", "admin", Redriven,
+        body=RedriveRequest, errors=(404, 409),
+    ),
+    Route("POST", f"{QUEUE}/purge", purge, "Remove messages", "admin", Purged, body=PurgeRequest),
+    Route(
+        "POST", "/v1/messages", publish_anywhere, "Publish messages to whichever queues match", "publish",
+        PublishedMessages, body=OutgoingMessage | list[OutgoingMessage], errors=(),
+    ),
+    Route("GET", "/v1/messages/{message}", show_message, "Show a message", None, MessageDescription),
+)  # fmt: skip
+"""What can be asked of queues."""

@@ -1,0 +1,160 @@
+"""What travels in the JSON of the HTTP API, both ways: bytes, durations, times and settings.
+
+The types that requests are held to and answers are made of are in :mod:`detent.server.models_queues` and
+:mod:`detent.server.models_journals`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final, Union, get_args, get_type_hints
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from detent.durations import Duration
+from detent.errors import Invalid
+from detent.journal.calls import Settings as JournalSettingNames
+from detent.queue.calls import Settings as QueueSettingNames
+
+NUMBER_MAX: Final = (1 << 62) - 1
+"""Messages and offsets are numbered below this."""
+
+Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+Seconds = Annotated[float, Meta(ge=0)]
+GivenText = Annotated[
+    str, Meta(extra_json_schema={"pattern": r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d|w)$", "examples": ["30s"]})
+]
+GivenDuration = GivenText | Seconds
+"""A duration as a request has it: text such as "30s", or a number of seconds."""
+
+ReceiptText = Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9]{1,19}-[0-9]{1,19}-[0-9]{1,19}$"})]
+DurationText = Annotated[str, Meta(description='A duration such as "30s"; see the settings for what "0s" means.')]
+Time = Annotated[datetime, Meta(tz=True)]
+TimeText = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+
+
+class Input(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a request carries. A field that nobody knows is refused: it may be a setting with a slip of the pen."""
+
+
+class Output(msgspec.Struct, kw_only=True):
+    """What an answer carries."""
+
+
+# -- bytes, durations and times -------------------------------------------------------------------------------------
+
+
+class Encoded(Input, kw_only=True):
+    """Bytes that are not given as text: in `base64`, or as any `json` value, which is stored as it stands."""
+
+    base64: str | UnsetType = UNSET
+    json: msgspec.Raw | UnsetType = UNSET
+
+
+class Binary(Output, kw_only=True):
+    """Bytes that are no UTF-8 text."""
+
+    base64: str
+
+
+def to_bytes(value: str | Encoded, what: str) -> bytes:
+    """The bytes that a request means."""
+    if isinstance(value, str):
+        return value.encode()
+    if (value.base64 is UNSET) == (value.json is UNSET):
+        raise Invalid(f'{what} is text, or {{"base64": "AAEC"}}, or {{"json": ...}}: one of the two in the object')
+    if isinstance(value.json, msgspec.Raw):
+        return bytes(value.json)
+    assert isinstance(value.base64, str)
+    try:
+        return base64.b64decode(value.base64, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Invalid(f"{what} is no base64: {error}") from error
+
+
+def to_text(value: bytes) -> str | Binary:
+    """Bytes as an answer has them: text if they are UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return Binary(base64=base64.b64encode(value).decode())
+
+
+def duration(value: str | float) -> Duration:
+    """A duration as the library takes it."""
+    if isinstance(value, str):
+        return value
+    try:
+        return timedelta(seconds=value)
+    except (OverflowError, ValueError) as error:
+        raise Invalid(f"{value!r} seconds are too long: {error}") from error
+
+
+def optional_duration(value: str | float | None) -> Duration | None:
+    """The same, where there may be none."""
+    return None if value is None else duration(value)
+
+
+def duration_text(value: timedelta | int) -> str:
+    """A duration (a number is of milliseconds) as requests take it."""
+    left = round(value.total_seconds() * 1000) if isinstance(value, timedelta) else value
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
+        if left and left % size == 0:
+            return f"{left // size}{unit}"
+    return f"{left}ms" if left else "0s"
+
+
+def time_text(time: datetime | int) -> str:
+    """A time (a number is of milliseconds since 1970) in UTC."""
+    when = datetime.fromtimestamp(time / 1000, UTC) if isinstance(time, int) else time
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# -- settings -------------------------------------------------------------------------------------------------------
+
+
+def _settings_type(name: str, names: Any, doc: str, extra: list[Any]) -> tuple[type[Any], frozenset[str]]:
+    """A struct with the settings that a `TypedDict` of the library names, each of which may be left out; and which of
+    them are durations. A setting that the library gets, the API has."""
+    hints = get_type_hints(names)
+    durations = frozenset(setting for setting, kind in hints.items() if timedelta in get_args(kind))
+    members: list[Any] = []
+    for setting, kind in hints.items():
+        kinds = [one for one in get_args(kind) or (kind,) if one is not timedelta] if setting in durations else [kind]
+        numbers = [Seconds] if setting in durations else []
+        members.append((setting, Union[(*kinds, *numbers, UnsetType)], UNSET))
+    made = msgspec.defstruct(
+        name, members + extra, bases=(Input,), namespace={"__doc__": doc}, kw_only=True, module=__name__
+    )
+    return made, durations
+
+
+_QUEUE_DOC: Final = """A queue's settings; what is left out keeps its default or its value.
+
+`filter` is a CEL expression over the headers (null: what is published to the queue by name). `max_attempts` 0 is no
+limit. `done_retention` null is for ever. `failed` is "keep" or "discard". Durations are text such as "30s", or seconds.
+"""
+_JOURNAL_DOC: Final = """A journal's settings; what is left out keeps its default or its value. A retention of "0s", or
+of 0 bytes, means: no limit. Durations are text such as "7d", or seconds."""
+
+QueueSettings, QUEUE_DURATIONS = _settings_type("QueueSettings", QueueSettingNames, _QUEUE_DOC, [])
+NewQueue, _ = _settings_type(
+    "NewQueue",
+    QueueSettingNames,
+    _QUEUE_DOC + "With `earliest` a new queue also gets what is stored already.",
+    [("earliest", bool, False)],
+)
+JournalSettings, JOURNAL_DURATIONS = _settings_type("JournalSettings", JournalSettingNames, _JOURNAL_DOC, [])
+
+
+def given_settings(body: Any, durations: frozenset[str]) -> Any:
+    """The settings that a request names, as the library takes them."""
+    found = {name: getattr(body, name) for name in body.__struct_fields__ if name != "earliest"}
+    return {
+        name: duration(value) if name in durations and value is not None else value
+        for name, value in found.items()
+        if value is not UNSET
+    }

@@ -1,0 +1,167 @@
+"""Journals and their messages in the JSON of the HTTP API."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from detent.journal import JournalInfo, Message
+from detent.journal import operations as ops
+from detent.server.models import (
+    Binary,
+    DurationText,
+    Encoded,
+    Input,
+    Number,
+    Output,
+    TimeText,
+    duration_text,
+    time_text,
+    to_bytes,
+    to_text,
+)
+
+
+class JournalDescription(Output, kw_only=True):
+    """A journal: its extent, its settings and its registers. `messages` are those that can be read: the offsets from
+    `first_offset` up to, not including, `next_offset`."""
+
+    name: str
+    id: int
+    messages: int
+    created: TimeText
+    updated: TimeText
+    retention: DurationText
+    retention_bytes: int
+    transaction_deadline: DurationText
+    producer_horizon: DurationText
+    first_offset: int
+    next_offset: int
+    first_position: int
+    next_position: int
+    blocks: int
+    block_bytes: int
+    fragments: int
+    fragment_bytes: int
+    open_spans: int
+    aborted_spans: int
+    registers: dict[str, str]
+
+
+_SAME: Final = (
+    "name", "id", "messages", "retention_bytes", "first_offset", "next_offset", "first_position", "next_position",
+    "blocks", "block_bytes", "fragments", "fragment_bytes", "open_spans", "aborted_spans", "registers",
+)  # fmt: skip
+"""What an answer has as the library has it."""
+
+
+def describe_journal(info: JournalInfo) -> JournalDescription:
+    """A journal as an answer has it."""
+    same: dict[str, Any] = {name: getattr(info, name) for name in _SAME}
+    return JournalDescription(
+        created=time_text(info.created_ms),
+        updated=time_text(info.updated_ms),
+        retention=duration_text(info.retention_ms),
+        transaction_deadline=duration_text(info.span_deadline_ms),
+        producer_horizon=duration_text(info.producer_horizon_ms),
+        **same,
+    )
+
+
+class JournalList(Output, kw_only=True):
+    """Journals by name; `next` is the name to go on `after`, if there are more."""
+
+    journals: list[JournalDescription]
+    next: str | None
+
+
+class Entry(Input, kw_only=True):
+    """A message to append."""
+
+    body: str | Encoded
+    key: str | Encoded | None = None
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def parts(self) -> tuple[bytes, bytes | None, dict[str, str] | None]:
+        """As the library takes it."""
+        key = None if self.key is None else to_bytes(self.key, "a key")
+        return to_bytes(self.body, "a body"), key, self.headers or None
+
+
+class Appended(Output, kw_only=True):
+    """Where an append went: `offset` is the first of `committed` offsets, `position` the first of `count` stored
+    rows."""
+
+    position: int
+    count: int
+    offset: int
+    committed: int
+
+
+def appended(done: ops.Appended) -> Appended:
+    """Where an append went, as an answer has it."""
+    return Appended(position=done.position, count=done.count, offset=done.offset, committed=done.committed)
+
+
+class JournalMessage(Output, kw_only=True):
+    """A message of a journal. A committed read numbers them by `offset`; an uncommitted one by `position`, with
+    `flags`."""
+
+    offset: int | UnsetType = UNSET
+    position: int | UnsetType = UNSET
+    flags: int | UnsetType = UNSET
+    key: str | Binary | None
+    headers: dict[str, str]
+    body: str | Binary
+    id: str
+    published_at: TimeText
+
+
+def journal_message(message: Message) -> JournalMessage:
+    """A message as an answer has it."""
+    committed = message.offset >= 0
+    return JournalMessage(
+        offset=message.offset if committed else UNSET,
+        position=UNSET if committed else message.position,
+        flags=UNSET if committed else message.flags,
+        key=None if message.key is None else to_text(message.key),
+        headers=message.headers,
+        body=to_text(message.body),
+        id=str(message.uuid),
+        published_at=time_text(message.published_ms),
+    )
+
+
+class JournalMessages(Output, kw_only=True):
+    """Some messages. The next read begins at `next`, whether or not there is anything yet."""
+
+    messages: list[JournalMessage]
+    next: int
+
+
+class Registers(Output, kw_only=True):
+    """A journal's registers."""
+
+    registers: dict[str, str]
+
+
+class RegistersRequest(Input, kw_only=True):
+    """Registers to set (null removes one), if those named in `expect` are as expected (null: absent)."""
+
+    set: dict[str, str | None]
+    expect: dict[str, str | None] | None = None
+
+
+class TrimRequest(Input, kw_only=True):
+    """The first offset to keep."""
+
+    before: Number
+
+
+class Trimmed(Output, kw_only=True):
+    """The journal now begins at `first_offset`."""
+
+    journal: str
+    first_offset: int

@@ -1,0 +1,365 @@
+"""Queues and their messages in the JSON of the HTTP API."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Final, Union, get_args, get_type_hints
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from detent.errors import Invalid
+from detent.queue import (
+    AsyncDelivery,
+    AttemptInfo,
+    FailedMessage,
+    MessageInfo,
+    MessagePlace,
+    Outgoing,
+    Published,
+    QueueInfo,
+)
+from detent.server.models import (
+    Binary,
+    DurationText,
+    Encoded,
+    GivenDuration,
+    Input,
+    Number,
+    Output,
+    ReceiptText,
+    Time,
+    TimeText,
+    duration_text,
+    optional_duration,
+    time_text,
+    to_bytes,
+    to_text,
+)
+
+_OF_INFO: Final[dict[Any, Any]] = {datetime: TimeText, timedelta: DurationText}
+
+
+def _answer_kind(kind: Any) -> Any:
+    kinds = tuple(_OF_INFO.get(one, one) for one in get_args(kind)) if type(None) in get_args(kind) else ()
+    return Union[kinds] if kinds else _OF_INFO.get(kind, kind)  # noqa: UP007
+
+
+QueueDescription: Any = msgspec.defstruct(
+    "QueueDescription",
+    [(field.name, _answer_kind(get_type_hints(QueueInfo)[field.name])) for field in fields(QueueInfo)],
+    bases=(Output,),
+    namespace={"__doc__": "A queue: its settings, what is in it now, and what it has counted since it was created."},
+    kw_only=True,
+    module=__name__,
+)
+
+
+def describe_queue(info: QueueInfo) -> Any:
+    """A queue as an answer has it. What `QueueInfo` gets, the API has."""
+    return QueueDescription(**{field.name: _answer_value(getattr(info, field.name)) for field in fields(info)})
+
+
+def _answer_value(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return duration_text(value)
+    return time_text(value) if isinstance(value, datetime) else value
+
+
+class QueueList(Output, kw_only=True):
+    """Queues by name; `next` is the name to go on `after`, if there are more."""
+
+    queues: list[QueueDescription]
+    next: str | None
+
+
+class OutgoingMessage(Input, kw_only=True):
+    """A message to publish: a `payload` or a `uri`. `delay` or `visible_at` say when it can be claimed, `retention` how
+    long it may stay at all ("0s": for ever), `dedup_key` what makes it the same message as another."""
+
+    payload: str | Encoded | None = None
+    uri: str | None = None
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
+    created: Time | None = None
+    visible_at: Time | None = None
+    delay: GivenDuration | None = None
+    retention: GivenDuration | None = None
+    dedup_key: str | None = None
+
+    def outgoing(self, dedup_key: str | None = None) -> Outgoing:
+        """As the library takes it; with a dedup key, if it has none itself."""
+        if (self.payload is None) == (self.uri is None):
+            raise Invalid("a message has a payload or a uri, one of the two")
+        return Outgoing(
+            b"" if self.payload is None else to_bytes(self.payload, "a payload"),
+            self.headers,
+            uri=self.uri,
+            created=self.created,
+            visible_at=self.visible_at,
+            delay=optional_duration(self.delay),
+            retention=optional_duration(self.retention),
+            dedup_key=dedup_key if self.dedup_key is None else self.dedup_key,
+        )
+
+
+class PublishedMessage(Output, kw_only=True):
+    """A message's number. A duplicate has the number of the first message with its dedup key, also in
+    `duplicate_of`."""
+
+    id: int
+    duplicate_of: int | None
+
+
+class PublishedMessages(Output, kw_only=True):
+    """What became of each message, in the order in which they were given."""
+
+    messages: list[PublishedMessage]
+
+
+def published_message(done: Published) -> PublishedMessage:
+    """What became of a message, as an answer has it."""
+    return PublishedMessage(id=done.message, duplicate_of=done.duplicate_of)
+
+
+class ClaimRequest(Input, kw_only=True):
+    """How many messages to claim at most, how long to wait for one, for how long to hold them, and who asks."""
+
+    count: Annotated[int, Meta(ge=1)] = 1
+    wait: GivenDuration | None = None
+    lease: GivenDuration | None = None
+    consumer: str | None = None
+
+
+class ClaimedMessage(Output, kw_only=True):
+    """A claimed message: its caller's until `lease_until`. It has a payload or a uri."""
+
+    receipt: str
+    id: int
+    queue: str
+    fencing_token: int
+    attempts: int
+    priority: int
+    headers: dict[str, str]
+    payload: str | Binary | UnsetType = UNSET
+    uri: str | UnsetType = UNSET
+    created: TimeText
+    received: TimeText
+    visible: TimeText
+    retention: DurationText
+    lease_until: TimeText
+
+
+class ClaimedMessages(Output, kw_only=True):
+    """What was claimed: most urgent first, then oldest first. None, if there was nothing to claim."""
+
+    messages: list[ClaimedMessage]
+
+
+def claimed_message(found: AsyncDelivery) -> ClaimedMessage:
+    """A delivery as an answer has it."""
+    uri = found.uri
+    return ClaimedMessage(
+        receipt=str(found.receipt),
+        id=found.id,
+        queue=found.queue,
+        fencing_token=found.fencing_token,
+        attempts=found.attempts,
+        priority=found.priority,
+        headers=found.headers,
+        payload=to_text(found.payload) if uri is None else UNSET,
+        uri=UNSET if uri is None else uri,
+        created=time_text(found.created),
+        received=time_text(found.received),
+        visible=time_text(found.visible),
+        retention=duration_text(found.retention_s * 1000),
+        lease_until=time_text(found.lease_until),
+    )
+
+
+class AckRequest(Input, kw_only=True):
+    """The receipts of messages that are done."""
+
+    receipts: list[ReceiptText]
+
+
+class Acknowledged(Output, kw_only=True):
+    """The receipts of messages that are done."""
+
+    acknowledged: list[str]
+
+
+class FailRequest(Input, kw_only=True):
+    """An attempt came to nothing: why, and whether the message is tried again after the queue's back-off, after a
+    `delay`, or, with `final`, never."""
+
+    receipt: ReceiptText
+    reason: str = ""
+    delay: GivenDuration | None = None
+    final: bool = False
+
+
+class FailedReceipts(Output, kw_only=True):
+    """The receipts of attempts that came to nothing."""
+
+    failed: list[str]
+
+
+class ExtendRequest(Input, kw_only=True):
+    """A message is held for `lease` from now on, or for the queue's default."""
+
+    receipt: ReceiptText
+    lease: GivenDuration | None = None
+
+
+class Extended(Output, kw_only=True):
+    """When a lease ends now."""
+
+    receipt: str
+    lease_until: TimeText
+
+
+class Attempt(Output, kw_only=True):
+    """One try that came to nothing."""
+
+    claimed: TimeText
+    consumer: str
+    ended: TimeText
+    reason: str
+
+
+def attempts(history: list[AttemptInfo]) -> list[Attempt]:
+    """Attempts as an answer has them."""
+    return [
+        Attempt(claimed=time_text(one.claimed), consumer=one.consumer, ended=time_text(one.ended), reason=one.reason)
+        for one in history
+    ]
+
+
+class Failure(Output, kw_only=True):
+    """A message that has failed: why, after which attempts, and what it was."""
+
+    id: int
+    queue: str
+    failed: TimeText
+    reason: str
+    attempts: int
+    priority: int
+    history: list[Attempt]
+    headers: dict[str, str]
+    payload: str | Binary | UnsetType = UNSET
+    uri: str | UnsetType = UNSET
+
+
+def failure(found: FailedMessage) -> Failure:
+    """A failed message as an answer has it."""
+    return Failure(
+        id=found.message,
+        queue=found.queue,
+        failed=time_text(found.failed),
+        reason=found.reason,
+        attempts=found.attempts,
+        priority=found.priority,
+        history=attempts(found.history),
+        headers=found.headers,
+        payload=to_text(found.payload) if found.uri is None else UNSET,
+        uri=UNSET if found.uri is None else found.uri,
+    )
+
+
+class FailureList(Output, kw_only=True):
+    """Failed messages, oldest first; `next` is the message to go on `after`, if there are more."""
+
+    messages: list[Failure]
+    next: int | None
+
+
+class RedriveRequest(Input, kw_only=True):
+    """Which failed messages are tried again: those named, those whose headers match a `filter`, or `all`; in this queue
+    or in another one."""
+
+    messages: list[Number] | None = None
+    filter: str | None = None
+    all: bool = False
+    to: str | None = None
+
+
+class Redriven(Output, kw_only=True):
+    """How many messages can be claimed again, and from where."""
+
+    queue: str
+    to: str
+    messages: int
+
+
+class PurgeRequest(Input, kw_only=True):
+    """What goes for good: what is `available` (or delayed), what `failed`, or the failed messages that are named."""
+
+    available: bool = False
+    failed: bool = False
+    messages: list[Number] | None = None
+
+
+class Purged(Output, kw_only=True):
+    """How many messages are gone."""
+
+    queue: str
+    messages: int
+
+
+class Place(Output, kw_only=True):
+    """Where a message is in one queue. `at` is when it becomes or became visible, when its lease ends, when it failed
+    or was done."""
+
+    queue: str
+    state: str
+    at: TimeText
+    attempts: int
+    priority: int
+    consumer: str
+    reason: str
+    history: list[Attempt]
+
+
+class MessageDescription(Output, kw_only=True):
+    """A message, and where it is in each queue that has it. One that is not `stored` any more has no content."""
+
+    id: int
+    stored: bool
+    created: TimeText | None
+    received: TimeText | None
+    visible: TimeText | None
+    retention: DurationText | None
+    headers: dict[str, str] | UnsetType = UNSET
+    payload: str | Binary | UnsetType = UNSET
+    uri: str | UnsetType = UNSET
+    queues: list[Place]
+
+
+def describe_message(info: MessageInfo, places: list[MessagePlace]) -> MessageDescription:
+    """A message as an answer has it, with those of its places that may be seen."""
+    times = [None if one is None else time_text(one) for one in (info.created, info.received, info.visible)]
+    return MessageDescription(
+        id=info.message,
+        stored=info.stored,
+        created=times[0],
+        received=times[1],
+        visible=times[2],
+        retention=duration_text(info.retention or 0) if info.stored else None,
+        headers=info.headers if info.stored else UNSET,
+        payload=to_text(info.payload) if info.stored and info.uri is None else UNSET,
+        uri=info.uri if info.uri is not None else UNSET,
+        queues=[
+            Place(
+                queue=place.queue,
+                state=place.state,
+                at=time_text(place.at),
+                attempts=place.attempts,
+                priority=place.priority,
+                consumer=place.consumer,
+                reason=place.reason,
+                history=attempts(place.history),
+            )
+            for place in places
+        ],
+    )

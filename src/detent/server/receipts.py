@@ -1,0 +1,51 @@
+"""Whose queue a receipt is of. Receipts carry a queue's number, which anybody can guess; rights go by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from detent.errors import StaleReceipt
+from detent.queue import Receipt
+
+if TYPE_CHECKING:
+    from detent.store import AsyncStore
+
+NUMBERS_MAX: Final = 100_000
+"""Queues whose numbers are remembered: ten times as many as a store may have, so that deleted ones find room."""
+
+
+class QueueNumbers:
+    """The names of queues by number. A queue keeps its number for life and no other ever gets it, so what was true once
+    stays true."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        self._store = store
+        self._names: dict[int, str] = {}
+
+    def note(self, number: int, name: str) -> None:
+        """A queue's number, seen in passing."""
+        if len(self._names) >= NUMBERS_MAX:
+            self._names = {}
+        self._names[number] = name
+
+    async def require(self, receipts: Iterable[Receipt], queue: str) -> None:
+        """`StaleReceipt` unless all receipts are of this queue."""
+        for receipt in receipts:
+            if receipt.queue not in self._names:
+                info = await self._store.queue(queue).info()
+                self.note(info.number, info.name)
+            if self._names.get(receipt.queue) != queue:
+                raise StaleReceipt(f"the receipt {receipt} is not of the queue {queue!r} that there is now")
+
+    async def names(self, receipts: Iterable[Receipt]) -> set[str]:
+        """The queues that receipts are of."""
+        found = set()
+        for receipt in receipts:
+            if receipt.queue not in self._names:
+                for info in await self._store.queues():
+                    self.note(info.number, info.name)
+            if receipt.queue not in self._names:
+                raise StaleReceipt(f"the receipt {receipt} is of a queue that is deleted, or never was")
+            found.add(self._names[receipt.queue])
+        return found

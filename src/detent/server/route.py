@@ -1,0 +1,162 @@
+"""A route of the HTTP API: what is asked, who may ask it, what travels; and one call of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+
+import msgspec
+
+from detent.durations import milliseconds
+from detent.errors import Denied, Invalid, LimitExceeded
+from detent.server.access import EVERYTHING, RIGHTS, Caller, Kind, Right
+from detent.server.http import Request, Response
+from detent.server.models import Output, duration
+from detent.server.receipts import QueueNumbers
+from detent.server.waiting import Poll
+
+if TYPE_CHECKING:
+    from detent.store import AsyncStore
+
+ARROW: Final = "application/vnd.apache.arrow.stream"
+
+IDEMPOTENCY_KEY: Final = "idempotency-key"
+
+Body = TypeVar("Body")
+Query = TypeVar("Query")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What all calls share."""
+
+    store: AsyncStore
+    numbers: QueueNumbers
+    closing: asyncio.Event
+    wait_ms_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Body, Query]):
+    """One request whose route is found and whose caller may ask it: the name in its path, its body and its query."""
+
+    service: Service
+    request: Request
+    caller: Caller
+    name: str
+    body: Body
+    query: Query
+
+    @property
+    def store(self) -> AsyncStore:
+        """The store."""
+        return self.service.store
+
+    def wait_ms(self, wait: str | float | None) -> int:
+        """How long the caller wants to wait; `LimitExceeded` if that is too long for a connection to stay silent."""
+        wanted = 0 if wait is None else milliseconds(duration(wait))
+        if wanted > self.service.wait_ms_max:
+            raise LimitExceeded(f"a request waits at most {self.service.wait_ms_max} ms, not {wanted}: ask again then")
+        return wanted
+
+    def query_wait_ms(self, wait: str | None) -> int:
+        """The same for a query, where a number of seconds is text as well."""
+        is_number = wait is not None and wait.isascii() and wait.replace(".", "", 1).isdigit()
+        return self.wait_ms(float(wait) if wait is not None and is_number else wait)
+
+    def poll(self, wait_ms: int) -> Poll:
+        """Wait for something, as long as the caller does."""
+        return Poll(self.request, self.service.closing, wait_ms)
+
+    def idempotency_key(self) -> str | None:
+        """The key that the request's header gives the one message in it."""
+        key = self.request.headers.get(IDEMPOTENCY_KEY)
+        if key is not None and not (key.isascii() and key.isprintable() and key):
+            raise Invalid("an Idempotency-Key is printable ASCII text; others go into the message's dedup_key")
+        return key
+
+    def refuse_idempotency_key(self, what: str) -> None:
+        """A caller that sends a key relies on it: where there is none, it has to know."""
+        if IDEMPOTENCY_KEY in self.request.headers:
+            raise Invalid(f"{what} takes no Idempotency-Key: check and set a register in the same transaction instead")
+
+
+Answer = Output | Response
+Handler = Callable[[Call[Any, Any]], Awaitable[Answer]]
+
+Need = Right | Literal["any"] | None
+"""The right that a route needs on what its path names, or on the whole store if it names nothing; "any" is any of them,
+None is for routes that look for themselves, with the body or the list before them."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One line of the API's table. The rest of what is known of it is its handler's docstring."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    need: Need
+    answer: Any
+    body: Any = None
+    query: type[msgspec.Struct] | None = None
+    status: int = 200
+    other_statuses: tuple[int, ...] = ()
+    errors: tuple[int, ...] = (404,)
+    bulk: Handler | None = None
+    """Who takes a body that is an Arrow stream."""
+    arrow: bool = False
+    """Whether it can answer with an Arrow stream."""
+
+    @cached_property
+    def kind(self) -> Kind | None:
+        """What the name in the path is of."""
+        return "queue" if "{queue}" in self.path else "journal" if "{journal}" in self.path else None
+
+    @cached_property
+    def takes_key(self) -> bool:
+        """Whether the header Idempotency-Key means something here."""
+        return self.body is not None and self.path.endswith("/messages") and self.bulk is None
+
+    @cached_property
+    def decoder(self) -> msgspec.json.Decoder[Any]:
+        """What takes the body apart."""
+        return msgspec.json.Decoder(self.body)
+
+    def authorize(self, caller: Caller, name: str) -> None:
+        """`Denied` unless the caller may ask this of what the path names."""
+        if self.need is None:
+            return
+        if self.need == "any":
+            if self.kind is not None and not may_see(caller, self.kind, name):
+                raise Denied(f"{caller.name} may not look at the {self.kind} {name!r}")
+        elif self.kind is None:
+            caller.require_everywhere(self.need)
+        else:
+            caller.require(self.need, self.kind, name)
+
+
+def may_see(caller: Caller, kind: Kind, name: str) -> bool:
+    """Whether a caller has anything to do with a queue or journal."""
+    return any(caller.may(right, kind, name) for right in RIGHTS)
+
+
+def may_all(caller: Caller, right: Right, kind: Kind) -> bool:
+    """Whether a caller has a right on all queues, or all journals."""
+    return any(
+        grant.right in {right, "admin"} and grant.kind in {kind, EVERYTHING} and grant.pattern == EVERYTHING
+        for grant in caller.grants
+    )
+
+
+def may_everywhere(caller: Caller, right: Right) -> bool:
+    """Whether a caller has a right on the whole store."""
+    try:
+        caller.require_everywhere(right)
+    except Denied:
+        return False
+    return True

@@ -1,0 +1,102 @@
+"""The OpenAPI document: it is valid, it has every route, and the server does what it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from detent.server.api import ROUTES, Api
+from detent.server.route import Route
+from httpserver import HttpServer, serve
+
+EXAMPLES = 15
+"""Requests of each kind for each operation: enough to meet every field, few enough to end soon."""
+
+NAMES = {"queue": "name", "journal": "name", "message": 0}
+ASKED = [route for route in ROUTES if "{" in route.path or route.body is not None or route.query is not None]
+"""Routes that can be asked in more than one way."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[HttpServer]:
+    """A server with something in it. Nobody waits there: a request that wants to is refused."""
+    with serve("memory:", lambda store: [Api(store, wait_max="0s")]) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def document(server: HttpServer) -> dict[str, Any]:
+    answer = server.client.get("/openapi.json")
+    assert answer.status_code == 200
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_the_document_is_valid(document: dict[str, Any]) -> None:
+    assert document["openapi"] == "3.1.0"
+    assert list(OpenAPIV31SpecValidator(document).iter_errors()) == []
+
+
+def test_every_route_is_in_the_document_and_nothing_else(document: dict[str, Any]) -> None:
+    listed = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert listed == {(route.method, route.path) for route in ROUTES}
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+def test_every_operation_says_what_it_does_takes_and_answers(route: Route, document: dict[str, Any]) -> None:
+    operation = document["paths"][route.path][route.method.lower()]
+    assert operation["summary"]
+    assert operation["description"]
+    assert {"bearer": []} in operation["security"]
+    assert ("requestBody" in operation) == (route.body is not None)
+    assert str(route.status) in operation["responses"]
+    assert {"400", "403", "413", "429", "503"} <= set(operation["responses"])
+    named = set(re.findall(r"{(\w+)}", route.path))
+    assert named == {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
+    if route.need is not None:
+        assert "right" in operation["description"]
+
+
+def test_every_schema_and_operation_has_a_name_of_its_own_and_a_description(document: dict[str, Any]) -> None:
+    ids = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
+    assert len(ids) == len(set(ids))
+    for name, schema in document["components"]["schemas"].items():
+        assert schema.get("description"), name
+
+
+@pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])
+@pytest.mark.parametrize("route", ASKED, ids=lambda route: f"{route.method} {route.path}")
+def test_the_server_does_what_the_document_says(
+    route: Route, mode: str, server: HttpServer, document: dict[str, Any]
+) -> None:
+    schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed: pip install schemathesis")
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
+
+    checks = [not_a_server_error, response_schema_conformance, status_code_conformance]
+    schema = schemathesis.openapi.from_dict(document)
+    schema.config.update(base_url=server.url)
+    operation = schema[route.path][route.method]
+
+    @seed(0)
+    @given(case=operation.as_strategy(generation_mode=schemathesis.GenerationMode[mode]))
+    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    def ask(case: Any) -> None:
+        if mode == "POSITIVE":
+            _fill(server)
+            case.path_parameters.update({name: NAMES[name] for name in case.path_parameters})
+        case.call_and_validate(checks=checks)
+
+    ask()
+
+
+def _fill(server: HttpServer) -> None:
+    """What is named in the requests is there."""
+    server.client.put("/v1/queues/name", json={})
+    server.client.post("/v1/queues/name/messages", json={"payload": "a"})
+    server.client.post("/v1/journals/name/messages", json={"body": "a"})

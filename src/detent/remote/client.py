@@ -6,17 +6,20 @@ import asyncio
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote
 
 import httpx
 import msgspec
 
-from detent.engine import Request, Ticket
+from detent.engine import MALFORMED, Request, Ticket
 from detent.engine.lead import GROUP_BYTES_MAX, Lead
 from detent.engine.request import finish, refusal
-from detent.errors import DetentError, Unavailable
+from detent.errors import Busy, Corrupt, Denied, DetentError, Unavailable
 from detent.remote import wire
+from detent.remote.address import Address
 
 CONNECT_S: Final = 2.0
 ANSWER_S: Final = 30.0
@@ -31,77 +34,181 @@ WAIT_SLACK_S: Final = 5.0
 LOOK_S: Final = 0.02
 """How often those look who find no room to wait at the owner."""
 
+BUSY_RETRY_S: Final = 0.1
+"""When a transaction is sent again that found the engine full: that passes quickly."""
+
+RETRY_S_MAX: Final = 10.0
+"""The longest that a client waits because a server says so."""
+
 
 class Disconnected(Unavailable):
     """The connection broke: whether the request was applied is unknown until it is sent again under its name."""
+
+
+class Overloaded(Disconnected):
+    """The owner's server took the request and did nothing with it, and says when to send it again."""
+
+    def __init__(self, message: str, retry_s: float = 1.0) -> None:
+        super().__init__(message, retry_s)  # copies are made from what is given here
+        self.message = message
+        self.retry_s = retry_s
+
+    def __str__(self) -> str:
+        return self.message
 
 
 def _limits() -> httpx.Limits:
     return httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX)
 
 
-def _timeout(answer_s: float) -> httpx.Timeout:
+_STREAM_LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=CONNECTIONS_MAX)
+"""A stream holds its connection for as long as its reader takes; calls must not wait for that."""
+
+
+def timeout_of(answer_s: float) -> httpx.Timeout:
+    """How long the parts of one call may take."""
     answer_s = max(answer_s, ANSWER_S_MIN)
     return httpx.Timeout(answer_s, connect=min(CONNECT_S, answer_s), pool=answer_s)
 
 
 _HEADERS: Final = {"content-type": wire.TRANSACTION_TYPE}
 
-NO_TLS: Final = False
-"""Nothing is encrypted on a Unix socket; certificates for it would take 25 ms to load."""
-
 GIVEN_UP: Final = "this connection to the store's owner was given up"
 
 
+def _transactions_path(address: Address) -> str:
+    """Whoever has the files reads contents there, which costs the owner nothing."""
+    return "/v1/transactions" if address.has_files else "/v1/transactions?contents=1"
+
+
 def _wait_path(journal: str, offset: int, timeout_ms: int) -> str:
-    return f"/v1/journals/{quote(journal, safe='')}/wait?offset={offset}&timeout_ms={timeout_ms}"
+    return f"/v1/native/wait/journal?journal={quote(journal, safe='')}&offset={offset}&timeout_ms={timeout_ms}"
 
 
 def _claimable_path(queue: str, timeout_ms: int) -> str:
-    return f"/v1/queues/{quote(queue, safe='')}/wait?timeout_ms={min(timeout_ms, wire.WAIT_MS_MAX)}"
+    return f"/v1/native/wait/queue?queue={quote(queue, safe='')}&timeout_ms={min(timeout_ms, wire.WAIT_MS_MAX)}"
 
 
-def _content(response: httpx.Response) -> bytes:
+def check(response: httpx.Response) -> None:
+    """Raise what an answer that is no success stands for. Its body has been read."""
+    status = response.status_code
     if response.is_success:
-        return response.content
-    if response.headers.get("content-type") != wire.PROBLEM_TYPE:
+        return
+    is_problem = response.headers.get("content-type") == wire.PROBLEM_TYPE and bool(response.content)
+    if status in {401, 403}:
+        raise Denied(_denial(response, is_problem))
+    if status in {429, 503} and "retry-after" in response.headers:
+        why = str(wire.decode_problem(response.content)) if is_problem else f"status {status}"
+        raise Overloaded(f"the store's owner is busy: {why}", _retry_s(response.headers["retry-after"]))
+    if not is_problem:
         # Not the owner's own words: its server is going down, or something else answers in its place.
-        raise Disconnected(f"the store's owner answered with status {response.status_code}")
+        raise Disconnected(f"the store's owner answered with status {status}")
     raise wire.decode_problem(response.content)
 
 
+def _denial(response: httpx.Response, is_problem: bool) -> str:
+    if is_problem and response.status_code == 403:
+        return str(wire.decode_problem(response.content))
+    return (
+        f"the server refuses these credentials (status {response.status_code}): put a token that it knows into "
+        "DETENT_TOKEN, or the name of a file with one into DETENT_TOKEN_FILE"
+    )
+
+
+def _retry_s(text: str) -> float:
+    """What a Retry-After header says; a date, which servers may also send, counts as a second."""
+    return min(float(text), RETRY_S_MAX) if text.isascii() and text.isdigit() and len(text) < 10 else 1.0
+
+
+def _content(response: httpx.Response) -> bytes:
+    check(response)
+    return response.content
+
+
+def _broken(error: httpx.TransportError) -> Disconnected:
+    return Disconnected(f"the store's owner does not answer: {type(error).__name__} {error}")
+
+
+def _outcomes(content: bytes, count: int, address: Address) -> list[list[Any] | DetentError]:
+    """What became of each transaction. In the owner's process a caller who finds the engine full waits until there is
+    room; one who comes through a server waits here."""
+    outcomes = wire.decode_answers(content, count)
+    if address.has_files:
+        return outcomes
+    return [Overloaded(str(one), BUSY_RETRY_S) if isinstance(one, Busy) else one for one in outcomes]
+
+
+def decoded(content: bytes, kind: Any) -> Any:
+    """An answer in JSON; `Corrupt` if it is none: something else answers in the owner's place."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except MALFORMED as error:
+        raise Corrupt(f"the owner's answer cannot be read: {error}") from error
+
+
 def _session(content: bytes) -> bytes:
-    return bytes.fromhex(msgspec.json.decode(content, type=dict[str, str])["session"])
+    try:
+        return bytes.fromhex(decoded(content, dict[str, str])["session"])
+    except (KeyError, ValueError) as error:
+        raise Corrupt(f"the owner gave no session: {error}") from error
 
 
 def _grown(content: bytes, offset: int) -> bool:
-    return msgspec.json.decode(content, type=dict[str, int])["next_offset"] > offset
+    return bool(decoded(content, dict[str, int]).get("next_offset", 0) > offset)
 
 
 class RemoteOwner:
     """An owner in another process."""
 
-    def __init__(self, socket: str, *, answer_s: float = ANSWER_S) -> None:
-        self._http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=socket, limits=_limits(), verify=NO_TLS),
-            base_url="http://owner",
-            timeout=_timeout(answer_s),
-        )
+    def __init__(self, address: Address, *, answer_s: float = ANSWER_S) -> None:
+        self.address = address
+        self._timeout = timeout_of(answer_s)
+        self._http = self._client(_limits())
+        self._streams: httpx.Client | None = None
         self._lead = Lead(self._send_group)
         self._waits = threading.Semaphore(WAITS_MAX)
         self._lock = threading.Lock()
         self._users = 0
         self._retired = False
 
-    def _call(self, method: str, path: str, **options: Any) -> bytes:
+    def _client(self, limits: httpx.Limits) -> httpx.Client:
+        transport = self.address.transport(limits)
+        headers = self.address.headers()
+        return httpx.Client(transport=transport, base_url=self.address.url, headers=headers, timeout=self._timeout)
+
+    def call(self, method: str, path: str, **options: Any) -> bytes:
+        """What the owner answers to one request."""
+        return _content(self.ask(method, path, **options))
+
+    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """The answer to one request, whatever it is."""
+        with self._using():
+            return self._http.request(method, path, **options)
+
+    @contextmanager
+    def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
+        """An answer that is read as it comes."""
+        with self._using():
+            with self._lock:
+                if self._streams is None:
+                    self._streams = self._client(_STREAM_LIMITS)
+            with self._streams.stream(method, path, **options) as response:
+                if not response.is_success:
+                    response.read()
+                    check(response)
+                yield response
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """While the connections are used nobody closes them."""
         with self._lock:
             if self._retired:  # the last user closes the connections: nobody comes after the last
                 raise Disconnected(GIVEN_UP)
             self._users += 1
         try:
-            return _content(self._http.request(method, path, **options))
+            yield
         except httpx.TransportError as error:
-            raise Disconnected(f"the store's owner does not answer: {type(error).__name__} {error}") from error
+            raise _broken(error) from error
         except RuntimeError as error:
             if not self._http.is_closed:
                 raise
@@ -111,7 +218,7 @@ class RemoteOwner:
                 self._users -= 1
                 last = self._retired and not self._users
             if last:
-                self._http.close()
+                self.close()
 
     def retire(self) -> None:
         """Close the connections when the last call that uses them has returned: closed under a call, they might be
@@ -120,15 +227,16 @@ class RemoteOwner:
             self._retired = True
             unused = not self._users
         if unused:
-            self._http.close()
+            self.close()
 
     def status(self) -> dict[str, int]:
         """Who answers: epoch and process number."""
-        return msgspec.json.decode(self._call("GET", "/v1/status"), type=dict[str, int])
+        found: dict[str, int] = decoded(self.call("GET", "/v1/status"), dict[str, int])
+        return found
 
     def new_session(self) -> bytes:
         """A session for this client."""
-        return _session(self._call("POST", "/v1/sessions"))
+        return _session(self.call("POST", "/v1/sessions"))
 
     def commit(self, request: Request, timeout_s: float) -> list[Any]:
         """Have a transaction applied. Those of other threads that wait meanwhile travel in one request."""
@@ -143,9 +251,11 @@ class RemoteOwner:
             if left:
                 encoded, deadlines = zip(*(ticket.waiter for ticket in left), strict=True)
                 data = wire.encode_requests(encoded)
-                timeout = _timeout(max(deadlines) - time.monotonic())
-                answer = self._call("POST", "/v1/transactions", content=data, headers=_HEADERS, timeout=timeout)
-                for ticket, outcome in zip(left, wire.decode_answers(answer, len(left)), strict=True):
+                timeout = timeout_of(max(deadlines) - time.monotonic())
+                answer = self.call(
+                    "POST", _transactions_path(self.address), content=data, headers=_HEADERS, timeout=timeout
+                )
+                for ticket, outcome in zip(left, _outcomes(answer, len(left), self.address), strict=True):
                     ticket.decide(outcome)
         except Exception as error:  # noqa: BLE001 - each caller gets it
             for ticket in group:
@@ -169,13 +279,15 @@ class RemoteOwner:
             time.sleep(min(LOOK_S, timeout_ms / 1000))
             return None
         try:
-            return self._call("GET", path, timeout=_timeout(timeout_ms / 1000 + WAIT_SLACK_S))
+            return self.call("GET", path, timeout=timeout_of(timeout_ms / 1000 + WAIT_SLACK_S))
         finally:
             self._waits.release()
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+        if self._streams is not None:
+            self._streams.close()
 
 
 _Waiting = tuple[msgspec.Raw, float, "asyncio.Future[list[Any]]"]
@@ -185,11 +297,13 @@ _Waiting = tuple[msgspec.Raw, float, "asyncio.Future[list[Any]]"]
 class AsyncRemoteOwner:
     """The same for asyncio."""
 
-    def __init__(self, socket: str, *, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, address: Address, *, answer_s: float = ANSWER_S) -> None:
+        self.address = address
         self._http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=socket, limits=_limits(), verify=NO_TLS),
-            base_url="http://owner",
-            timeout=_timeout(answer_s),
+            transport=address.async_transport(_limits()),
+            base_url=address.url,
+            headers=address.headers(),
+            timeout=timeout_of(answer_s),
         )
         self._waiting: deque[_Waiting] = deque()
         self._sender: asyncio.Task[None] | None = None
@@ -204,7 +318,7 @@ class AsyncRemoteOwner:
         try:
             return _content(await self._http.request(method, path, **options))
         except httpx.TransportError as error:
-            raise Disconnected(f"the store's owner does not answer: {type(error).__name__} {error}") from error
+            raise _broken(error) from error
         except RuntimeError as error:
             if not self._http.is_closed:
                 raise
@@ -249,9 +363,10 @@ class AsyncRemoteOwner:
         outcomes: list[list[Any] | DetentError]
         try:
             data = wire.encode_requests([encoded for encoded, _, _ in group])
-            timeout = _timeout(max(deadline for _, deadline, _ in group) - time.monotonic())
-            answer = await self._call("POST", "/v1/transactions", content=data, headers=_HEADERS, timeout=timeout)
-            outcomes = wire.decode_answers(answer, len(group))
+            timeout = timeout_of(max(deadline for _, deadline, _ in group) - time.monotonic())
+            path = _transactions_path(self.address)
+            answer = await self._call("POST", path, content=data, headers=_HEADERS, timeout=timeout)
+            outcomes = _outcomes(answer, len(group), self.address)
         except Exception as error:  # noqa: BLE001 - each caller gets it
             outcomes = [refusal(error) for _ in group]
         except BaseException:
@@ -283,7 +398,7 @@ class AsyncRemoteOwner:
             return None
         self._waits += 1
         try:
-            return await self._call("GET", path, timeout=_timeout(timeout_ms / 1000 + WAIT_SLACK_S))
+            return await self._call("GET", path, timeout=timeout_of(timeout_ms / 1000 + WAIT_SLACK_S))
         finally:
             self._waits -= 1
 

@@ -40,7 +40,7 @@ JSON: Final = "application/json"
 class Request:
     """One request. The body is read when it is asked for, so that whoever is not allowed in sends it in vain."""
 
-    __slots__ = ("_body", "_receive", "headers", "method", "path", "raw_path", "raw_query", "scope")
+    __slots__ = ("_body", "headers", "method", "path", "raw_path", "raw_query", "receive", "scope")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.scope = scope
@@ -52,7 +52,7 @@ class Request:
         self.headers: dict[str, str] = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        self._receive = receive
+        self.receive = receive
         self._body: bytes | None = None
 
     def check(self) -> None:
@@ -97,7 +97,7 @@ class Request:
             if declared.isdigit() and int(declared) > limit:
                 raise LimitExceeded(f"this request may have at most {limit} bytes, not {declared}")
             try:
-                self._body = await asyncio.wait_for(_read(self._receive, limit), BODY_WAIT_S)
+                self._body = await asyncio.wait_for(_read(self.receive, limit), BODY_WAIT_S)
             except TimeoutError as error:
                 raise Invalid(f"the request was not sent within {BODY_WAIT_S:.0f} s") from error
         return self._body

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from detent import forks
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation, Request, Ticket
-from detent.errors import Busy, Invalid, NotFound, OutcomeUnknown, SessionExpired, Unavailable
+from detent.errors import Busy, Denied, Invalid, NotFound, OutcomeUnknown, SessionExpired, Unavailable
 from detent.forks import refuse_in_child
 from detent.journal import (
     AsyncJournal,
@@ -281,6 +281,9 @@ class Store:
                         return owner.commit(request, deadline - time.monotonic())
                 except Overloaded as error:
                     time.sleep(self._busy_pause(error, deadline, sent))
+                except Denied as error:
+                    self._after_denial(error, sent)
+                    raise
                 except Disconnected as error:
                     sent = sent or request is not None
                     self._after_disconnect(owner, error, deadline)
@@ -316,6 +319,12 @@ class Store:
         if sent:
             raise OutcomeUnknown(f"{error}; whether the transaction was applied before is unknown") from error
         raise Busy(f"{error}; nothing was changed") from error
+
+    @staticmethod
+    def _after_denial(error: Denied, sent: bool) -> None:
+        """A right may have been taken away between a try that broke off and this one."""
+        if sent:
+            raise OutcomeUnknown(f"{error}; whether the transaction was applied before is unknown") from error
 
     def _after_expiry(self, request: Request | None, sent: bool, error: SessionExpired) -> None:
         assert request is not None
@@ -514,6 +523,9 @@ class AsyncStore:
                     return (await future).outcome()
                 except Overloaded as error:
                     await asyncio.sleep(store._busy_pause(error, deadline, sent))
+                except Denied as error:
+                    store._after_denial(error, sent)
+                    raise
                 except Disconnected as error:
                     sent = sent or request is not None
                     await asyncio.to_thread(store._after_disconnect, owner, error, deadline)

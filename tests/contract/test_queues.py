@@ -1,4 +1,4 @@
-"""What every queue promises, whatever is below it: written once, on memory, file, a client of the owner, a server, s3."""
+"""What every queue promises, whatever is below it: on memory, file, a client of the owner, a server, s3."""
 
 from __future__ import annotations
 

@@ -350,7 +350,7 @@ class FailedEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FailedMessages(Result, frozen=True, tag=True, array_like=True):
-    """Some failed messages. For `contents` see :class:`ClaimedMessages`; a page is cut short where they have no room."""
+    """Some failed messages. For `contents` see :class:`ClaimedMessages`; a page ends where they have no room."""
 
     messages: list[FailedEntry]
     more: bool

@@ -18,7 +18,7 @@ from detent.errors import Invalid
 TOKEN: Final = "DETENT_TOKEN"
 TOKEN_FILE: Final = "DETENT_TOKEN_FILE"
 CA_FILE: Final = "DETENT_CA_FILE"
-"""Environment variables: a bearer token, or the file that holds one; the certificates to trust instead of the system's."""
+"""Environment variables: a bearer token, or the file that holds one; certificates to trust instead of the system's."""
 
 TOKEN_BYTES_MAX: Final = 8 << 10
 """What servers take for a header."""

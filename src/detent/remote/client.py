@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 import time
 from collections import deque
@@ -125,7 +126,15 @@ def _content(response: httpx.Response) -> bytes:
     return response.content
 
 
-def _broken(error: httpx.TransportError) -> Disconnected:
+def _broken(error: httpx.TransportError) -> Unavailable:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):  # trying again would not help
+            return Unavailable(
+                f"the server's certificate is not trusted ({cause.verify_message}): if it should be, name a file with "
+                "the certificates that vouch for it in DETENT_CA_FILE"
+            )
+        cause = cause.__cause__ or cause.__context__
     return Disconnected(f"the store's owner does not answer: {type(error).__name__} {error}")
 
 

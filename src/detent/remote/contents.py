@@ -1,10 +1,10 @@
 """The content of messages, put into the answers for clients that have no files to read it from.
 
-An answer carries at most `ANSWER_CONTENT_BYTES_MAX` of it, whatever was claimed: the owner must not hold 10,000 messages
-of 16 MiB for one client. A claim takes effect whole, because it is committed before anybody knows how large it is; what
-finds no room is fetched by the client in further calls, which give out only what is still held (`ReadHeld`). A list of
-failed messages is cut short instead, and a search is asked again. The first message of an answer always has room, so each
-call brings its client on.
+An answer carries at most `ANSWER_CONTENT_BYTES_MAX` of it, whatever was claimed: the owner must not hold 10,000
+messages of 16 MiB for one client. A claim takes effect whole, because it is committed before anybody knows how large it
+is; what finds no room is fetched by the client in further calls, which give out only what is still held (`ReadHeld`). A
+list of failed messages is cut short instead, and a search is asked again. The first message of an answer always has
+room, so each call brings its client on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Outcome = list[Any] | DetentError
 class Room:
     """What one answer may still carry."""
 
-    def __init__(self, size: int = ANSWER_CONTENT_BYTES_MAX) -> None:
+    def __init__(self, size: int) -> None:
         self._left = size
         self._used = False
 
@@ -52,7 +52,7 @@ def needed(outcomes: Sequence[Outcome]) -> bool:
 
 def attach(requests: Sequence[Any], outcomes: Sequence[Outcome], reader: QueueReader) -> list[Outcome]:
     """The same answers with content. It reads the store, so it belongs in a thread."""
-    room = Room()
+    room = Room(ANSWER_CONTENT_BYTES_MAX)
     return [_attach_all(*pair, reader, room) for pair in zip(requests, outcomes, strict=True)]
 
 

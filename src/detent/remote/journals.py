@@ -1,7 +1,7 @@
 """Reading journals through their owner, where there are no files: the same calls, the same answers.
 
-A read of [start, end) yields exactly end - start messages or fails. When the line breaks in the middle, it goes on at the
-message that comes next, in the same journal: what is committed does not change.
+A read of [start, end) yields exactly end - start messages or fails. When the line breaks in the middle, it goes on at
+the message that comes next, in the same journal: what is committed does not change.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fragments as an owner takes them from clients that have no disk in common with it: written, read, measured.
 
-Whoever writes a fragment says in no word to which journal it will belong, and whoever reads one could read any journal's:
+Whoever writes a fragment does not say to which journal it will belong, and whoever reads one could read any journal's:
 both need their right on the whole store. Listing and deleting are the sweeper's, and not to be had from outside.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from detent.errors import Busy, Invalid, NotFound
+from detent.errors import Busy, Invalid, LimitExceeded, NotFound, Unavailable
 from detent.journal.fragments import FRAGMENT_BYTES_MAX, fragment_of
 from detent.kv import Objects
 from detent.remote import wire
@@ -26,6 +26,9 @@ OBJECT_BYTES_MAX: Final = 2 * FRAGMENT_BYTES_MAX
 """The largest fragment that a journal adopts."""
 
 PART_BYTES: Final = 1 << 20
+LOOP_SLACK_S: Final = 5.0
+"""When a loop says nothing for so much longer than a client may, it has ended."""
+
 UPLOADS_MAX: Final = 8
 """Each one holds a thread for as long as its client takes; more are told to come again."""
 
@@ -37,6 +40,7 @@ class ServedObjects:
         self._objects = objects
         self._uploads = threading.BoundedSemaphore(UPLOADS_MAX)
         self._threads = ThreadPoolExecutor(UPLOADS_MAX, "detent-upload")
+        self._closing = False
 
     async def answer(self, call: Call) -> Reply:
         """Answer one request."""
@@ -56,7 +60,9 @@ class ServedObjects:
     async def _put(self, call: Call, name: str) -> Reply:
         declared = dict(call.scope["headers"]).get(b"content-length", b"")
         if declared.isdigit() and len(declared) < 20 and int(declared) > OBJECT_BYTES_MAX:
-            raise Invalid(f"a fragment has at most {OBJECT_BYTES_MAX} bytes, not {int(declared)}")
+            raise LimitExceeded(f"a fragment has at most {OBJECT_BYTES_MAX} bytes, not {int(declared)}")
+        if self._closing:
+            raise Unavailable("this store is closing")
         if not self._uploads.acquire(blocking=False):
             raise Busy(f"{UPLOADS_MAX} fragments are being written already; write this one in a moment")
         loop = asyncio.get_running_loop()
@@ -82,6 +88,7 @@ class ServedObjects:
 
     def close(self) -> None:
         """End the threads, once what they do is done."""
+        self._closing = True
         self._threads.shutdown(wait=False)
 
 
@@ -89,7 +96,7 @@ def _in_thread(parts: AsyncIterator[bytes], loop: asyncio.AbstractEventLoop) -> 
     """What comes in on a loop, for a thread that takes it part by part."""
     while True:
         coming: Future[bytes | None] = asyncio.run_coroutine_threadsafe(_next(parts), loop)
-        part = coming.result()
+        part = coming.result(wire.BODY_WAIT_S + LOOP_SLACK_S)
         if part is None:
             return
         yield part

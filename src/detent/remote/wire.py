@@ -13,8 +13,8 @@ HTTP carries it, on a Unix socket or TCP. Transactions are MessagePack; everythi
     GET  /v1/native/journals/committed?journal&start&end[&number]      messages, as an Arrow stream; so too: uncommitted
     PUT  /v1/native/objects/NAME                          write a fragment; GET reads it, HEAD says how large it is
 
-A client on the owner's machine reads journals and payloads from the files. One that is elsewhere asks for `contents`, and
-reads through the last five. (Other paths under /v1 are the server's REST API.)
+A client on the owner's machine reads journals and payloads from the files. One that is elsewhere asks for `contents`,
+and reads through the last five. (Other paths under /v1 are the server's REST API.)
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ JSON_BYTES_MAX: Final = 16 << 20
 BODY_WAIT_S: Final = 60.0
 """How long a client may take to send one request."""
 
+SEND_WAIT_S: Final = 60.0
+"""How long a client may leave a part of a streamed answer unread before it counts as gone."""
+
 PATH_BYTES_MAX: Final = 4 << 10
 QUERY_BYTES_MAX: Final = 16 << 10
 QUERY_FIELDS_MAX: Final = 100
@@ -152,7 +155,7 @@ class Response:
             await send({"type": "http.response.body", "body": self.body})
             return
         async for part in self.body:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.wait_for(send({"type": "http.response.body", "body": part, "more_body": True}), SEND_WAIT_S)
         await send({"type": "http.response.body", "body": b""})
 
 

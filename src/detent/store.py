@@ -256,7 +256,7 @@ class Store:
             raise Invalid("only the owner of a store can sweep it")
         return owner.sweep(None if grace is None else milliseconds(grace))
 
-    def serve(self) -> OwnerApp:
+    def owner_app(self) -> OwnerApp:
         """The owner's half of the wire protocol, for a server in this process to answer from one event loop."""
         owner = self._connection.current
         if not isinstance(owner, LocalOwner):
@@ -280,6 +280,7 @@ class Store:
                     if request is not None:
                         return owner.commit(request, deadline - time.monotonic())
                 except Overloaded as error:
+                    sent = sent or (request is not None and not error.sure)
                     time.sleep(self._busy_pause(error, deadline, sent))
                 except Denied as error:
                     self._after_denial(error, sent)
@@ -480,9 +481,9 @@ class AsyncStore:
 
         return woken, wake
 
-    def serve(self) -> OwnerApp:
+    def owner_app(self) -> OwnerApp:
         """The owner's half of the wire protocol, for a server on this event loop."""
-        return self._store.serve()
+        return self._store.owner_app()
 
     def publisher(self) -> AsyncPublisher:
         """A publisher with a producer of its own, for pending messages and acknowledgements."""
@@ -522,6 +523,7 @@ class AsyncStore:
                     owner.engine.submit(request, self._dispatcher.deliver, future)
                     return (await future).outcome()
                 except Overloaded as error:
+                    sent = sent or (request is not None and not error.sure)
                     await asyncio.sleep(store._busy_pause(error, deadline, sent))
                 except Denied as error:
                     store._after_denial(error, sent)

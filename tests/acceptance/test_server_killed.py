@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import detent
-from detent.errors import StaleReceipt
+from detent.errors import StaleReceipt, Unavailable
 from httpserver import free_port, server_process
 from processes import Child, Processes
 
@@ -82,6 +82,22 @@ def test_killed_between_the_sync_and_the_answer(server: KilledServer, point: str
         message.ack()
         assert [found.body for found in journal.read()] == [b"0", b"1"]
         assert journal.append(b"2").offset == 2
+
+
+def test_a_server_that_hangs_is_given_up_in_time_and_goes_on_where_it_was(server: KilledServer) -> None:
+    """Each call ends with its timeout. What was sent and not answered is applied once when the server goes on."""
+    with detent.open(server.url, timeout="500ms") as store:
+        journal = store.journal("j")
+        journal.append(b"0")
+        server.child.stop()
+        for call in (lambda: journal.append(b"1"), journal.info, lambda: list(journal.read()), store.journals):
+            with pytest.raises(Unavailable):
+                call()
+        server.child.resume()
+    with detent.open(server.url) as store:
+        store.journal("j").append(b"2")
+        found = [message.body for message in store.journal("j").read()]
+    assert found in ([b"0", b"1", b"2"], [b"0", b"2"], [b"0", b"2", b"1"])
 
 
 def test_killed_while_clients_write_claim_and_read(server: KilledServer) -> None:

@@ -33,6 +33,7 @@ class Faults:
     def __init__(self) -> None:
         self.lost_answers = 0
         self.busy: list[int] = []
+        self.busy_type = wire.PROBLEM_TYPE.encode()
         self.cuts: list[int] = []
         self.requests: list[str] = []
         self.while_lost: Callable[[], None] = lambda: None
@@ -54,10 +55,10 @@ class Faults:
 
         return serve
 
-    @staticmethod
-    async def _refuse(status: int, send: Any) -> None:
-        await send({"type": "http.response.start", "status": status, "headers": [(b"retry-after", b"0")]})
-        await send({"type": "http.response.body", "body": b"later"})
+    async def _refuse(self, status: int, send: Any) -> None:
+        headers = [(b"retry-after", b"0"), (b"content-type", self.busy_type)]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": wire.encode_problem(Busy("later"))[1]})
 
     @staticmethod
     async def _nowhere(message: Any) -> None:
@@ -335,6 +336,17 @@ class TestBrokenLines:
             faults.busy = []
             assert store.journal("j").next_offset() == 0
 
+    def test_a_busy_stranger_on_the_way_does_not_know_what_was_applied(
+        self, server: HttpServer, faults: Faults
+    ) -> None:
+        """Only the owner's own words are taken for a promise that nothing was changed."""
+        faults.busy_type = b"text/plain"
+        with detent.open(server.url, timeout="200ms") as store:
+            store.journal("j").append(b"0")
+            faults.busy = [503] * 100_000
+            with pytest.raises(OutcomeUnknown):
+                store.journal("j").append(b"1")
+
     def test_an_answer_that_is_lost_for_good(self, server: HttpServer, faults: Faults) -> None:
         with detent.open(server.url, timeout="200ms") as store:
             store.journal("j").append(b"0")
@@ -461,7 +473,7 @@ class TestReads:
         assert not store.is_owner
         assert store.epoch >= 1
         assert store.size_bytes() > 0
-        for call in (store.sweep, store.serve, store.objects.list, lambda: store.objects.delete(FRAGMENT)):
+        for call in (store.sweep, store.owner_app, store.objects.list, lambda: store.objects.delete(FRAGMENT)):
             with pytest.raises(Invalid):
                 call()
 

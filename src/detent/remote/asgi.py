@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -99,7 +100,8 @@ class Call:
     async def body(self, limit: int) -> bytes:
         """The whole body, if it has at most `limit` bytes and comes in time."""
         try:
-            return b"".join([part async for part in _timed(self.parts(limit))])
+            async with asyncio.timeout(wire.BODY_WAIT_S):
+                return b"".join([part async for part in self.parts(limit)])
         except TimeoutError as error:
             raise Invalid(f"the request was not sent within {wire.BODY_WAIT_S:.0f} s") from error
 
@@ -117,12 +119,6 @@ class Call:
             yield part
             if not message.get("more_body"):
                 return
-
-
-async def _timed(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    async with asyncio.timeout(wire.BODY_WAIT_S):
-        async for part in parts:
-            yield part
 
 
 def text_of(fields: Mapping[str, str], name: str) -> str:
@@ -157,7 +153,8 @@ async def in_threads(call: Call, parts: Iterator[bytes]) -> AsyncIterator[bytes]
 
 
 def _close(parts: Any) -> None:
-    parts.close()
+    with contextlib.suppress(ValueError):  # a thread is still at work in it, and ends with the part that it makes
+        parts.close()
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import threading
 import time
 from collections import deque
@@ -15,12 +14,13 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from detent.engine import MALFORMED, Request, Ticket
+from detent.engine import Request, Ticket
 from detent.engine.lead import GROUP_BYTES_MAX, Lead
 from detent.engine.request import finish, refusal
-from detent.errors import Busy, Corrupt, Denied, DetentError, Unavailable
+from detent.errors import Corrupt, DetentError
 from detent.remote import wire
 from detent.remote.address import Address
+from detent.remote.answers import Disconnected, broken, check, content_of, decoded, outcomes_of
 
 CONNECT_S: Final = 2.0
 ANSWER_S: Final = 30.0
@@ -34,28 +34,6 @@ WAITS_MAX: Final = 12
 WAIT_SLACK_S: Final = 5.0
 LOOK_S: Final = 0.02
 """How often those look who find no room to wait at the owner."""
-
-BUSY_RETRY_S: Final = 0.1
-"""When a transaction is sent again that found the engine full: that passes quickly."""
-
-RETRY_S_MAX: Final = 10.0
-"""The longest that a client waits because a server says so."""
-
-
-class Disconnected(Unavailable):
-    """The connection broke: whether the request was applied is unknown until it is sent again under its name."""
-
-
-class Overloaded(Disconnected):
-    """The owner's server took the request and did nothing with it, and says when to send it again."""
-
-    def __init__(self, message: str, retry_s: float = 1.0) -> None:
-        super().__init__(message, retry_s)  # copies are made from what is given here
-        self.message = message
-        self.retry_s = retry_s
-
-    def __str__(self) -> str:
-        return self.message
 
 
 def _limits() -> httpx.Limits:
@@ -90,71 +68,6 @@ def _claimable_path(queue: str, timeout_ms: int) -> str:
     return f"/v1/native/wait/queue?queue={quote(queue, safe='')}&timeout_ms={min(timeout_ms, wire.WAIT_MS_MAX)}"
 
 
-def check(response: httpx.Response) -> None:
-    """Raise what an answer that is no success stands for. Its body has been read."""
-    status = response.status_code
-    if response.is_success:
-        return
-    is_problem = response.headers.get("content-type") == wire.PROBLEM_TYPE and bool(response.content)
-    if status in {401, 403}:
-        raise Denied(_denial(response, is_problem))
-    if status in {429, 503} and "retry-after" in response.headers:
-        why = str(wire.decode_problem(response.content)) if is_problem else f"status {status}"
-        raise Overloaded(f"the store's owner is busy: {why}", _retry_s(response.headers["retry-after"]))
-    if not is_problem:
-        # Not the owner's own words: its server is going down, or something else answers in its place.
-        raise Disconnected(f"the store's owner answered with status {status}")
-    raise wire.decode_problem(response.content)
-
-
-def _denial(response: httpx.Response, is_problem: bool) -> str:
-    if is_problem and response.status_code == 403:
-        return str(wire.decode_problem(response.content))
-    return (
-        f"the server refuses these credentials (status {response.status_code}): put a token that it knows into "
-        "DETENT_TOKEN, or the name of a file with one into DETENT_TOKEN_FILE"
-    )
-
-
-def _retry_s(text: str) -> float:
-    """What a Retry-After header says; a date, which servers may also send, counts as a second."""
-    return min(float(text), RETRY_S_MAX) if text.isascii() and text.isdigit() and len(text) < 10 else 1.0
-
-
-def _content(response: httpx.Response) -> bytes:
-    check(response)
-    return response.content
-
-
-def _broken(error: httpx.TransportError) -> Unavailable:
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):  # trying again would not help
-            return Unavailable(
-                f"the server's certificate is not trusted ({cause.verify_message}): if it should be, name a file with "
-                "the certificates that vouch for it in DETENT_CA_FILE"
-            )
-        cause = cause.__cause__ or cause.__context__
-    return Disconnected(f"the store's owner does not answer: {type(error).__name__} {error}")
-
-
-def _outcomes(content: bytes, count: int, address: Address) -> list[list[Any] | DetentError]:
-    """What became of each transaction. In the owner's process a caller who finds the engine full waits until there is
-    room; one who comes through a server waits here."""
-    outcomes = wire.decode_answers(content, count)
-    if address.has_files:
-        return outcomes
-    return [Overloaded(str(one), BUSY_RETRY_S) if isinstance(one, Busy) else one for one in outcomes]
-
-
-def decoded(content: bytes, kind: Any) -> Any:
-    """An answer in JSON; `Corrupt` if it is none: something else answers in the owner's place."""
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except MALFORMED as error:
-        raise Corrupt(f"the owner's answer cannot be read: {error}") from error
-
-
 def _session(content: bytes) -> bytes:
     try:
         return bytes.fromhex(decoded(content, dict[str, str])["session"])
@@ -169,9 +82,8 @@ def _grown(content: bytes, offset: int) -> bool:
 class RemoteOwner:
     """An owner in another process."""
 
-    def __init__(self, address: Address, *, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, address: Address) -> None:
         self.address = address
-        self._timeout = timeout_of(answer_s)
         self._http = self._client(_limits())
         self._streams: httpx.Client | None = None
         self._lead = Lead(self._send_group)
@@ -183,11 +95,13 @@ class RemoteOwner:
     def _client(self, limits: httpx.Limits) -> httpx.Client:
         transport = self.address.transport(limits)
         headers = self.address.headers()
-        return httpx.Client(transport=transport, base_url=self.address.url, headers=headers, timeout=self._timeout)
+        return httpx.Client(
+            transport=transport, base_url=self.address.url, headers=headers, timeout=timeout_of(ANSWER_S)
+        )
 
     def call(self, method: str, path: str, **options: Any) -> bytes:
         """What the owner answers to one request."""
-        return _content(self.ask(method, path, **options))
+        return content_of(self.ask(method, path, **options))
 
     def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         """The answer to one request, whatever it is."""
@@ -217,7 +131,7 @@ class RemoteOwner:
         try:
             yield
         except httpx.TransportError as error:
-            raise _broken(error) from error
+            raise broken(error) from error
         except RuntimeError as error:
             if not self._http.is_closed:
                 raise
@@ -238,9 +152,10 @@ class RemoteOwner:
         if unused:
             self.close()
 
-    def status(self) -> dict[str, int]:
+    def status(self, timeout_s: float = ANSWER_S) -> dict[str, int]:
         """Who answers: epoch and process number."""
-        found: dict[str, int] = decoded(self.call("GET", "/v1/status"), dict[str, int])
+        answer = self.call("GET", "/v1/status", timeout=timeout_of(timeout_s))
+        found: dict[str, int] = decoded(answer, dict[str, int])
         return found
 
     def new_session(self) -> bytes:
@@ -264,7 +179,7 @@ class RemoteOwner:
                 answer = self.call(
                     "POST", _transactions_path(self.address), content=data, headers=_HEADERS, timeout=timeout
                 )
-                for ticket, outcome in zip(left, _outcomes(answer, len(left), self.address), strict=True):
+                for ticket, outcome in zip(left, outcomes_of(answer, len(left), self.address), strict=True):
                     ticket.decide(outcome)
         except Exception as error:  # noqa: BLE001 - each caller gets it
             for ticket in group:
@@ -306,13 +221,13 @@ _Waiting = tuple[msgspec.Raw, float, "asyncio.Future[list[Any]]"]
 class AsyncRemoteOwner:
     """The same for asyncio."""
 
-    def __init__(self, address: Address, *, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, address: Address) -> None:
         self.address = address
         self._http = httpx.AsyncClient(
             transport=address.async_transport(_limits()),
             base_url=address.url,
             headers=address.headers(),
-            timeout=timeout_of(answer_s),
+            timeout=timeout_of(ANSWER_S),
         )
         self._waiting: deque[_Waiting] = deque()
         self._sender: asyncio.Task[None] | None = None
@@ -325,9 +240,9 @@ class AsyncRemoteOwner:
             raise Disconnected(GIVEN_UP)
         self._users += 1
         try:
-            return _content(await self._http.request(method, path, **options))
+            return content_of(await self._http.request(method, path, **options))
         except httpx.TransportError as error:
-            raise _broken(error) from error
+            raise broken(error) from error
         except RuntimeError as error:
             if not self._http.is_closed:
                 raise
@@ -375,7 +290,7 @@ class AsyncRemoteOwner:
             timeout = timeout_of(max(deadline for _, deadline, _ in group) - time.monotonic())
             path = _transactions_path(self.address)
             answer = await self._call("POST", path, content=data, headers=_HEADERS, timeout=timeout)
-            outcomes = _outcomes(answer, len(group), self.address)
+            outcomes = outcomes_of(answer, len(group), self.address)
         except Exception as error:  # noqa: BLE001 - each caller gets it
             outcomes = [refusal(error) for _ in group]
         except BaseException:

@@ -11,7 +11,8 @@ from detent.errors import Fenced, Invalid, Unavailable
 from detent.kv import Location, parse_url
 from detent.kv.ownership import Owner, OwnerLock, end_owner, read_owner
 from detent.remote.address import Address, server_address
-from detent.remote.client import Disconnected, Overloaded, RemoteOwner
+from detent.remote.answers import Disconnected, Overloaded
+from detent.remote.client import RemoteOwner
 from detent.remote.owner import LocalOwner
 
 Role = Literal["auto", "client", "reader"]
@@ -141,9 +142,9 @@ class Connection:
         if known is None:
             return None
         address = Address(known.socket)
-        probe = RemoteOwner(address, answer_s=min(HUNG_S, deadline - time.monotonic()))
+        probe = RemoteOwner(address)
         try:
-            probe.status()
+            probe.status(min(HUNG_S, deadline - time.monotonic()))
         except Disconnected:
             return None
         finally:
@@ -156,7 +157,7 @@ class Connection:
         while True:
             owner = RemoteOwner(address)
             try:
-                owner.status()
+                owner.status(deadline - time.monotonic())
                 self.address = address
                 return owner
             except BaseException as error:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
+
 from detent.errors import Corrupt, NotFound
 from detent.journal import JournalInfo, JournalReader
 from detent.journal.operations import check_name
 from detent.journal.reader import check_range
 from detent.remote import batches
-from detent.remote.client import Disconnected, RemoteOwner, decoded
+from detent.remote.answers import Disconnected, decoded
 from detent.remote.line import Line
 from detent.remote.objects import RemoteReader
 from detent.remote.served_journals import END_HEADER, NUMBER_HEADER, PATH
@@ -58,7 +60,9 @@ class RemoteJournalReader(JournalReader):
         return self._ask(path, kind, journal=name, **fields)
 
     def _ask(self, path: str, kind: Any, **fields: Any) -> Any:
-        return decoded(self._line.run(lambda owner: owner.call("GET", PATH + path, params=fields)), kind)
+        return decoded(
+            self._line.run(lambda owner, time: owner.call("GET", PATH + path, params=fields, timeout=time)), kind
+        )
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -80,10 +84,12 @@ class RemoteJournalReader(JournalReader):
         at, patience = start, self._line.patience()
         while True:
             owner = patience.owner()
+            fields = {"journal": name, "start": at, "end": end, "number": journal}
+            known = {field: value for field, value in fields.items() if value is not None}
             try:
-                with _Reading(owner, path, name, at, end, journal) as reading:
-                    end, journal = reading.end, reading.journal
-                    for first, batch in reading:
+                with owner.stream("GET", PATH + path, params=known, timeout=patience.timeout) as response:
+                    journal, end = _extent(response, journal, end)
+                    for first, batch in batches.decode(response.iter_bytes()):
                         if first != at or not batch.num_rows or at + batch.num_rows > end:
                             raise Corrupt(f"the owner sent {batch.num_rows} rows from {first} on where {at} comes next")
                         yield first, batch
@@ -97,32 +103,12 @@ class RemoteJournalReader(JournalReader):
             return
 
 
-class _Reading:
-    """One stream of batches from the owner, and which part of which journal it says that is."""
-
-    def __init__(
-        self, owner: RemoteOwner, path: str, name: str, start: int, end: int | None, journal: int | None
-    ) -> None:
-        fields: dict[str, Any] = {"journal": name, "start": start}
-        fields |= {} if end is None else {"end": end}
-        fields |= {} if journal is None else {"number": journal}
-        self._stream = owner.stream("GET", PATH + path, params=fields)
-        self._wanted = end
-
-    def __enter__(self) -> _Reading:
-        response = self._stream.__enter__()
-        self._parts = response.iter_bytes()
-        try:
-            self.journal, self.end = (int(response.headers[header]) for header in (NUMBER_HEADER, END_HEADER))
-            if self._wanted not in {None, self.end}:
-                raise Corrupt(f"the owner reads to {self.end} where {self._wanted} was asked for")
-        except (KeyError, ValueError) as error:
-            self._stream.__exit__(type(error), error, None)
-            raise Corrupt(f"the owner does not say what it reads: {error}") from error
-        return self
-
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        return batches.decode(self._parts)
-
-    def __exit__(self, *error: Any) -> None:
-        self._stream.__exit__(*error)
+def _extent(response: httpx.Response, journal: int | None, end: int | None) -> tuple[int, int]:
+    """Which journal the owner says that it reads, and to where; both as asked for, if they were."""
+    try:
+        found = int(response.headers[NUMBER_HEADER]), int(response.headers[END_HEADER])
+    except (KeyError, ValueError) as error:
+        raise Corrupt(f"the owner does not say what it reads: {error}") from error
+    if journal not in {None, found[0]} or end not in {None, found[1]}:
+        raise Corrupt(f"the owner reads journal {found[0]} to {found[1]} where {journal} to {end} was asked for")
+    return found

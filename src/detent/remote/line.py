@@ -6,10 +6,13 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import httpx
+
 from detent import forks
 from detent.errors import Unavailable
 from detent.forks import refuse_in_child
-from detent.remote.client import Disconnected, Overloaded, RemoteOwner
+from detent.remote.answers import Disconnected, Overloaded
+from detent.remote.client import RemoteOwner, timeout_of
 from detent.remote.connection import Connection
 
 T = TypeVar("T")
@@ -23,13 +26,13 @@ class Line:
         self._timeout_s = timeout_s
         self._generation = forks.generation
 
-    def run(self, call: Callable[[RemoteOwner], T]) -> T:
-        """What a call answers, at the first try that is answered."""
+    def run(self, call: Callable[[RemoteOwner, httpx.Timeout], T]) -> T:
+        """What a call answers, which is given the time it may take, at the first try that is answered."""
         patience = self.patience()
         while True:
             owner = patience.owner()
             try:
-                return call(owner)
+                return call(owner, patience.timeout)
             except Disconnected as error:
                 patience.spend(owner, error)
 
@@ -56,6 +59,11 @@ class Patience:
         owner = self._connection.reach(self._deadline)
         assert isinstance(owner, RemoteOwner)
         return owner
+
+    @property
+    def timeout(self) -> httpx.Timeout:
+        """What is left of the time, for one try."""
+        return timeout_of(self._deadline - time.monotonic())
 
     def spend(self, owner: RemoteOwner, error: Disconnected) -> None:
         """A try came to nothing. `Unavailable` when the time is over."""

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, NoReturn
 
+import httpx
 import xxhash
 
 from detent.errors import Exists, Invalid
 from detent.kv import ObjectInfo, Objects, View
 from detent.kv.base import check_object_name, check_object_range
-from detent.remote.client import Disconnected, RemoteOwner, check, decoded, timeout_of
+from detent.remote.answers import Disconnected, check, decoded
+from detent.remote.client import ANSWER_S, RemoteOwner, timeout_of
 from detent.remote.line import Line
 from detent.remote.served_objects import PART_BYTES, PATH, SIZE_HEADER
 
@@ -56,12 +58,12 @@ class RemoteObjects:
         check_object_name(name)
         check_object_range(start, length)
         fields: dict[str, Any] = {"start": start} if length is None else {"start": start, "length": length}
-        return memoryview(self._line.run(lambda owner: _get(owner, name, fields)))
+        return memoryview(self._line.run(lambda owner, time: _get(owner, name, fields, time)))
 
     def size(self, name: str) -> int | None:
         """The object's size, or None when there is no such object."""
         check_object_name(name)
-        return self._line.run(lambda owner: _size(owner, name))
+        return self._line.run(lambda owner, time: _size(owner, name, time))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Refused: only the owner lists objects."""
@@ -82,20 +84,22 @@ def _put(owner: RemoteOwner, name: str, parts: Iterable[memoryview]) -> int:
     pieces = [part[start : start + PART_BYTES] for part in parts for start in range(0, len(part), PART_BYTES)]
     headers = {"content-length": str(sum(map(len, pieces)))}
     content = (bytes(piece) for piece in pieces)
-    answer = owner.call("PUT", PATH + name, content=content, headers=headers, timeout=timeout_of(UPLOAD_ANSWER_S))
+    timeout = timeout_of(ANSWER_S)
+    timeout.read = UPLOAD_ANSWER_S
+    answer = owner.call("PUT", PATH + name, content=content, headers=headers, timeout=timeout)
     return int(decoded(answer, dict[str, int]).get("size", -1))
 
 
-def _get(owner: RemoteOwner, name: str, fields: dict[str, Any]) -> bytes:
-    with owner.stream("GET", PATH + name, params=fields) as response:
+def _get(owner: RemoteOwner, name: str, fields: dict[str, Any], time: httpx.Timeout) -> bytes:
+    with owner.stream("GET", PATH + name, params=fields, timeout=time) as response:
         data = b"".join(response.iter_bytes())
         if response.headers.get(SIZE_HEADER) != str(len(data)):
             raise Disconnected(f"{len(data)} bytes of {name} came where there are {response.headers.get(SIZE_HEADER)}")
         return data
 
 
-def _size(owner: RemoteOwner, name: str) -> int | None:
-    response = owner.ask("HEAD", PATH + name)
+def _size(owner: RemoteOwner, name: str, time: httpx.Timeout) -> int | None:
+    response = owner.ask("HEAD", PATH + name, timeout=time)
     if response.status_code == 404:
         return None
     check(response)
@@ -120,7 +124,8 @@ class RemoteReader:
 
     def size_bytes(self) -> int:
         """Roughly what the keys and values occupy."""
-        found: int = decoded(self._line.run(lambda owner: owner.call("GET", "/v1/native/size")), int)
+        answer = self._line.run(lambda owner, time: owner.call("GET", "/v1/native/size", timeout=time))
+        found: int = decoded(answer, int)
         return found
 
     def close(self) -> None:

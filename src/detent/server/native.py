@@ -18,7 +18,7 @@ class NativePart:
     """Answers the wire protocol (see :mod:`detent.remote.wire`) for callers, each as far as it may."""
 
     def __init__(self, store: AsyncStore) -> None:
-        self._app = store.serve()
+        self._app = store.owner_app()
 
     def owns(self, request: Request) -> bool:
         """Whether this request is for this part."""

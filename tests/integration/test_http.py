@@ -17,10 +17,12 @@ import pytest
 
 import detent
 from detent import Store
+from detent.cli import run
 from detent.errors import Busy, Corrupt, Denied, Exists, Invalid, NotFound, OutcomeUnknown, Unavailable
 from detent.journal.fragments import new_fragment_id, object_name
 from detent.journal.reader import JournalReader
 from detent.remote import contents, served_objects, wire
+from detent.server.native import NativePart
 from httpserver import HttpServer, free_port, serving
 
 FRAGMENT = object_name(new_fragment_id(1, b"0123456789"))
@@ -469,6 +471,14 @@ class TestReads:
 
         asyncio.run(scenario())
 
+    def test_a_server_needs_a_store_of_its_own(self, server: HttpServer, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with detent.open_async(f"file:{tmp_path / 'store'}") as client:
+                with pytest.raises(Invalid, match="another process owns"):
+                    NativePart(client)
+
+        asyncio.run(scenario())
+
     def test_what_only_the_owner_does(self, store: Store) -> None:
         assert not store.is_owner
         assert store.epoch >= 1
@@ -672,3 +682,21 @@ class TestHostile:
             for method in ("POST", "DELETE", "PATCH"):
                 assert http.request(method, path).status_code in {400, 404, 413}
         assert [message.body for message in store.journal("j").read()] == [b"x"], "the server goes on"
+
+
+# -- the command line -----------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_takes_a_server_for_a_store(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*words: str, code: int = 0) -> str:
+        assert run(list(words)) == code
+        return "".join(capsys.readouterr())
+
+    told("queue", "create", store.url, "q")
+    told("queue", "publish", store.url, "q", "hello")
+    assert "hello" in told("queue", "claim", store.url, "q")
+    assert "hello" in told("message", "show", store.url, "0")
+    told("journal", "append", store.url, "j", "--body", "x")
+    assert told("journal", "read", store.url, "j") == "x\n"
+    assert "epoch" in told("store", "info", store.url)
+    assert "file:PATH" in told("store", "verify", store.url, code=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
 
 import detent
@@ -56,13 +57,33 @@ def test_tokens_come_from_the_environment_or_from_a_file(monkeypatch: pytest.Mon
     for name in ("DETENT_TOKEN", "DETENT_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     assert read_token() is None
-    assert Address(url="https://h").headers() == {}
+    assert sent(Address(url="https://h")) is None
     (tmp_path / "token").write_text("from-a-file\n")
     monkeypatch.setenv("DETENT_TOKEN_FILE", str(tmp_path / "token"))
     assert read_token() == "from-a-file"
     monkeypatch.setenv("DETENT_TOKEN", "given")
-    assert Address(url="https://h").headers() == {"authorization": "Bearer given"}
-    assert Address("/a/socket").headers() == {}, "the owner's socket needs none"
+    assert sent(Address(url="https://h")) == "Bearer given"
+    assert sent(Address("/a/socket")) is None, "the owner's socket needs none"
+
+
+def test_a_token_file_that_is_replaced_counts_from_the_next_request_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("DETENT_TOKEN", raising=False)
+    monkeypatch.setenv("DETENT_TOKEN_FILE", str(tmp_path / "token"))
+    (tmp_path / "token").write_text("old")
+    auth = Address(url="https://h").auth()
+    assert next(auth.sync_auth_flow(httpx.Request("GET", "https://h"))).headers["authorization"] == "Bearer old"
+    (tmp_path / "token").write_text("new")
+    assert next(auth.sync_auth_flow(httpx.Request("GET", "https://h"))).headers["authorization"] == "Bearer new"
+
+
+def sent(address: Address) -> str | None:
+    """What a request to this address says about who sends it."""
+    found: str | None = next(address.auth().sync_auth_flow(httpx.Request("GET", "https://h"))).headers.get(
+        "authorization"
+    )
+    return found
 
 
 @pytest.mark.parametrize("token", ["two words", "a\nb", "ü", "x" * 10_000, "a\x7fb"])
@@ -85,9 +106,9 @@ def test_a_token_on_an_open_road_is_warned_of(
 ) -> None:
     monkeypatch.setenv("DETENT_TOKEN", "given")
     for url in ("https://h", "http://localhost", "http://127.0.0.1:80", "http://[::1]:80"):
-        Address(url=url).headers()
+        Address(url=url).auth()
     assert caplog.messages == []
-    Address(url="http://example.org").headers()
+    Address(url="http://example.org").auth()
     assert "unencrypted" in caplog.text
     assert "given" not in caplog.text
 

@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import os
 import ssl
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -56,14 +57,11 @@ class Address:
             return httpx.AsyncHTTPTransport(uds=self.socket, limits=limits, verify=NO_TLS)
         return httpx.AsyncHTTPTransport(limits=limits, verify=self._tls())
 
-    def headers(self) -> dict[str, str]:
-        """What every request says about who sends it."""
-        token = None if self.has_files else read_token()
-        if token is None:
-            return {}
-        if not self._is_private:
+    def auth(self) -> httpx.Auth:
+        """What says in every request who sends it."""
+        if not self._is_private and read_token() is not None:
             logger.warning("the token for %s travels unencrypted: use https", self.url)
-        return {"authorization": f"Bearer {token}"}
+        return httpx.Auth() if self.has_files else _TokenAuth()
 
     def _tls(self) -> ssl.SSLContext | bool:
         if not self.url.startswith("https:"):
@@ -77,6 +75,8 @@ class Address:
     @property
     def _is_private(self) -> bool:
         """Whether nobody on the way can read along."""
+        if self.has_files:
+            return True
         host = urlsplit(self.url).hostname or ""
         if self.url.startswith("https:") or host == "localhost":
             return True
@@ -84,6 +84,16 @@ class Address:
             return ipaddress.ip_address(host).is_loopback
         except ValueError:
             return False
+
+
+class _TokenAuth(httpx.Auth):
+    """The token of the environment, looked up for each request: those in files are replaced while a process runs."""
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        token = read_token()
+        if token is not None:
+            request.headers["authorization"] = f"Bearer {token}"
+        yield request
 
 
 def server_address(url: str) -> Address | None:

@@ -93,10 +93,12 @@ class RemoteOwner:
         self._retired = False
 
     def _client(self, limits: httpx.Limits) -> httpx.Client:
-        transport = self.address.transport(limits)
-        headers = self.address.headers()
+        address = self.address
         return httpx.Client(
-            transport=transport, base_url=self.address.url, headers=headers, timeout=timeout_of(ANSWER_S)
+            transport=address.transport(limits),
+            base_url=address.url,
+            auth=address.auth(),
+            timeout=timeout_of(ANSWER_S),
         )
 
     def call(self, method: str, path: str, **options: Any) -> bytes:
@@ -226,7 +228,7 @@ class AsyncRemoteOwner:
         self._http = httpx.AsyncClient(
             transport=address.async_transport(_limits()),
             base_url=address.url,
-            headers=address.headers(),
+            auth=address.auth(),
             timeout=timeout_of(ANSWER_S),
         )
         self._waiting: deque[_Waiting] = deque()

@@ -41,8 +41,7 @@ class Connection:
         self.server = server_address(url)
         if self.server is not None and force:
             raise Invalid(f"force ends an owner on this machine; end the one behind {url} where it runs")
-        # A server's store is a directory to its owner alone; nothing here looks at one.
-        self._location: Location = parse_url(url if self.server is None else "memory:")
+        self._location = parse_url(url) if self.server is None else Location("server", self.server.url, "")
         self._force = force
         self._lock = threading.Lock()
         self._closed = False

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from detent import forks
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation, Request, Ticket
-from detent.errors import Invalid, NotFound, OutcomeUnknown, SessionExpired, Unavailable
+from detent.errors import Busy, Denied, Invalid, NotFound, OutcomeUnknown, SessionExpired, Unavailable
 from detent.forks import refuse_in_child
 from detent.journal import (
     AsyncJournal,
@@ -40,9 +40,15 @@ from detent.remote import (
     Connection,
     Disconnected,
     Dispatcher,
+    Line,
     LocalOwner,
+    Overloaded,
+    OwnerApp,
+    RemoteJournalReader,
     RemoteOwner,
+    RemoteReader,
     Role,
+    server_address,
 )
 from detent.transaction import AsyncTransaction, Transaction
 
@@ -59,11 +65,14 @@ IN_FLIGHT_MAX: Final = 4_096
 
 
 def open(url: str, *, role: Role = "auto", timeout: Duration = TIMEOUT, force: bool = False) -> Store:
-    """Open a store: ``memory:``, ``file:PATH``, ``s3://BUCKET/PREFIX``.
+    """Open a store: ``memory:``, ``file:PATH``, ``s3://BUCKET/PREFIX``, or a server's, ``https://HOST:PORT``.
 
     The first process that opens a ``file:`` store owns it; the next ones talk to the owner, through this same API.
     `role` narrows that: "client" never becomes the owner, "reader" only reads and needs no owner at all. `force` ends
     an owner that holds the store and does not answer.
+
+    Whoever opens a server's store is its client. A token for it comes from the environment variable DETENT_TOKEN, or
+    from the file that DETENT_TOKEN_FILE names; DETENT_CA_FILE names certificates to trust instead of the system's.
     """
     return Store(url, role=role, timeout=timeout, force=force)
 
@@ -102,28 +111,32 @@ class Store:
     """A store. Use it in a ``with`` block, or call `close`."""
 
     def __init__(self, url: str, *, role: Role = "auto", timeout: Duration = TIMEOUT, force: bool = False) -> None:
-        self.url = url = absolute_url(url)
         self._generation = forks.generation
         self._timeout_s = milliseconds(timeout) / 1000
-        self._connection = Connection(url, role, force=force)
+        self.url = url if server_address(url) is not None else absolute_url(url)
+        self._connection = Connection(self.url, role, force=force)
         self._session = ClientSession()
         self._closed = False
         try:
-            if role != "reader":
-                self._connection.owner(time.monotonic() + self._timeout_s)
-            self._kv = self._open_reader()
+            if role != "reader" or self._connection.server is not None:
+                self._connection.reach(time.monotonic() + self._timeout_s)
+            self._kv, self.reader = self._open_readers()
         except BaseException:
             self._connection.close()
             raise
-        self.reader = JournalReader(self._kv)
         self.messages = QueueReader(self._kv)
         self.objects = self._kv.objects
 
-    def _open_reader(self) -> Reader:
+    def _open_readers(self) -> tuple[Reader, JournalReader]:
         owner = self._connection.current
+        if self._connection.server is not None:
+            line = Line(self._connection, self._timeout_s)
+            far = RemoteReader(line)
+            return far, RemoteJournalReader(far, line)
         if isinstance(owner, LocalOwner) and parse_url(self.url).scheme != "file":
-            return owner.reader
-        return open_reader(self.url)
+            return owner.reader, JournalReader(owner.reader)
+        reader = open_reader(self.url)
+        return reader, JournalReader(reader)
 
     def __enter__(self) -> Self:
         return self
@@ -203,7 +216,9 @@ class Store:
     def message(self, message: int) -> MessageInfo:
         """A published message, and where it is in each queue. `NotFound` if nothing is known of it any more."""
         found = self.commit([queue_operations.FindMessage(message)])[0]
-        content = None if found.record < 0 else self.messages.contents([message], [found.record])[0]
+        while found.contents == [None]:  # there was no room for it in that answer
+            found = self.commit([queue_operations.FindMessage(message)])[0]
+        content = queue_calls.found_content(self.messages, message, found)
         if content is None and not found.states:
             raise NotFound(f"there is no message {message}: it is done, expired, or was never published")
         return message_info(message, found, content)
@@ -241,6 +256,13 @@ class Store:
             raise Invalid("only the owner of a store can sweep it")
         return owner.sweep(None if grace is None else milliseconds(grace))
 
+    def owner_app(self) -> OwnerApp:
+        """The owner's half of the wire protocol, for a server in this process to answer from one event loop."""
+        owner = self._connection.current
+        if not isinstance(owner, LocalOwner):
+            raise Invalid(f"a server owns its store, and another process owns {self.url}: stop that one first")
+        return owner.new_app()
+
     # -- committing ---------------------------------------------------------------------------------------------
 
     def commit(self, operations: list[Operation]) -> list[Any]:
@@ -250,13 +272,19 @@ class Store:
         session, request, sent = self._session, None, False
         try:
             while True:
-                owner = self._connection.current or self._find_owner(deadline, sent)
+                owner = self._connection.at_hand or self._find_owner(deadline, sent)
                 try:
                     if not session.is_open:
                         session.open(owner.new_session())
                     request = request or session.begin(operations)
                     if request is not None:
                         return owner.commit(request, deadline - time.monotonic())
+                except Overloaded as error:
+                    sent = sent or (request is not None and not error.sure)
+                    time.sleep(self._busy_pause(error, deadline, sent))
+                except Denied as error:
+                    self._after_denial(error, sent)
+                    raise
                 except Disconnected as error:
                     sent = sent or request is not None
                     self._after_disconnect(owner, error, deadline)
@@ -281,6 +309,23 @@ class Store:
         self._connection.lost(owner)
         if time.monotonic() >= deadline:
             raise OutcomeUnknown(f"{error}; whether the transaction was applied is unknown") from error
+
+    @staticmethod
+    def _busy_pause(error: Overloaded, deadline: float, sent: bool) -> float:
+        """How long to wait before the same request is sent again. When the time is over, what is known of it: nothing
+        was applied, unless an earlier try broke off."""
+        left = deadline - time.monotonic()
+        if left > 0:
+            return min(error.retry_s, left)
+        if sent:
+            raise OutcomeUnknown(f"{error}; whether the transaction was applied before is unknown") from error
+        raise Busy(f"{error}; nothing was changed") from error
+
+    @staticmethod
+    def _after_denial(error: Denied, sent: bool) -> None:
+        """A right may have been taken away between a try that broke off and this one."""
+        if sent:
+            raise OutcomeUnknown(f"{error}; whether the transaction was applied before is unknown") from error
 
     def _after_expiry(self, request: Request | None, sent: bool, error: SessionExpired) -> None:
         assert request is not None
@@ -307,10 +352,10 @@ class Store:
 
     def _wait_at_owner(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """True when an owner was asked; without one the caller looks for itself, a little later."""
-        if self._connection.role == "reader":
+        if self._connection.role == "reader" and self._connection.server is None:
             return False
         try:
-            owner = self._connection.owner(time.monotonic())
+            owner = self._connection.reach(time.monotonic())
         except Unavailable:
             return False
         try:
@@ -329,7 +374,7 @@ class AsyncStore:
         self._loop = asyncio.get_running_loop()
         self._dispatcher = Dispatcher(self._loop)
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
-        self._remote: tuple[str, AsyncRemoteOwner] | None = None
+        self._remote: AsyncRemoteOwner | None = None
         self._reads_are_slow = not store.objects.local
         self.reader = store.reader
         self.messages = store.messages
@@ -347,7 +392,7 @@ class AsyncStore:
     async def close(self) -> None:
         """Release the store."""
         if self._remote is not None:
-            await self._remote[1].close()
+            await self._remote.close()
             self._remote = None
         await asyncio.to_thread(self._store.close)
 
@@ -436,6 +481,10 @@ class AsyncStore:
 
         return woken, wake
 
+    def owner_app(self) -> OwnerApp:
+        """The owner's half of the wire protocol, for a server on this event loop."""
+        return self._store.owner_app()
+
     def publisher(self) -> AsyncPublisher:
         """A publisher with a producer of its own, for pending messages and acknowledgements."""
         return AsyncPublisher(self._store.publisher())
@@ -457,7 +506,7 @@ class AsyncStore:
         sent = False
         try:
             while True:
-                owner = store._connection.current
+                owner = store._connection.at_hand
                 if owner is None:
                     owner = await asyncio.to_thread(store._find_owner, deadline, sent)
                 try:
@@ -473,6 +522,12 @@ class AsyncStore:
                     future: asyncio.Future[Ticket] = self._loop.create_future()
                     owner.engine.submit(request, self._dispatcher.deliver, future)
                     return (await future).outcome()
+                except Overloaded as error:
+                    sent = sent or (request is not None and not error.sure)
+                    await asyncio.sleep(store._busy_pause(error, deadline, sent))
+                except Denied as error:
+                    store._after_denial(error, sent)
+                    raise
                 except Disconnected as error:
                     sent = sent or request is not None
                     await asyncio.to_thread(store._after_disconnect, owner, error, deadline)
@@ -484,10 +539,9 @@ class AsyncStore:
                 session.end(request)
 
     async def _owner(self, deadline: float) -> LocalOwner | RemoteOwner:
-        current = self._store._connection.current
-        if current is not None:
-            return current
-        return await asyncio.to_thread(self._store._connection.owner, deadline)
+        connection = self._store._connection
+        found = connection.at_hand
+        return await asyncio.to_thread(connection.owner, deadline) if found is None else found
 
     async def _new_session(self, owner: LocalOwner | RemoteOwner) -> bytes:
         if isinstance(owner, LocalOwner):
@@ -496,14 +550,14 @@ class AsyncStore:
 
     async def _remote_of(self) -> AsyncRemoteOwner:
         """The asynchronous twin of the connection that was found."""
-        socket = self._store._connection.socket
-        if socket is None:
+        address = self._store._connection.address
+        if address is None:
             raise Disconnected("this process has just become the owner itself")
-        if self._remote is None or self._remote[0] != socket:
-            old, self._remote = self._remote, (socket, AsyncRemoteOwner(socket))
+        if self._remote is None or self._remote.address != address:
+            old, self._remote = self._remote, AsyncRemoteOwner(address)
             if old is not None:
-                await old[1].retire()
-        return self._remote[1]
+                await old.retire()
+        return self._remote
 
     async def wait(self, journal: str, offset: int, timeout_ms: int | None) -> bool:
         """Wait until a journal's next offset is above `offset`. False after the time."""
@@ -528,10 +582,11 @@ class AsyncStore:
 
     async def _wait_at_owner(self, journal: str, offset: int, timeout_ms: int) -> bool:
         connection = self._store._connection
-        if connection.role == "reader":
+        if connection.role == "reader" and connection.server is None:
             return False
         try:
-            owner = await self._owner(time.monotonic())
+            current = connection.current
+            owner = await asyncio.to_thread(connection.reach, time.monotonic()) if current is None else current
         except Unavailable:
             return False
         try:

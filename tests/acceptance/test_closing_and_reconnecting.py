@@ -21,6 +21,7 @@ from detent.errors import DetentError
 from detent.kv.ownership import read_owner
 from detent.remote import Disconnected, LocalOwner, RemoteOwner
 from detent.remote import owner as owner_module
+from detent.remote.address import Address
 from detent.remote.client import CONNECTIONS_MAX, WAITS_MAX
 from processes import Io, Processes, eventually
 
@@ -113,7 +114,7 @@ def slow_owner(tmp_path: Path) -> Iterator[SlowOwner]:
 @pytest.mark.parametrize("threads", [1, CONNECTIONS_MAX])
 def test_calls_under_way_are_answered_and_the_last_one_closes(slow_owner: SlowOwner, threads: int) -> None:
     before = open_sockets()
-    owner = RemoteOwner(slow_owner.path)
+    owner = RemoteOwner(Address(slow_owner.path))
     answers: list[Any] = []
 
     def call(_: int) -> None:
@@ -141,7 +142,7 @@ def test_calls_under_way_are_answered_and_the_last_one_closes(slow_owner: SlowOw
 def test_without_a_call_under_way_it_closes_at_once(slow_owner: SlowOwner) -> None:
     before = open_sockets()
     slow_owner.answering.set()
-    owner = RemoteOwner(slow_owner.path)
+    owner = RemoteOwner(Address(slow_owner.path))
     owner.status()
     assert open_sockets() != before
     owner.retire()
@@ -151,7 +152,7 @@ def test_without_a_call_under_way_it_closes_at_once(slow_owner: SlowOwner) -> No
 def test_nobody_slips_in_behind_the_last_user(slow_owner: SlowOwner, monkeypatch: pytest.MonkeyPatch) -> None:
     before = open_sockets()
     slow_owner.answering.set()
-    owner = RemoteOwner(slow_owner.path)
+    owner = RemoteOwner(Address(slow_owner.path))
     owner.status()
     close = owner._http.close
     refused: list[Disconnected] = []
@@ -248,7 +249,7 @@ def test_many_who_wait_leave_room_for_transactions(url: str, monkeypatch: pytest
         owner = store._connection.current
         assert isinstance(owner, LocalOwner)
         running = run_all(follow, 3 * CONNECTIONS_MAX)
-        eventually(lambda: len(owner._app._waits) == WAITS_MAX, what="as many at the owner as may wait there")
+        eventually(lambda: len(owner._apps[0]._waits) == WAITS_MAX, what="as many at the owner as may wait there")
         assert client.journal("loud").append(b"x").offset == 0
         store.journal("quiet").append(b"at last")
         for thread in running:
@@ -268,7 +269,7 @@ def test_many_tasks_that_wait_leave_room_for_transactions(url: str, monkeypatch:
                 raise AssertionError("a tail without a timeout has ended")
 
             tasks = [asyncio.create_task(follow()) for _ in range(3 * CONNECTIONS_MAX)]
-            while len(owner._app._waits) < WAITS_MAX:
+            while len(owner._apps[0]._waits) < WAITS_MAX:
                 await asyncio.sleep(0.005)
             assert (await client.journal("loud").append(b"x")).offset == 0
             await client.journal("quiet").append(b"at last")
@@ -299,7 +300,7 @@ def test_an_owner_with_waiting_clients_closes_without_cutting_them_off(
                 return
 
         running = run_all(follow, 8)
-        eventually(lambda: len(owner._app._waits) == len(running), what="all of them waiting at the owner")
+        eventually(lambda: len(owner._apps[0]._waits) == len(running), what="all of them waiting at the owner")
         with caplog.at_level(logging.WARNING):
             store.close()
         assert [record.getMessage() for record in caplog.records] == []
@@ -335,7 +336,7 @@ class Held:
             commit(batch)
 
         monkeypatch.setattr(writer, "commit", slowly)
-        self.remote = RemoteOwner(self.path)
+        self.remote = RemoteOwner(Address(self.path))
         self.session = self.remote.new_session()
         self.outcomes: list[Any] = []
         self.caller = threading.Thread(target=self._call, daemon=True)
@@ -394,7 +395,7 @@ def test_whoever_knocks_while_an_owner_closes_is_not_left_hanging(url: str, stor
         def knock(_: int, path: str = known.socket, knocked: threading.Semaphore = knocked) -> None:
             try:
                 while True:
-                    remote = RemoteOwner(path)  # a new connection each time
+                    remote = RemoteOwner(Address(path))  # a new connection each time
                     try:
                         remote.status()
                         knocked.release()

@@ -1,4 +1,4 @@
-"""What every queue promises, whatever is below it: written once, run on memory, file, a client of its owner, s3."""
+"""What every queue promises, whatever is below it: on memory, file, a client of the owner, a server, s3."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from detent.codec import published as published_records
 from detent.codec import queue as queue_records
 from detent.codec.keys import Prefix
 from detent.queue.operations import Fail, LeaseExtended, PublishedMessages
+from remoteserver import serving
 from processes import PATIENCE_S, eventually
 
 S3_MARKS = [pytest.mark.s3, pytest.mark.xdist_group("s3")]
@@ -30,9 +31,9 @@ OWNERS: dict[str, Store] = {}
 """The stores of this process through which the clients under test go."""
 
 
-@pytest.fixture(params=["memory", "file", "client", pytest.param("s3", marks=S3_MARKS)])
+@pytest.fixture(params=["memory", "file", "client", "http", pytest.param("s3", marks=S3_MARKS)])
 def url_and_owner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A URL to open. For "client" somebody else owns the store already."""
+    """A URL to open. For "client" somebody else owns the store already; for "http" a server does."""
     with contextlib.ExitStack() as stack:
         if request.param == "memory":
             yield "memory:"
@@ -43,6 +44,11 @@ def url_and_owner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[st
             yield s3server.s3_store_url()
         else:
             url = f"file:{tmp_path / 'store'}"
+            if request.param == "http":
+                server = stack.enter_context(serving(url))
+                url = server.url
+                assert server.store is not None
+                OWNERS[url] = server.store
             if request.param == "client":
                 OWNERS[url] = stack.enter_context(detent.open(url))
             yield url
@@ -84,7 +90,7 @@ def contents(queue: Queue) -> tuple[int, int, int, int]:
 
 
 def records(store: Store, prefix: Prefix) -> list[tuple[bytes, bytes]]:
-    with store._kv.view() as view:
+    with OWNERS.get(store.url, store)._kv.view() as view:
         return list(view.scan(*prefix.range()))
 
 

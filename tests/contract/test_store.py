@@ -1,4 +1,4 @@
-"""What every store promises, whatever is below it: written once, run on memory, file, a client of its owner, s3."""
+"""What every store promises, whatever is below it: on memory, file, a client of the owner, a server, s3."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import pytest
 
 import detent
 from detent import Store
+from remoteserver import serving
 
 S3_MARKS = [pytest.mark.s3, pytest.mark.xdist_group("s3")]
 
 
-@pytest.fixture(params=["memory", "file", "client", pytest.param("s3", marks=S3_MARKS)])
+@pytest.fixture(params=["memory", "file", "client", "http", pytest.param("s3", marks=S3_MARKS)])
 def url_and_owner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A URL to open. For "client" somebody else owns the store already."""
+    """A URL to open. For "client" somebody else owns the store already; for "http" a server does."""
     with contextlib.ExitStack() as stack:
         if request.param == "memory":
             yield "memory:"
@@ -32,6 +33,8 @@ def url_and_owner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[st
             yield s3server.s3_store_url()
         else:
             url = f"file:{tmp_path / 'store'}"
+            if request.param == "http":
+                url = stack.enter_context(serving(url)).url
             if request.param == "client":
                 stack.enter_context(detent.open(url))
             yield url

@@ -497,14 +497,17 @@ def test_more_operations_than_a_transaction_holds(victim: Victim) -> None:
     victim.check()
 
 
+WAIT = "/v1/native/wait/queue?queue="
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        ("/v1/queues/q/wait", 400), ("/v1/queues/q/wait?timeout_ms=x", 400), ("/v1/queues/q/wait?timeout_ms=", 400),
-        ("/v1/queues//wait?timeout_ms=1", 400), ("/v1/queues/a%00b/wait?timeout_ms=1", 400),
-        ("/v1/queues/%FF/wait?timeout_ms=1", 400), (f"/v1/queues/{'x' * 300}/wait?timeout_ms=1", 400),
-        ("/v1/queues/q/wait?timeout_ms=-1", 200), ("/v1/queues/q/wait?timeout_ms=1", 200),
-        ("/v1/queues/nothing/wait?timeout_ms=60000", 200), ("/v1/queues/q", 404), ("/v1/queues", 404),
+        (f"{WAIT}q", 400), (f"{WAIT}q&timeout_ms=x", 400), (f"{WAIT}q&timeout_ms=", 400), (f"{WAIT}&timeout_ms=1", 400),
+        (f"{WAIT}a%00b&timeout_ms=1", 400), (f"{WAIT}%FF&timeout_ms=1", 400), (f"{WAIT}{'x' * 300}&timeout_ms=1", 400),
+        (f"{WAIT}q&timeout_ms={'9' * 5000}", 400), (f"{WAIT}q&timeout_ms=1&timeout_ms=2", 400),
+        (f"{WAIT}q&timeout_ms=-1", 200), (f"{WAIT}q&timeout_ms=1", 200), (f"{WAIT}nothing&timeout_ms=60000", 200),
+        ("/v1/native/wait", 404), ("/v1/queues/q", 404), ("/v1/queues", 404),
     ],
 )  # fmt: skip
 def test_waiting_for_what_makes_no_sense(victim: Victim, path: str, status: int) -> None:

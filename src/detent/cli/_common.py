@@ -99,6 +99,13 @@ def _check_url(url: str) -> None:
         raise Invalid("a memory: store lives and ends with its process, so there is nothing to see; use file:PATH")
 
 
+def is_server(url: str) -> bool:
+    """Whether a store is behind a server, and not here to be looked at."""
+    from detent.remote import server_address
+
+    return server_address(url) is not None
+
+
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
     """A store that does not exist: say what to do."""
@@ -130,7 +137,7 @@ def open_for_writing(url: str, *, force: bool, create: bool = False) -> Iterator
     from detent.store import open as open_store
 
     _check_url(url)
-    if not create:
+    if not create and not is_server(url):
         with raw_reader(url):
             pass
     with open_store(url, force=force) as store:
@@ -143,6 +150,8 @@ def raw_reader(url: str) -> Iterator[Reader]:
     from detent.kv import open_reader
 
     _check_url(url)
+    if is_server(url):
+        raise Invalid("a server does not show its store's records: do this where they are, with file:PATH")
     with _explained(url):
         reader = open_reader(url)
     try:

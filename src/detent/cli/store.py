@@ -89,10 +89,19 @@ def info(url: str, as_json: bool) -> None:
 
 
 def _owner(url: str) -> dict[str, Any] | None:
-    """The process that owns a local store; on an object store only its epoch decides, and no process is known."""
+    """The process that owns a local store, or serves one; on an object store only its epoch decides, and no process is
+    known."""
     from detent.kv import parse_url
     from detent.kv.ownership import is_owned, read_owner
+    from detent.remote import RemoteOwner, server_address
 
+    server = server_address(url)
+    if server is not None:
+        there = RemoteOwner(server)
+        try:
+            return there.status()
+        finally:
+            there.close()
     location = parse_url(url)
     owned = location.scheme == "file" and is_owned(location.directory)
     owner = read_owner(location.directory) if owned else None

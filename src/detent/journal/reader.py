@@ -167,10 +167,11 @@ class JournalReader:
 
     # -- committed ----------------------------------------------------------------------------------------------
 
-    def committed(self, name: str, start: int, end: int) -> Iterator[tuple[int, Any]]:
-        """The committed messages of [start, end) as (first offset, record batch)."""
-        _check_range(start, end)
-        at, journal = start, None
+    def committed(self, name: str, start: int, end: int, *, journal: int | None = None) -> Iterator[tuple[int, Any]]:
+        """The committed messages of [start, end) as (first offset, record batch); `NotFound` if the journal does not
+        have the number that is given."""
+        check_range(start, end)
+        at = start
         while at < end:
             with self._reader.view() as view:
                 listing = self._listing(view, name)
@@ -247,16 +248,18 @@ class JournalReader:
 
     # -- uncommitted --------------------------------------------------------------------------------------------
 
-    def uncommitted(self, name: str, start: int, end: int | None = None) -> Iterator[tuple[int, Any]]:
+    def uncommitted(
+        self, name: str, start: int, end: int | None = None, *, journal: int | None = None
+    ) -> Iterator[tuple[int, Any]]:
         """All stored rows of [start, end) as (first position, record batch): duplicates, pending and ACKs too."""
-        at, journal = start, None
+        at = start
         while True:
             with self._reader.view() as view:
                 listing = self._listing(view, name)
                 journal = listing.journal if journal is None else journal
                 head = self._head(view, listing.journal)
                 end = head.next_position if end is None else end
-                _check_range(at, end)
+                check_range(at, end)
                 if listing.journal != journal or (at < head.first_position and at < end):
                     raise NotFound(f"position {at} of {name!r} is gone: it now begins at {head.first_position}")
                 if end > head.next_position:
@@ -298,7 +301,8 @@ class JournalReader:
         return low
 
 
-def _check_range(start: int, end: int) -> None:
+def check_range(start: int, end: int) -> None:
+    """Refuse what is no range of offsets or positions."""
     if start < 0 or end < start:
         raise Invalid(f"[{start}, {end}) is no range")
 

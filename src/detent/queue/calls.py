@@ -8,13 +8,15 @@ from datetime import datetime
 from itertools import repeat
 from typing import Any, TypedDict, overload
 
+import msgspec
+
 from detent.codec.queue import NOT_KEPT
 from detent.durations import Duration, milliseconds, since_1970_ms
 from detent.errors import Invalid
 from detent.queue import operations as ops
 from detent.queue.filters import default_filter
 from detent.queue.message import Outgoing, Published
-from detent.queue.reader import QueueReader
+from detent.queue.reader import Columns, Content, QueueReader
 
 Message = bytes | Outgoing
 """What can be published: a payload, or a message with more to say."""
@@ -264,7 +266,10 @@ def claim(queue: str, count: int, lease: Duration | None, consumer: str) -> ops.
 def deliveries(kind: type[Any], store: Any, queue: str, reader: QueueReader, result: ops.ClaimedMessages) -> list[Any]:
     """The claimed messages with their content. One whose content is gone meanwhile has ended its retention, and is left
     out: there is nobody to give it to."""
-    found = reader.columns(result.messages, result.records)
+    if result.contents is None:
+        found = reader.columns(result.messages, result.records)
+    else:
+        found = _columns(result.contents)
     first, count = result.first_delivery, len(result.messages)
     every = map(
         kind,
@@ -281,6 +286,71 @@ def deliveries(kind: type[Any], store: Any, queue: str, reader: QueueReader, res
         repeat(result.lease_ms),
     )
     return list(every) if not found.gone else [delivery for delivery in every if delivery._data is not None]
+
+
+def _columns(contents: ops.Attached) -> Columns:
+    """What came with an answer, side by side."""
+    rows = [(0, None, None) if row is None else row for row in contents]
+    kinds, payloads, about = (list(column) for column in zip(*rows, strict=True))
+    return Columns(kinds, payloads, about, payloads.count(None))
+
+
+class Fetching:
+    """The steps that fetch the content of claimed messages that found no room in the claim's answer."""
+
+    def __init__(self, claimed: ops.ClaimedMessages) -> None:
+        self._claimed = claimed
+        self._rows = list(claimed.contents or ())
+        self._missing = [index for index, row in enumerate(self._rows) if row is None]
+
+    @property
+    def more(self) -> bool:
+        """Whether some are still missing."""
+        return bool(self._missing)
+
+    def next_step(self) -> ops.ReadHeld:
+        """The operation of the next step."""
+        claimed = self._claimed
+        messages = [claimed.messages[index] for index in self._missing]
+        return ops.ReadHeld(claimed.queue, messages, [claimed.first_delivery + index for index in self._missing])
+
+    def did(self, step: ops.HeldMessages) -> None:
+        """Take what came. What is no longer held is somebody else's: it stays without content, and is left out."""
+        came = dict(zip(step.messages, step.contents or (), strict=True))
+        left = []
+        for index in self._missing:
+            message = self._claimed.messages[index]
+            self._rows[index] = came.get(message)
+            if message in came and came[message] is None:
+                left.append(index)
+        self._missing = left
+
+    def complete(self) -> ops.ClaimedMessages:
+        """The claim with all its contents."""
+        return msgspec.structs.replace(self._claimed, contents=self._rows)
+
+
+def failed_contents(reader: QueueReader, page: ops.FailedMessages) -> list[Content | None]:
+    """The contents of a page of failed messages."""
+    if page.contents is not None:
+        return list(map(_content, page.contents))
+    return reader.contents([entry.message for entry in page.messages], [entry.record for entry in page.messages])
+
+
+def found_content(reader: QueueReader, message: int, found: ops.MessageFound) -> Content | None:
+    """The content of a message that was looked for, if it is stored."""
+    if found.record < 0:
+        return None
+    if found.contents is not None:
+        return _content(found.contents[0]) if found.contents else None
+    return reader.contents([message], [found.record])[0]
+
+
+def _content(row: ops.AttachedContent | None) -> Content | None:
+    if row is None:
+        return None
+    kind, payload, about = row
+    return None if payload is None or about is None else (kind, payload, about)
 
 
 def time_ms(time: datetime) -> int:

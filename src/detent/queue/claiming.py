@@ -120,6 +120,26 @@ def extend(machine: QueueMachine, op: ops.Extend, context: Context) -> Result:
     return ops.LeaseExtended(lease_ms)
 
 
+def read_held(machine: QueueMachine, op: ops.ReadHeld, context: Context) -> Result:
+    """Where the messages of current receipts are stored. What is over is left out, not refused: the rest of the claim
+    is still its holder's."""
+    context.idle += 1
+    count = len(op.messages)
+    if count != len(op.deliveries) or not 1 <= count <= ops.CLAIM_MAX:
+        raise Invalid(f"{count} messages with {len(op.deliveries)} delivery numbers: there are 1 to {ops.CLAIM_MAX}")
+    state = machine.users_queue(op.queue)
+    if state is None:
+        return ops.HeldMessages([], [])
+    messages = [
+        message
+        for message, delivery in zip(op.messages, op.deliveries, strict=True)
+        if (flight := state.flights.get(message)) is not None
+        and flight[1] == delivery
+        and flight[2].lease_ms > context.now_ms
+    ]
+    return ops.HeldMessages(messages, list(map(state.record_of, messages)))
+
+
 def expire_lease(machine: QueueMachine, grant: Grant, now_ms: int) -> None:
     """A lease is over: what is still held under it returns, or has failed."""
     state = machine.by_number.get(grant.queue)

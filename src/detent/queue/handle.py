@@ -183,6 +183,8 @@ class Queue(_QueueBase):
         while True:
             result: ops.ClaimedMessages = self._commit(operation)
             if result.messages:
+                if result.contents is not None:
+                    result = self._fetch(calls.Fetching(result))
                 found = calls.deliveries(Delivery, self._store, self.name, self._store.messages, result)
                 if found:
                     return found
@@ -190,6 +192,11 @@ class Queue(_QueueBase):
             if not left_ms:
                 return []
             self._store.wait_claimable(self.name, left_ms)
+
+    def _fetch(self, steps: calls.Fetching) -> ops.ClaimedMessages:
+        while steps.more:
+            steps.did(self._commit(steps.next_step()))
+        return steps.complete()
 
     def wait(self, timeout: Duration) -> None:
         """Return when there may be something to claim, or after the time."""
@@ -221,8 +228,7 @@ class Queue(_QueueBase):
         after, more = -1, True
         while more:
             page: ops.FailedMessages = self._commit(ops.ListFailed(self.name, after, FAILED_PAGE))
-            names = [entry.message for entry in page.messages], [entry.record for entry in page.messages]
-            contents = self._store.messages.contents(*names)
+            contents = calls.failed_contents(self._store.messages, page)
             for entry, content in zip(page.messages, contents, strict=True):
                 yield failed_message(self.name, entry, content)
                 after = entry.message
@@ -327,6 +333,8 @@ class AsyncQueue(_QueueBase):
         while True:
             result: ops.ClaimedMessages = await self._commit(operation)
             if result.messages:
+                if result.contents is not None:
+                    result = await self._fetch(calls.Fetching(result))
                 found = await asyncio.to_thread(
                     calls.deliveries, AsyncDelivery, self._store, self.name, self._store.messages, result
                 )
@@ -336,6 +344,11 @@ class AsyncQueue(_QueueBase):
             if not left_ms:
                 return []
             await self._store.wait_claimable(self.name, left_ms)
+
+    async def _fetch(self, steps: calls.Fetching) -> ops.ClaimedMessages:
+        while steps.more:
+            steps.did(await self._commit(steps.next_step()))
+        return steps.complete()
 
     async def wait(self, timeout: Duration) -> None:
         """Return when there may be something to claim, or after the time."""
@@ -367,8 +380,7 @@ class AsyncQueue(_QueueBase):
         after, more = -1, True
         while more:
             page: ops.FailedMessages = await self._commit(ops.ListFailed(self.name, after, FAILED_PAGE))
-            names = [entry.message for entry in page.messages], [entry.record for entry in page.messages]
-            contents = await asyncio.to_thread(self._store.messages.contents, *names)
+            contents = await asyncio.to_thread(calls.failed_contents, self._store.messages, page)
             for entry, content in zip(page.messages, contents, strict=True):
                 yield failed_message(self.name, entry, content)
                 after = entry.message

@@ -51,12 +51,21 @@ class QueueMachine:
         ops.ListFailed,
         ops.FindMessage,
     )
-    operations: tuple[type[Operation], ...] = (*prepared, ops.Publish, ops.Claim, ops.Ack, ops.Fail, ops.Extend)
+    operations: tuple[type[Operation], ...] = (
+        *prepared,
+        ops.Publish,
+        ops.Claim,
+        ops.Ack,
+        ops.Fail,
+        ops.Extend,
+        ops.ReadHeld,
+    )
     local: tuple[type[Operation], ...] = (ops.Checkpoint,)
     results: tuple[type[Result], ...] = (
         ops.QueueCreated,
         ops.PublishedMessages,
         ops.ClaimedMessages,
+        ops.HeldMessages,
         ops.LeaseExtended,
         ops.Moved,
         ops.QueueDescriptions,
@@ -79,6 +88,7 @@ class QueueMachine:
             ops.Ack: partial(claiming.ack, self),
             ops.Fail: partial(claiming.fail, self),
             ops.Extend: partial(claiming.extend, self),
+            ops.ReadHeld: partial(claiming.read_held, self),
             ops.DescribeQueues: partial(looking.describe, self),
             ops.ListFailed: partial(looking.list_failed, self),
             ops.FindMessage: partial(looking.find_message, self),

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import msgspec
 
 from detent import names
+from detent.codec.published import Metadata
 from detent.engine import Operation, Result
 from detent.engine.operation import OPERATION_WEIGHT
 from detent.errors import Invalid, LimitExceeded
@@ -174,6 +175,11 @@ class Extend(_Receipts, frozen=True, tag=True, array_like=True):
     lease_ms: Number | None = None
 
 
+class ReadHeld(_Receipts, frozen=True, tag=True, array_like=True):
+    """Where these messages are stored, of those whose receipts are current. Changes nothing. It is for clients without
+    the files: the owner's server puts content into the answer."""
+
+
 class Redrive(Operation, frozen=True, tag=True, array_like=True):
     """Make failed messages available again, with no attempts counted, in their queue or in another one.
 
@@ -257,8 +263,16 @@ class PublishedMessages(Result, frozen=True, tag=True, array_like=True):
     duplicates: list[tuple[int, int]]
 
 
+AttachedContent = tuple[int, bytes | None, Metadata | None]
+"""A message's payload type, payload and metadata, as an answer carries them; no payload: it is gone."""
+
+Attached = list[AttachedContent | None]
+"""The contents of an answer's messages; None for one that found no room in the answer, and is to be asked for again."""
+
+
 class ClaimedMessages(Result, frozen=True, tag=True, array_like=True):
-    """What was claimed. `records` are the first messages of the records that hold each one."""
+    """What was claimed. `records` are the first messages of the records that hold each one. `contents` are never
+    stored: a server adds them for clients that cannot read the files."""
 
     queue: int
     lease_ms: int
@@ -267,6 +281,15 @@ class ClaimedMessages(Result, frozen=True, tag=True, array_like=True):
     records: list[int]
     attempts: list[int]
     priorities: bytes
+    contents: Attached | None = None
+
+
+class HeldMessages(Result, frozen=True, tag=True, array_like=True):
+    """The messages whose receipts are current, and the first messages of the records that hold them."""
+
+    messages: list[int]
+    records: list[int]
+    contents: Attached | None = None
 
 
 class LeaseExtended(Result, frozen=True, tag=True, array_like=True):
@@ -327,10 +350,11 @@ class FailedEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FailedMessages(Result, frozen=True, tag=True, array_like=True):
-    """Some failed messages."""
+    """Some failed messages. For `contents` see :class:`ClaimedMessages`; a page ends where they have no room."""
 
     messages: list[FailedEntry]
     more: bool
+    contents: Attached | None = None
 
 
 class MessageState(msgspec.Struct, frozen=True, array_like=True):
@@ -348,10 +372,12 @@ class MessageState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MessageFound(Result, frozen=True, tag=True, array_like=True):
-    """The first message of the record that a message is in (-1: it is gone), and where it is in each queue."""
+    """The first message of the record that a message is in (-1: it is gone), and where it is in each queue. For
+    `contents`, of one message or none, see :class:`ClaimedMessages`."""
 
     record: int
     states: list[MessageState]
+    contents: Attached | None = None
 
 
 def text_bytes(text: str, what: str) -> int:

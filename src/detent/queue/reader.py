@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -31,6 +31,9 @@ class Columns(NamedTuple):
 ENTRIES_KEPT: Final = 64
 """Log entries that are remembered: consumers that claim one by one read the same one many times. They never change."""
 
+ROW_BYTES: Final = 64
+"""What numbers and lengths add to a message's content in an answer."""
+
 
 class QueueReader:
     """Finds messages by their number and the record that they are in."""
@@ -46,6 +49,20 @@ class QueueReader:
         its retention has ended."""
         rows = zip(*self.columns(messages, records)[:3], strict=True)
         return [None if payload is None or about is None else (kind, payload, about) for kind, payload, about in rows]
+
+    def leading(
+        self, messages: Sequence[int], records: Sequence[int], fits: Callable[[int], bool]
+    ) -> list[tuple[int, bytes | None, Metadata | None]]:
+        """The contents of messages from the first on, record by record, until one of so many bytes does not fit."""
+        rows: list[tuple[int, bytes | None, Metadata | None]] = []
+        with self._reader.view() as view:
+            for record, group in groupby(zip(records, messages, strict=True), _FIRST):
+                part = self._of_record(view, record, [message for _, message in group])
+                found = list(zip(*part[:3], strict=True))
+                if not fits(sum(map(content_bytes, found))):
+                    break
+                rows += found
+        return rows
 
     def columns(self, messages: Sequence[int], records: Sequence[int]) -> Columns:
         """The same, side by side: what a claim gave is mostly one record, whole and in order."""
@@ -110,3 +127,12 @@ class QueueReader:
 
 
 _FIRST: Final = itemgetter(0)
+
+
+def content_bytes(row: tuple[int, bytes | None, Metadata | None]) -> int:
+    """About how many bytes a message's content takes in an answer."""
+    _, payload, about = row
+    if payload is None or about is None:
+        return ROW_BYTES
+    headers = sum(len(name) + len(value) for name, value in about.headers.items())
+    return ROW_BYTES + len(payload) + 4 * headers  # a character has up to four bytes

@@ -195,6 +195,11 @@ class QueueState(Places, Failures):
         bucket, row = self._at(self.flights[message][0])
         return bucket.attempts[row]
 
+    def record_of(self, message: int) -> int:
+        """The first message of the record that holds a message in flight."""
+        bucket, row = self._at(self.flights[message][0])
+        return message - bucket.offsets[row]
+
     # -- ends of claims ----------------------------------------------------------------------------------------------
 
     def _land(self, messages: Sequence[int], undo: Undo | None) -> tuple[Rows, list[Flight]]:

@@ -5,85 +5,98 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any
-from urllib.parse import parse_qs, unquote
-
-import msgspec
+from typing import Any, Final
 
 from detent.engine import Engine, Request, Ticket
-from detent.errors import DetentError, Invalid, LimitExceeded, NotFound
+from detent.errors import DetentError, Invalid, NotFound
 from detent.journal import JournalMachine, JournalReader
-from detent.journal.operations import check_name
-from detent.queue import QueueMachine
+from detent.kv import Reader
+from detent.queue import QueueMachine, QueueReader
 from detent.queue import operations as queue_operations
-from detent.remote import wire
+from detent.remote import contents, rights, served_objects, wire
+from detent.remote.asgi import Call, Receive, Reply, Scope, Send, number_of, text_of
 from detent.remote.dispatch import Dispatcher
+from detent.remote.rights import Caller
+from detent.remote.served_journals import ServedJournals, journal_of
 
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+PATHS: Final = ("/v1/transactions", "/v1/sessions", "/v1/status")
+PATH_PREFIX: Final = "/v1/native/"
 
-JSON = "application/json"
+
+def is_native(path: str) -> bool:
+    """Whether a path belongs to the wire protocol."""
+    return path in PATHS or path.startswith(PATH_PREFIX)
 
 
 class OwnerApp:
-    """Serves one engine. Uncaught errors become a 500 and reach the server's log."""
+    """Serves one engine, from one event loop. Uncaught errors become a 500 and reach the server's log."""
 
-    def __init__(self, engine: Engine, journals: JournalMachine, queues: QueueMachine, reader: JournalReader) -> None:
+    def __init__(self, engine: Engine, journals: JournalMachine, queues: QueueMachine, reader: Reader) -> None:
         self._engine = engine
         self._journals = journals
         self._queues = queues
-        self._reader = reader
+        self._store = reader
+        self._reader = JournalReader(reader)
+        self._messages = QueueReader(reader)
+        self._objects = served_objects.ServedObjects(reader.objects)
         self._dispatcher: Dispatcher | None = None
         self._waits: set[Callable[[], None]] = set()
         self._closing = False
+        self._routes: dict[tuple[str, str], Callable[[Call], Awaitable[Reply]]] = {
+            ("POST", "/v1/transactions"): self._transactions,
+            ("POST", "/v1/sessions"): self._new_session,
+            ("GET", "/v1/status"): self._status,
+            ("GET", "/v1/native/size"): self._size,
+            ("GET", "/v1/native/wait/journal"): self._wait,
+            ("GET", "/v1/native/wait/queue"): self._wait_claimable,
+            **ServedJournals(self._reader).routes,
+        }
 
     def end_waits(self) -> None:
         """Answer everybody who waits for a journal to grow, and who asks again at once: the owner is closing."""
         self._closing = True
         for wake in list(self._waits):
             wake()
+        self._objects.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request on the owner's socket."""
         if scope["type"] != "http":
             return
         try:
-            status, kind, body = await self._route(scope, receive)
+            reply = await self.answer(scope, receive, None)
         except DetentError as error:
-            kind = wire.PROBLEM_TYPE
             status, body = wire.encode_problem(error)
-        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+            reply = Reply(body, wire.PROBLEM_TYPE, status)
+        await reply.send(send)
 
-    async def _route(self, scope: Scope, receive: Receive) -> tuple[int, str, bytes]:
-        method, path = scope["method"], scope["path"]
-        if (method, path) == ("POST", "/v1/transactions"):
-            requests = wire.decode_requests(await asyncio.wait_for(_read_body(receive), wire.BODY_WAIT_S))
-            outcomes = await asyncio.gather(*map(self._commit, requests))
-            return 200, wire.TRANSACTION_TYPE, wire.encode_answers(outcomes)
-        if (method, path) == ("POST", "/v1/sessions"):
-            return 201, JSON, msgspec.json.encode({"session": self._engine.new_session().hex()})
-        if (method, path) == ("GET", "/v1/status"):
-            return 200, JSON, msgspec.json.encode({"epoch": self._engine.epoch, "pid": os.getpid()})
-        if method == "GET" and path.startswith("/v1/journals/") and path.endswith("/wait"):
-            name = unquote(path.removeprefix("/v1/journals/").removesuffix("/wait"))
-            return 200, JSON, msgspec.json.encode({"next_offset": await self._wait(name, scope["query_string"])})
-        if method == "GET" and path.startswith("/v1/queues/") and path.endswith("/wait"):
-            name = unquote(path.removeprefix("/v1/queues/").removesuffix("/wait"))
-            return (
-                200,
-                JSON,
-                msgspec.json.encode({"claimable": await self._wait_claimable(name, scope["query_string"])}),
-            )
-        raise NotFound(f"there is no {method} {path} here")
+    async def answer(self, scope: Scope, receive: Receive, caller: Caller | None) -> Reply:
+        """Answer one request of a caller, who may do everything if it is None."""
+        call = Call(scope, receive, caller)
+        route = self._routes.get((call.method, call.path))
+        if route is not None:
+            return await route(call)
+        if call.path.startswith(served_objects.PATH):
+            return await self._objects.answer(call)
+        raise NotFound(f"there is no {call.method} {call.path[:300]} here")
 
-    async def _commit(self, request: Request | Invalid) -> list[Any] | DetentError:
+    # -- transactions -------------------------------------------------------------------------------------------
+
+    async def _transactions(self, call: Call) -> Reply:
+        wants_contents = call.query().get("contents") == "1"
+        requests = wire.decode_requests(await call.body(wire.BODY_BYTES_MAX))
+        outcomes = await asyncio.gather(*(self._commit(request, call.caller) for request in requests))
+        if wants_contents and contents.needed(outcomes):
+            outcomes = await asyncio.to_thread(contents.attach, requests, outcomes, self._messages)
+        return Reply(wire.encode_answers(outcomes), wire.TRANSACTION_TYPE)
+
+    async def _commit(self, request: Request | Invalid, caller: Caller | None) -> list[Any] | DetentError:
         """One transaction of perhaps several; what is wrong with it is its own affair."""
         if isinstance(request, Invalid):
             return request
         try:
+            if caller is not None:
+                rights.require(caller, request.operations, self._queues)
             if self._engine.is_prepared(request.operations):
                 # Checking fragments reads files: not on the loop that everybody else is answered from.
                 return await asyncio.to_thread(self._engine.commit, request)
@@ -95,10 +108,26 @@ class OwnerApp:
         except DetentError as error:
             return error
 
-    async def _wait_claimable(self, name: str, query: bytes) -> bool:
+    async def _new_session(self, call: Call) -> Reply:
+        del call
+        return Reply.json({"session": self._engine.new_session().hex()}, status=201)
+
+    async def _status(self, call: Call) -> Reply:
+        del call
+        return Reply.json({"epoch": self._engine.epoch, "pid": os.getpid()})
+
+    async def _size(self, call: Call) -> Reply:
+        call.require_everywhere("consume")
+        return Reply.json(await asyncio.to_thread(self._store.size_bytes))
+
+    # -- waits --------------------------------------------------------------------------------------------------
+
+    async def _wait_claimable(self, call: Call) -> Reply:
         """Answer once a queue has something to claim, or after the time that was given."""
+        fields = call.query()
+        name, timeout_ms = text_of(fields, "queue"), number_of(fields, "timeout_ms")
         queue_operations.check_name(name)
-        (timeout_ms,) = _numbers(query, "timeout_ms")
+        call.require("consume", "queue", name)
         woken, wake = _alarm()
         stop = self._queues.wait(name, wake)
         self._waits.add(wake)
@@ -106,41 +135,37 @@ class OwnerApp:
             if not self._queues.claimable(name) and not self._closing:
                 await asyncio.wait_for(woken.wait(), min(timeout_ms, wire.WAIT_MS_MAX) / 1000)
         except TimeoutError:
-            return False
+            return Reply.json({"claimable": False})
         finally:
             self._waits.discard(wake)
             stop()
-        return self._queues.claimable(name)
+        return Reply.json({"claimable": self._queues.claimable(name)})
 
-    async def _wait(self, name: str, query: bytes) -> int:
+    async def _wait(self, call: Call) -> Reply:
         """Answer the journal's next offset once it is above `offset`, or after the time that was given."""
-        check_name(name)
-        offset, timeout_ms = _numbers(query, "offset", "timeout_ms")
-        timeout_ms = min(timeout_ms, wire.WAIT_MS_MAX)
+        name, fields = journal_of(call), call.query()
+        offset, timeout_ms = number_of(fields, "offset"), number_of(fields, "timeout_ms")
         woken, wake = _alarm()
         stop = self._journals.watch.add(name, offset, wake)
         self._waits.add(wake)
         try:
-            found = self._reader.next_offset(name)
+            found = await self._next_offset(name)
             if found <= offset and not self._closing:
                 try:
-                    await asyncio.wait_for(woken.wait(), timeout_ms / 1000)
+                    await asyncio.wait_for(woken.wait(), min(timeout_ms, wire.WAIT_MS_MAX) / 1000)
                 except TimeoutError:
-                    return found
-                found = self._reader.next_offset(name)
+                    return Reply.json({"next_offset": found})
+                found = await self._next_offset(name)
         finally:
             self._waits.discard(wake)
             stop()
-        return found
+        return Reply.json({"next_offset": found})
 
-
-def _numbers(query: bytes, *names: str) -> list[int]:
-    """The numbers of a query."""
-    arguments = parse_qs(query.decode("latin-1"))
-    try:
-        return [int(arguments[name][0]) for name in names]
-    except (KeyError, ValueError) as error:
-        raise Invalid(f"wait takes the numbers {' and '.join(names)}") from error
+    async def _next_offset(self, name: str) -> int:
+        """A look at a local file does not block; one at an object store does, and goes to a thread."""
+        if self._store.objects.local:
+            return self._reader.next_offset(name)
+        return await asyncio.to_thread(self._reader.next_offset, name)
 
 
 def _alarm() -> tuple[asyncio.Event, Callable[[], None]]:
@@ -153,18 +178,3 @@ def _alarm() -> tuple[asyncio.Event, Callable[[], None]]:
             loop.call_soon_threadsafe(woken.set)
 
     return woken, wake
-
-
-async def _read_body(receive: Receive) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Invalid("the client went away before it had sent its request")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > wire.BODY_BYTES_MAX:
-            raise LimitExceeded(f"a request has at most {wire.BODY_BYTES_MAX} bytes")
-        if not message.get("more_body"):
-            return b"".join(parts)

@@ -6,6 +6,8 @@ import asyncio
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -15,8 +17,10 @@ import msgspec
 from detent.engine import Request, Ticket
 from detent.engine.lead import GROUP_BYTES_MAX, Lead
 from detent.engine.request import finish, refusal
-from detent.errors import DetentError, Unavailable
+from detent.errors import Corrupt, DetentError
 from detent.remote import wire
+from detent.remote.address import Address
+from detent.remote.answers import Disconnected, broken, check, content_of, decoded, outcomes_of
 
 CONNECT_S: Final = 2.0
 ANSWER_S: Final = 30.0
@@ -32,76 +36,104 @@ LOOK_S: Final = 0.02
 """How often those look who find no room to wait at the owner."""
 
 
-class Disconnected(Unavailable):
-    """The connection broke: whether the request was applied is unknown until it is sent again under its name."""
-
-
 def _limits() -> httpx.Limits:
     return httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX)
 
 
-def _timeout(answer_s: float) -> httpx.Timeout:
+_STREAM_LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=CONNECTIONS_MAX)
+"""A stream holds its connection for as long as its reader takes; calls must not wait for that."""
+
+
+def timeout_of(answer_s: float) -> httpx.Timeout:
+    """How long the parts of one call may take."""
     answer_s = max(answer_s, ANSWER_S_MIN)
     return httpx.Timeout(answer_s, connect=min(CONNECT_S, answer_s), pool=answer_s)
 
 
 _HEADERS: Final = {"content-type": wire.TRANSACTION_TYPE}
 
-NO_TLS: Final = False
-"""Nothing is encrypted on a Unix socket; certificates for it would take 25 ms to load."""
-
 GIVEN_UP: Final = "this connection to the store's owner was given up"
 
 
+def _transactions_path(address: Address) -> str:
+    """Whoever has the files reads contents there, which costs the owner nothing."""
+    return "/v1/transactions" if address.has_files else "/v1/transactions?contents=1"
+
+
 def _wait_path(journal: str, offset: int, timeout_ms: int) -> str:
-    return f"/v1/journals/{quote(journal, safe='')}/wait?offset={offset}&timeout_ms={timeout_ms}"
+    return f"/v1/native/wait/journal?journal={quote(journal, safe='')}&offset={offset}&timeout_ms={timeout_ms}"
 
 
 def _claimable_path(queue: str, timeout_ms: int) -> str:
-    return f"/v1/queues/{quote(queue, safe='')}/wait?timeout_ms={min(timeout_ms, wire.WAIT_MS_MAX)}"
-
-
-def _content(response: httpx.Response) -> bytes:
-    if response.is_success:
-        return response.content
-    if response.headers.get("content-type") != wire.PROBLEM_TYPE:
-        # Not the owner's own words: its server is going down, or something else answers in its place.
-        raise Disconnected(f"the store's owner answered with status {response.status_code}")
-    raise wire.decode_problem(response.content)
+    return f"/v1/native/wait/queue?queue={quote(queue, safe='')}&timeout_ms={min(timeout_ms, wire.WAIT_MS_MAX)}"
 
 
 def _session(content: bytes) -> bytes:
-    return bytes.fromhex(msgspec.json.decode(content, type=dict[str, str])["session"])
+    try:
+        return bytes.fromhex(decoded(content, dict[str, str])["session"])
+    except (KeyError, ValueError) as error:
+        raise Corrupt(f"the owner gave no session: {error}") from error
 
 
 def _grown(content: bytes, offset: int) -> bool:
-    return msgspec.json.decode(content, type=dict[str, int])["next_offset"] > offset
+    return bool(decoded(content, dict[str, int]).get("next_offset", 0) > offset)
 
 
 class RemoteOwner:
     """An owner in another process."""
 
-    def __init__(self, socket: str, *, answer_s: float = ANSWER_S) -> None:
-        self._http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=socket, limits=_limits(), verify=NO_TLS),
-            base_url="http://owner",
-            timeout=_timeout(answer_s),
-        )
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._http = self._client(_limits())
+        self._streams: httpx.Client | None = None
         self._lead = Lead(self._send_group)
         self._waits = threading.Semaphore(WAITS_MAX)
         self._lock = threading.Lock()
         self._users = 0
         self._retired = False
 
-    def _call(self, method: str, path: str, **options: Any) -> bytes:
+    def _client(self, limits: httpx.Limits) -> httpx.Client:
+        address = self.address
+        return httpx.Client(
+            transport=address.transport(limits),
+            base_url=address.url,
+            auth=address.auth(),
+            timeout=timeout_of(ANSWER_S),
+        )
+
+    def call(self, method: str, path: str, **options: Any) -> bytes:
+        """What the owner answers to one request."""
+        return content_of(self.ask(method, path, **options))
+
+    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """The answer to one request, whatever it is."""
+        with self._using():
+            return self._http.request(method, path, **options)
+
+    @contextmanager
+    def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
+        """An answer that is read as it comes."""
+        with self._using():
+            with self._lock:
+                if self._streams is None:
+                    self._streams = self._client(_STREAM_LIMITS)
+            with self._streams.stream(method, path, **options) as response:
+                if not response.is_success:
+                    response.read()
+                    check(response)
+                yield response
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """While the connections are used nobody closes them."""
         with self._lock:
             if self._retired:  # the last user closes the connections: nobody comes after the last
                 raise Disconnected(GIVEN_UP)
             self._users += 1
         try:
-            return _content(self._http.request(method, path, **options))
+            yield
         except httpx.TransportError as error:
-            raise Disconnected(f"the store's owner does not answer: {type(error).__name__} {error}") from error
+            raise broken(error) from error
         except RuntimeError as error:
             if not self._http.is_closed:
                 raise
@@ -111,7 +143,7 @@ class RemoteOwner:
                 self._users -= 1
                 last = self._retired and not self._users
             if last:
-                self._http.close()
+                self.close()
 
     def retire(self) -> None:
         """Close the connections when the last call that uses them has returned: closed under a call, they might be
@@ -120,15 +152,17 @@ class RemoteOwner:
             self._retired = True
             unused = not self._users
         if unused:
-            self._http.close()
+            self.close()
 
-    def status(self) -> dict[str, int]:
+    def status(self, timeout_s: float = ANSWER_S) -> dict[str, int]:
         """Who answers: epoch and process number."""
-        return msgspec.json.decode(self._call("GET", "/v1/status"), type=dict[str, int])
+        answer = self.call("GET", "/v1/status", timeout=timeout_of(timeout_s))
+        found: dict[str, int] = decoded(answer, dict[str, int])
+        return found
 
     def new_session(self) -> bytes:
         """A session for this client."""
-        return _session(self._call("POST", "/v1/sessions"))
+        return _session(self.call("POST", "/v1/sessions"))
 
     def commit(self, request: Request, timeout_s: float) -> list[Any]:
         """Have a transaction applied. Those of other threads that wait meanwhile travel in one request."""
@@ -143,9 +177,11 @@ class RemoteOwner:
             if left:
                 encoded, deadlines = zip(*(ticket.waiter for ticket in left), strict=True)
                 data = wire.encode_requests(encoded)
-                timeout = _timeout(max(deadlines) - time.monotonic())
-                answer = self._call("POST", "/v1/transactions", content=data, headers=_HEADERS, timeout=timeout)
-                for ticket, outcome in zip(left, wire.decode_answers(answer, len(left)), strict=True):
+                timeout = timeout_of(max(deadlines) - time.monotonic())
+                answer = self.call(
+                    "POST", _transactions_path(self.address), content=data, headers=_HEADERS, timeout=timeout
+                )
+                for ticket, outcome in zip(left, outcomes_of(answer, len(left), self.address), strict=True):
                     ticket.decide(outcome)
         except Exception as error:  # noqa: BLE001 - each caller gets it
             for ticket in group:
@@ -169,13 +205,15 @@ class RemoteOwner:
             time.sleep(min(LOOK_S, timeout_ms / 1000))
             return None
         try:
-            return self._call("GET", path, timeout=_timeout(timeout_ms / 1000 + WAIT_SLACK_S))
+            return self.call("GET", path, timeout=timeout_of(timeout_ms / 1000 + WAIT_SLACK_S))
         finally:
             self._waits.release()
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+        if self._streams is not None:
+            self._streams.close()
 
 
 _Waiting = tuple[msgspec.Raw, float, "asyncio.Future[list[Any]]"]
@@ -185,11 +223,13 @@ _Waiting = tuple[msgspec.Raw, float, "asyncio.Future[list[Any]]"]
 class AsyncRemoteOwner:
     """The same for asyncio."""
 
-    def __init__(self, socket: str, *, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, address: Address) -> None:
+        self.address = address
         self._http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=socket, limits=_limits(), verify=NO_TLS),
-            base_url="http://owner",
-            timeout=_timeout(answer_s),
+            transport=address.async_transport(_limits()),
+            base_url=address.url,
+            auth=address.auth(),
+            timeout=timeout_of(ANSWER_S),
         )
         self._waiting: deque[_Waiting] = deque()
         self._sender: asyncio.Task[None] | None = None
@@ -202,9 +242,9 @@ class AsyncRemoteOwner:
             raise Disconnected(GIVEN_UP)
         self._users += 1
         try:
-            return _content(await self._http.request(method, path, **options))
+            return content_of(await self._http.request(method, path, **options))
         except httpx.TransportError as error:
-            raise Disconnected(f"the store's owner does not answer: {type(error).__name__} {error}") from error
+            raise broken(error) from error
         except RuntimeError as error:
             if not self._http.is_closed:
                 raise
@@ -249,9 +289,10 @@ class AsyncRemoteOwner:
         outcomes: list[list[Any] | DetentError]
         try:
             data = wire.encode_requests([encoded for encoded, _, _ in group])
-            timeout = _timeout(max(deadline for _, deadline, _ in group) - time.monotonic())
-            answer = await self._call("POST", "/v1/transactions", content=data, headers=_HEADERS, timeout=timeout)
-            outcomes = wire.decode_answers(answer, len(group))
+            timeout = timeout_of(max(deadline for _, deadline, _ in group) - time.monotonic())
+            path = _transactions_path(self.address)
+            answer = await self._call("POST", path, content=data, headers=_HEADERS, timeout=timeout)
+            outcomes = outcomes_of(answer, len(group), self.address)
         except Exception as error:  # noqa: BLE001 - each caller gets it
             outcomes = [refusal(error) for _ in group]
         except BaseException:
@@ -283,7 +324,7 @@ class AsyncRemoteOwner:
             return None
         self._waits += 1
         try:
-            return await self._call("GET", path, timeout=_timeout(timeout_ms / 1000 + WAIT_SLACK_S))
+            return await self._call("GET", path, timeout=timeout_of(timeout_ms / 1000 + WAIT_SLACK_S))
         finally:
             self._waits -= 1
 

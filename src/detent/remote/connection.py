@@ -10,7 +10,9 @@ from detent import crash
 from detent.errors import Fenced, Invalid, Unavailable
 from detent.kv import Location, parse_url
 from detent.kv.ownership import Owner, OwnerLock, end_owner, read_owner
-from detent.remote.client import Disconnected, RemoteOwner
+from detent.remote.address import Address, server_address
+from detent.remote.answers import Disconnected, Overloaded
+from detent.remote.client import RemoteOwner
 from detent.remote.owner import LocalOwner
 
 Role = Literal["auto", "client", "reader"]
@@ -21,6 +23,9 @@ HUNG_S: Final = 2.0
 
 RETRY_FIRST_S: Final = 0.005
 RETRY_MAX_S: Final = 0.05
+
+SERVER_RETRY_MAX_S: Final = 0.5
+"""A server that does not answer is asked less often: it may be far away, and others ask too."""
 
 AnyOwner = LocalOwner | RemoteOwner
 
@@ -33,20 +38,32 @@ class Connection:
             raise Invalid(f"a role is one of {', '.join(ROLES)}, not {role!r}")
         self.url = url
         self.role = role
-        self._location: Location = parse_url(url)
+        self.server = server_address(url)
+        if self.server is not None and force:
+            raise Invalid(f"force ends an owner on this machine; end the one behind {url} where it runs")
+        self._location = parse_url(url) if self.server is None else Location("server", self.server.url, "")
         self._force = force
         self._lock = threading.Lock()
         self._closed = False
         self.current: AnyOwner | None = None
-        self.socket: str | None = None
+        self.address: Address | None = None
+
+    @property
+    def at_hand(self) -> AnyOwner | None:
+        """The owner that was found, for those who may write."""
+        return None if self.role == "reader" else self.current
 
     def owner(self, deadline: float) -> AnyOwner:
         """The owner: this process itself, or a connection to another."""
+        if self.role == "reader":
+            raise Invalid("this store was opened as a reader; open it without role='reader' to write or to use queues")
+        return self.reach(deadline)
+
+    def reach(self, deadline: float) -> AnyOwner:
+        """The owner, also for those who only read: behind a server there is no other way to."""
         current = self.current
         if current is not None:
             return current
-        if self.role == "reader":
-            raise Invalid("this store was opened as a reader; open it without role='reader' to write or to use queues")
         with self._lock:
             if self._closed:
                 raise Unavailable("this store was closed")
@@ -72,6 +89,8 @@ class Connection:
     # -- finding the owner --------------------------------------------------------------------------------------
 
     def _find(self, deadline: float) -> AnyOwner:
+        if self.server is not None:
+            return self._find_server(self.server, deadline)
         if self._location.scheme != "file":
             if self.role == "client":
                 raise Invalid(f"{self.url} has no owner process to be a client of; open it without role='client'")
@@ -114,22 +133,43 @@ class Connection:
         except BaseException:
             lock.release()
             raise
-        self.socket = None
+        self.address = None
         return owner
 
     def _connect(self, deadline: float) -> RemoteOwner | None:
         known = read_owner(self._location.directory)
         if known is None:
             return None
-        probe = RemoteOwner(known.socket, answer_s=min(HUNG_S, deadline - time.monotonic()))
+        address = Address(known.socket)
+        probe = RemoteOwner(address)
         try:
-            probe.status()
+            probe.status(min(HUNG_S, deadline - time.monotonic()))
         except Disconnected:
             return None
         finally:
             probe.close()
-        self.socket = known.socket
-        return RemoteOwner(known.socket)
+        self.address = address
+        return RemoteOwner(address)
+
+    def _find_server(self, address: Address, deadline: float) -> RemoteOwner:
+        pause = RETRY_FIRST_S
+        while True:
+            owner = RemoteOwner(address)
+            try:
+                owner.status(deadline - time.monotonic())
+                self.address = address
+                return owner
+            except BaseException as error:
+                owner.close()
+                if not isinstance(error, Disconnected):
+                    raise
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise Unavailable(
+                        f"no Detent server answers at {self.url} ({error}): start it, or correct the address"
+                    ) from error
+                time.sleep(min(error.retry_s if isinstance(error, Overloaded) else pause, left))
+            pause = min(pause * 2, SERVER_RETRY_MAX_S)
 
     def _nobody(self) -> Unavailable:
         known = read_owner(self._location.directory)

@@ -52,6 +52,7 @@ class LocalOwner:
     def __init__(self, url: str, *, directory: Path | None = None, lock: OwnerLock | None = None) -> None:
         self._lock = lock
         self._server: SocketServer | None = None
+        self._apps: list[OwnerApp] = []
         writer: Writer = open_writer(url)
         try:
             self.reader = writer
@@ -60,8 +61,7 @@ class LocalOwner:
             self.engine = Engine(writer, [self.journals, self.queues])
             crash.point("owner.after_load")
             if directory is not None and lock is not None:
-                self._app = OwnerApp(self.engine, self.journals, self.queues, JournalReader(writer))
-                self._server = SocketServer(self._app, socket_path(directory))
+                self._server = SocketServer(self.new_app(), socket_path(directory))
                 crash.point("owner.after_socket")
                 lock.announce(self.engine.epoch, str(self._server.path))
         except BaseException:
@@ -71,6 +71,12 @@ class LocalOwner:
             raise
         self._housekeeper = Housekeeper(self)
         self.queues.watch.timer = self._housekeeper.look_at
+
+    def new_app(self) -> OwnerApp:
+        """The wire protocol over this owner's engine, for one event loop."""
+        app = OwnerApp(self.engine, self.journals, self.queues, self.reader)
+        self._apps.append(app)
+        return app
 
     @property
     def epoch(self) -> int:
@@ -119,8 +125,9 @@ class LocalOwner:
     def close(self) -> None:
         """Stop serving, finish what is under way, give the lock back."""
         self._housekeeper.stop()
+        for app in self._apps:
+            app.end_waits()
         if self._server is not None:
-            self._app.end_waits()
             self._server.stop()
         self.engine.close()
         if self._lock is not None:

@@ -2,11 +2,19 @@
 
 HTTP carries it, on a Unix socket or TCP. Transactions are MessagePack; everything else is JSON.
 
-    POST /v1/sessions                                   a session for this client
-    POST /v1/transactions                               apply transactions, or answer them again, each by itself
-    GET  /v1/journals/NAME/wait?offset=N&timeout_ms=N   answer when the journal has grown past an offset
-    GET  /v1/queues/NAME/wait?timeout_ms=N              answer when the queue has something to claim
-    GET  /v1/status                                     who answers here
+    POST /v1/sessions                                     a session for this client
+    POST /v1/transactions[?contents=1]                    apply transactions, or answer them again, each by itself
+    GET  /v1/status                                       who answers here
+    GET  /v1/native/size                                  roughly what the store's records occupy
+    GET  /v1/native/wait/journal?journal&offset&timeout_ms   answer when the journal has grown past an offset
+    GET  /v1/native/wait/queue?queue&timeout_ms           answer when the queue has something to claim
+    GET  /v1/native/journals?prefix                       the names of journals
+    GET  /v1/native/journals/info?journal                 one journal; so too: number, extent, offset-at (&time_ms)
+    GET  /v1/native/journals/committed?journal&start&end[&number]      messages, as an Arrow stream; so too: uncommitted
+    PUT  /v1/native/objects/NAME                          write a fragment; GET reads it, HEAD says how large it is
+
+A client on the owner's machine reads journals and payloads from the files. One that is elsewhere asks for `contents`,
+and reads through the last five. (Other paths under /v1 are the server's REST API.)
 """
 
 from __future__ import annotations

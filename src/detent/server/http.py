@@ -28,6 +28,9 @@ JSON_BYTES_MAX: Final = 16 << 20
 BODY_WAIT_S: Final = 60.0
 """How long a client may take to send one request."""
 
+SEND_WAIT_S: Final = 60.0
+"""How long a client may leave a part of a streamed answer unread before it counts as gone."""
+
 PATH_BYTES_MAX: Final = 4 << 10
 QUERY_BYTES_MAX: Final = 16 << 10
 QUERY_FIELDS_MAX: Final = 100
@@ -42,7 +45,6 @@ class Request:
 
     __slots__ = (
         "_body",
-        "_receive",
         "destination",
         "headers",
         "method",
@@ -50,6 +52,7 @@ class Request:
         "path",
         "raw_path",
         "raw_query",
+        "receive",
         "scope",
     )
 
@@ -66,7 +69,7 @@ class Request:
         # What it turned out to be about, for whoever traces requests: a verb such as publish, and the queue or journal.
         self.operation = ""
         self.destination = ""
-        self._receive = receive
+        self.receive = receive
         self._body: bytes | None = None
 
     def check(self) -> None:
@@ -112,7 +115,7 @@ class Request:
                 raise LimitExceeded(f"this request may have at most {limit} bytes, not {declared}")
             try:
                 async with asyncio.timeout(BODY_WAIT_S):
-                    self._body = await _read(self._receive, limit)
+                    self._body = await _read(self.receive, limit)
             except TimeoutError as error:
                 raise Invalid(f"the request was not sent within {BODY_WAIT_S:.0f} s") from error
         return self._body
@@ -173,7 +176,7 @@ class Response:
             await send({"type": "http.response.body", "body": self.body})
             return
         async for part in self.body:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.wait_for(send({"type": "http.response.body", "body": part, "more_body": True}), SEND_WAIT_S)
         await send({"type": "http.response.body", "body": b""})
 
 

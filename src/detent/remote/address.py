@@ -1,0 +1,134 @@
+"""Where an owner answers: a Unix socket on this machine, or a server's URL; and what is needed to be let in there."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import ssl
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from detent.errors import Invalid
+
+TOKEN: Final = "DETENT_TOKEN"
+TOKEN_FILE: Final = "DETENT_TOKEN_FILE"
+CA_FILE: Final = "DETENT_CA_FILE"
+"""Environment variables: a bearer token, or the file that holds one; certificates to trust instead of the system's."""
+
+TOKEN_BYTES_MAX: Final = 8 << 10
+"""What servers take for a header."""
+
+NO_TLS: Final = False
+"""Nothing is encrypted on a Unix socket; certificates for it would take 25 ms to load."""
+
+SCHEMES: Final = ("http", "https")
+URL_MAX: Final = 4096
+
+logger = logging.getLogger("detent.remote")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A Unix socket's path, or a server's base URL."""
+
+    socket: str | None = None
+    url: str = "http://owner"
+
+    @property
+    def has_files(self) -> bool:
+        """Whether whoever talks to this owner can read the store's files itself."""
+        return self.socket is not None
+
+    def transport(self, limits: httpx.Limits) -> httpx.HTTPTransport:
+        """Connections for one client."""
+        if self.socket is not None:
+            return httpx.HTTPTransport(uds=self.socket, limits=limits, verify=NO_TLS)
+        return httpx.HTTPTransport(limits=limits, verify=self._tls())
+
+    def async_transport(self, limits: httpx.Limits) -> httpx.AsyncHTTPTransport:
+        """The same for asyncio."""
+        if self.socket is not None:
+            return httpx.AsyncHTTPTransport(uds=self.socket, limits=limits, verify=NO_TLS)
+        return httpx.AsyncHTTPTransport(limits=limits, verify=self._tls())
+
+    def auth(self) -> httpx.Auth:
+        """What says in every request who sends it."""
+        if not self._is_private and read_token() is not None:
+            logger.warning("the token for %s travels unencrypted: use https", self.url)
+        return httpx.Auth() if self.has_files else _TokenAuth()
+
+    def _tls(self) -> ssl.SSLContext | bool:
+        if not self.url.startswith("https:"):
+            return NO_TLS
+        path = os.environ.get(CA_FILE)
+        try:
+            return ssl.create_default_context(cafile=path or None)
+        except OSError as error:
+            raise Invalid(f"{CA_FILE} names {path!r}, which holds no certificates: {error}") from error
+
+    @property
+    def _is_private(self) -> bool:
+        """Whether nobody on the way can read along."""
+        if self.has_files:
+            return True
+        host = urlsplit(self.url).hostname or ""
+        if self.url.startswith("https:") or host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+
+class _TokenAuth(httpx.Auth):
+    """The token of the environment, looked up for each request: those in files are replaced while a process runs."""
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        token = read_token()
+        if token is not None:
+            request.headers["authorization"] = f"Bearer {token}"
+        yield request
+
+
+def server_address(url: str) -> Address | None:
+    """The server that a store URL names; None for a URL of another kind."""
+    scheme = url.partition(":")[0].lower() if isinstance(url, str) else ""
+    if scheme not in SCHEMES:
+        return None
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise Invalid(f"this is no server's URL: {error}; write {scheme}://HOST:PORT") from error
+    if "@" in parts.netloc:  # not repeated in the error: it may be somebody's password
+        raise Invalid(
+            f"a store URL holds no credentials: put a token into {TOKEN}, or its file's name into {TOKEN_FILE}"
+        )
+    if not host or len(url) > URL_MAX or not url.isascii() or not url.isprintable() or " " in url:
+        raise Invalid(f"{url[:200]!r} is no server's URL: write {scheme}://HOST:PORT")
+    if parts.path not in {"", "/"} or parts.query or parts.fragment or "?" in url or "#" in url:
+        raise Invalid(f"{url[:200]!r} says more than a server's URL should: write {scheme}://HOST:PORT")
+    where = f"[{host}]" if ":" in host else host
+    return Address(url=f"{scheme}://{where}" + ("" if port is None else f":{port}"))
+
+
+def read_token() -> str | None:
+    """The token that the environment gives, if any."""
+    token, path = os.environ.get(TOKEN), os.environ.get(TOKEN_FILE)
+    if token is None and path:
+        try:
+            token = Path(path).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise Invalid(f"{TOKEN_FILE} names {path!r}, which cannot be read: {error}") from error
+    token = (token or "").strip()
+    if not token:
+        return None
+    if not token.isascii() or not token.isprintable() or " " in token or len(token) > TOKEN_BYTES_MAX:
+        raise Invalid(f"the token in {TOKEN} or {TOKEN_FILE} is no token: that is one word of ASCII characters")
+    return token

@@ -1,0 +1,86 @@
+"""The content of messages, put into the answers for clients that have no files to read it from.
+
+An answer carries at most `ANSWER_CONTENT_BYTES_MAX` of it, whatever was claimed: the owner must not hold 10,000
+messages of 16 MiB for one client. A claim takes effect whole, because it is committed before anybody knows how large it
+is; what finds no room is fetched by the client in further calls, which give out only what is still held (`ReadHeld`). A
+list of failed messages is cut short instead, and a search is asked again. The first message of an answer always has
+room, so each call brings its client on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from detent.engine import Request
+from detent.errors import DetentError
+from detent.queue import QueueReader
+from detent.queue import operations as ops
+
+ANSWER_CONTENT_BYTES_MAX: Final = 32 << 20
+"""Two of the largest messages; a hundred clients at once then take some gigabytes, not all there is."""
+
+WITH_CONTENT: Final = (ops.ClaimedMessages, ops.HeldMessages, ops.FailedMessages, ops.MessageFound)
+
+Outcome = list[Any] | DetentError
+
+
+class Room:
+    """What one answer may still carry."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._used = False
+
+    def fits(self, size: int) -> bool:
+        """Take so much, if it is there, or if nothing was taken before."""
+        if size > self._left and self._used:
+            return False
+        self._used = True
+        self._left -= size
+        return True
+
+
+def needed(outcomes: Sequence[Outcome]) -> bool:
+    """Whether any of these answers has messages whose content a client would read."""
+    return any(
+        isinstance(result, WITH_CONTENT) for outcome in outcomes if isinstance(outcome, list) for result in outcome
+    )
+
+
+def attach(requests: Sequence[Any], outcomes: Sequence[Outcome], reader: QueueReader) -> list[Outcome]:
+    """The same answers with content. It reads the store, so it belongs in a thread."""
+    room = Room(ANSWER_CONTENT_BYTES_MAX)
+    return [_attach_all(*pair, reader, room) for pair in zip(requests, outcomes, strict=True)]
+
+
+def _attach_all(request: Request, outcome: Outcome, reader: QueueReader, room: Room) -> Outcome:
+    if isinstance(outcome, DetentError):
+        return outcome
+    try:
+        pairs = zip(request.operations, outcome, strict=True)
+        return [_attach(operation, result, reader, room) for operation, result in pairs]
+    except DetentError as error:
+        return error
+
+
+def _attach(operation: Any, result: Any, reader: QueueReader, room: Room) -> Any:
+    rows: ops.Attached
+    if isinstance(result, (ops.ClaimedMessages, ops.HeldMessages)):
+        rows = [*reader.leading(result.messages, result.records, room.fits)]
+        rows += [None] * (len(result.messages) - len(rows))
+        return msgspec.structs.replace(result, contents=rows)
+    if isinstance(result, ops.FailedMessages):
+        entries = result.messages
+        found = reader.leading([entry.message for entry in entries], [entry.record for entry in entries], room.fits)
+        count = len(found)
+        more = result.more or count < len(entries)
+        return msgspec.structs.replace(result, messages=entries[:count], more=more, contents=[*found])
+    if isinstance(result, ops.MessageFound):
+        rows = []
+        if result.record >= 0:
+            rows = [*reader.leading([operation.message], [result.record], room.fits)] or [None]
+        return msgspec.structs.replace(result, contents=rows)
+    return result

@@ -1,0 +1,97 @@
+"""Which right each operation needs, and on what: a table, because a server must not forget one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+from detent.engine import Operation
+from detent.journal import operations as journals
+from detent.queue import QueueMachine
+from detent.queue import operations as queues
+
+Right = Literal["publish", "consume", "admin"]
+Kind = Literal["queue", "journal"]
+
+
+class Caller(Protocol):
+    """Whoever sent a request, as far as a server knows."""
+
+    def require(self, right: Right, kind: Kind, name: str) -> None:
+        """`Denied` unless the caller has the right on a queue or journal."""
+        ...
+
+    def require_everywhere(self, right: Right) -> None:
+        """`Denied` unless the caller has the right on the whole store."""
+        ...
+
+
+class Need(NamedTuple):
+    """A right, and the field of the operation that says on which queue or journal: a name, or the number that receipts
+    have for a queue. Without a field, or where it is empty, the right is needed on the whole store. `also` is a field
+    that may name a second one."""
+
+    right: Right
+    kind: Kind
+    field: str | None = None
+    also: str | None = None
+
+
+_journal_publish: Final = Need("publish", "journal", "journal")
+_journal_admin: Final = Need("admin", "journal", "journal")
+_queue_admin: Final = Need("admin", "queue", "queue")
+_queue_consume: Final = Need("consume", "queue", "queue")
+
+NEEDS: Final[dict[type[Operation], Need]] = {
+    journals.CreateJournal: _journal_admin,
+    journals.ConfigureJournal: _journal_admin,
+    journals.DeleteJournal: _journal_admin,
+    journals.TrimJournal: _journal_admin,
+    journals.Append: _journal_publish,
+    journals.AppendPacked: _journal_publish,
+    journals.AppendStamped: _journal_publish,
+    journals.AppendBatch: _journal_publish,
+    journals.AdoptFragments: _journal_publish,
+    journals.CheckHead: _journal_publish,
+    journals.CheckRegisters: _journal_publish,
+    journals.UpdateRegisters: _journal_publish,
+    queues.CreateQueue: _queue_admin,
+    queues.ConfigureQueue: _queue_admin,
+    queues.DeleteQueue: _queue_admin,
+    queues.Redrive: Need("admin", "queue", "queue", also="to"),
+    queues.Purge: _queue_admin,
+    queues.SetDedupWindow: Need("admin", "queue"),
+    queues.Publish: Need("publish", "queue", "to"),
+    queues.Claim: _queue_consume,
+    queues.Ack: _queue_consume,
+    queues.Fail: _queue_consume,
+    queues.Extend: _queue_consume,
+    queues.ReadHeld: _queue_consume,
+    queues.DescribeQueues: _queue_consume,
+    queues.ListFailed: _queue_consume,
+    queues.FindMessage: Need("consume", "queue"),
+}
+
+
+def require(caller: Caller, operations: Sequence[Operation], machine: QueueMachine) -> None:
+    """`Denied` unless the caller may do all of these."""
+    for operation in operations:
+        need = NEEDS[type(operation)]
+        named = None if need.field is None else getattr(operation, need.field)
+        if isinstance(named, int):
+            _require_number(caller, need, named, machine)
+        elif named:
+            caller.require(need.right, need.kind, named)
+        else:
+            caller.require_everywhere(need.right)
+        also: Any = None if need.also is None else getattr(operation, need.also)
+        if also:
+            caller.require(need.right, need.kind, also)
+
+
+def _require_number(caller: Caller, need: Need, number: int, machine: QueueMachine) -> None:
+    """On the queue that has a number. Where none has it the operation is refused as stale, whoever asks: the number of
+    a deleted queue is never given to another one."""
+    state = machine.users_queue(number)
+    if state is not None:
+        caller.require(need.right, need.kind, state.name)

@@ -1,0 +1,35 @@
+"""Detent's own clients: `detent.open("https://...")` talks to this part, in the protocol of the owner's socket."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from detent.errors import DetentError
+from detent.remote.app import is_native
+from detent.server.access import Caller
+from detent.server.app import refusal
+from detent.server.http import Request, Response
+
+if TYPE_CHECKING:
+    from detent.store import AsyncStore
+
+
+class NativePart:
+    """Answers the wire protocol (see :mod:`detent.remote.wire`) for callers, each as far as it may."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        self._app = store.owner_app()
+
+    def owns(self, request: Request) -> bool:
+        """Whether this request is for this part."""
+        return is_native(request.path)
+
+    async def answer(self, request: Request, caller: Caller) -> Response:
+        """Answer it."""
+        reply = await self._app.answer(request.scope, request.receive, caller)
+        return Response(reply.body, status=reply.status, type=reply.type, headers=reply.headers)
+
+    def refuse(self, request: Request, error: DetentError) -> Response:
+        """How the client library is told what is wrong."""
+        del request
+        return refusal(error)

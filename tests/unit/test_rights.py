@@ -1,0 +1,83 @@
+"""Which right an operation needs: all of them are in the table, and each asks for the right one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import detent
+from detent.errors import Denied
+from detent.journal import operations as journals
+from detent.queue import operations as queues
+from detent.remote import LocalOwner, rights
+from detent.remote.wire import MACHINES
+from detent.server.access import ANYBODY, Caller, Grant
+
+
+class Notes:
+    """A caller who may do everything, and notes what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+
+    def require(self, right: str, kind: str, name: str) -> None:
+        self.asked.append((right, kind, name))
+
+    def require_everywhere(self, right: str) -> None:
+        self.asked.append((right, "everywhere"))
+
+
+def test_every_operation_of_the_wire_is_in_the_table() -> None:
+    assert set(rights.NEEDS) == {kind for machine in MACHINES for kind in machine.operations}
+
+
+def test_every_field_of_the_table_is_one_of_its_operation() -> None:
+    for kind, need in rights.NEEDS.items():
+        for field in (need.field, need.also):
+            assert field is None or field in kind.__struct_fields__
+
+
+@pytest.mark.parametrize(
+    ("operation", "asked"),
+    [
+        (queues.Publish([b"x"], to="q"), [("publish", "queue", "q")]),
+        (queues.Publish([b"x"]), [("publish", "everywhere")]),
+        (queues.Claim("q"), [("consume", "queue", "q")]),
+        (queues.Ack(1, [0], [1]), [("consume", "queue", "q")]),
+        (queues.Fail(1, [0], [1]), [("consume", "queue", "q")]),
+        (queues.Extend(1, [0], [1]), [("consume", "queue", "q")]),
+        (queues.ReadHeld(1, [0], [1]), [("consume", "queue", "q")]),
+        (queues.Ack(7, [0], [1]), []),
+        (queues.Ack(0, [0], [1]), []),
+        (queues.Redrive("q"), [("admin", "queue", "q")]),
+        (queues.Redrive("q", to="r"), [("admin", "queue", "q"), ("admin", "queue", "r")]),
+        (queues.DescribeQueues("q"), [("consume", "queue", "q")]),
+        (queues.DescribeQueues(None, "q"), [("consume", "everywhere")]),
+        (queues.FindMessage(0), [("consume", "everywhere")]),
+        (queues.SetDedupWindow(1), [("admin", "everywhere")]),
+        (queues.DeleteQueue("q"), [("admin", "queue", "q")]),
+        (journals.Append("j", [b"x"]), [("publish", "journal", "j")]),
+        (journals.CheckRegisters("j", {}), [("publish", "journal", "j")]),
+        (journals.TrimJournal("j", 0), [("admin", "journal", "j")]),
+    ],
+)  # fmt: skip
+def test_what_is_asked_for(operation: Any, asked: list[tuple[str, ...]]) -> None:
+    with detent.open("memory:") as store:
+        store.queue("q").create()
+        owner = store._connection.current
+        assert isinstance(owner, LocalOwner)
+        notes = Notes()
+        rights.require(notes, [operation], owner.queues)
+        assert notes.asked == asked
+        rights.require(ANYBODY, [operation], owner.queues)
+
+
+def test_one_operation_that_is_not_allowed_refuses_all() -> None:
+    with detent.open("memory:") as store:
+        owner = store._connection.current
+        assert isinstance(owner, LocalOwner)
+        caller = Caller("somebody", (Grant("publish", "journal", "a*"),))
+        rights.require(caller, [journals.Append("a1", [b"x"]), journals.Append("a2", [b"x"])], owner.queues)
+        with pytest.raises(Denied, match="somebody may not publish on the journal 'b'"):
+            rights.require(caller, [journals.Append("a1", [b"x"]), journals.Append("b", [b"x"])], owner.queues)

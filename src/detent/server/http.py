@@ -102,6 +102,11 @@ class Request:
                 raise Invalid(f"the request was not sent within {BODY_WAIT_S:.0f} s") from error
         return self._body
 
+    async def gone(self) -> None:
+        """Return when the client has gone away; to be waited for once the body has been read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
 
 async def _read(receive: Receive, limit: int) -> bytes:
     parts: list[bytes] = []

@@ -114,3 +114,34 @@ def test_nothing_answered_is_lost_and_nothing_deleted_comes_back(tmp_path: Path)
         thread.join(60)
     assert record.deleted, "no delete was certain: this test has said nothing"
     assert not record.came_back
+
+
+def test_a_move_task_that_dies_leaves_every_message_in_one_queue(tmp_path: Path) -> None:
+    server = SqsServer(tmp_path / "store")
+    count = 300
+    try:
+        server.start()
+        sqs = server.client(config=PATIENT)
+        urls = [sqs.create_queue(QueueName=name)["QueueUrl"] for name in ("source", "destination")]
+        for first in range(0, count, 10):
+            entries = [{"Id": str(number), "MessageBody": str(number)} for number in range(first, first + 10)]
+            sqs.send_message_batch(QueueUrl=urls[0], Entries=entries)
+
+        def attributes(url: str) -> dict[str, str]:
+            found: dict[str, str] = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+            return found
+
+        def held(url: str) -> int:
+            found = attributes(url)
+            return sum(int(found[f"ApproximateNumberOfMessages{name}"]) for name in ("", "NotVisible", "Delayed"))
+
+        arns = [attributes(url)["QueueArn"] for url in urls]
+        for _ in range(3):
+            before = held(urls[1])
+            sqs.start_message_move_task(SourceArn=arns[0], DestinationArn=arns[1], MaxNumberOfMessagesPerSecond=20)
+            eventually(lambda before=before: held(urls[1]) > before, what="messages moved")
+            server.kill()
+            server.start()
+            assert held(urls[0]) + held(urls[1]) == count
+    finally:
+        server.stop()

@@ -389,7 +389,7 @@ CASES: list[tuple[str, dict[str, Any], int, str, str]] = [
         "UnsupportedOperation",
         "AWS.SimpleQueueService.UnsupportedOperation",
     ),
-    ("CancelMessageMoveTask", {"TaskHandle": "none"}, 404, "ResourceNotFoundException", "ResourceNotFoundException"),
+    ("CancelMessageMoveTask", {"TaskHandle": "0" * 32}, 404, "ResourceNotFoundException", "ResourceNotFoundException"),
     (
         "ListMessageMoveTasks",
         {"SourceArn": "arn:aws:sqs:r:0:none"},

@@ -237,11 +237,14 @@ def _bytes(text: str) -> bytes:
 _BEHIND: Final = msgspec.msgpack.Decoder(list[tuple[str, str, str | None, bytes | None]])
 
 
+_EVERYTHING: Final = frozenset({"All", ".*", "*"})
+
+
 def wanted(attributes: Mapping[str, Attribute], names: list[str]) -> dict[str, Attribute]:
     """Those attributes that a consumer asks for: by name, by the beginning of a name (``bar.*``), or all."""
     if not names or not attributes:
         return {}
-    if "All" in names or ".*" in names:
+    if not _EVERYTHING.isdisjoint(names):
         return dict(attributes)
     exact = {name for name in names if not name.endswith(".*")}
     prefixes = tuple(name[:-2] for name in names if name.endswith(".*"))

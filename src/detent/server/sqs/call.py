@@ -124,7 +124,8 @@ def failed_entry(given: str, error: Refused) -> dict[str, Any]:
 def batch_answer(entries: list[Fields], outcomes: list[dict[str, Any] | Refused]) -> dict[str, Any]:
     """What became of each entry of a batch."""
     pairs = [(entry["Id"], outcome) for entry, outcome in zip(entries, outcomes, strict=True)]
-    return {
+    found = {
         "Successful": [{"Id": given, **done} for given, done in pairs if not isinstance(done, Refused)],
         "Failed": [failed_entry(given, done) for given, done in pairs if isinstance(done, Refused)],
     }
+    return {name: listed for name, listed in found.items() if listed}  # SQS leaves out what is empty

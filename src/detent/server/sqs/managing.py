@@ -7,12 +7,11 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from detent.errors import Exists, LimitExceeded
+from detent.errors import Exists
 from detent.server.sqs.call import Call, may_see, missing, require_any
 from detent.server.sqs.directory import Directory
 from detent.server.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,
-    INVALID_ATTRIBUTE_VALUE,
     PURGE_IN_PROGRESS,
     QUEUE_EXISTS,
     UNSUPPORTED,
@@ -75,8 +74,6 @@ class Managing:
         except Exists:
             view = await self._directory.look(name)
             _check_same(view, attributes, self._place)
-        except LimitExceeded as error:
-            raise Refused(INVALID_ATTRIBUTE_VALUE, str(error)) from error
         self._directory.forget(name)
         return {"QueueUrl": call.base_url + name}
 
@@ -155,8 +152,6 @@ class Managing:
         queue: Any = self._store.queue(view.name)
         try:
             await queue.configure(**settings)
-        except LimitExceeded as error:
-            raise Refused(INVALID_ATTRIBUTE_VALUE, str(error)) from error
         finally:
             self._directory.forget(view.name)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from detent.server.access import Caller
 from detent.server.sqs.attributes import ADDRESS
 from detent.server.sqs.call import Call, require_any
 from detent.server.sqs.directory import Directory
-from detent.server.sqs.errors import NOT_FOUND, UNSUPPORTED, Refused, invalid_value
+from detent.server.sqs.errors import INTERNAL, NOT_FOUND, UNSUPPORTED, Refused, invalid_value, refused
 from detent.server.sqs.names import Place, queue_of_arn
 from detent.server.sqs.settings import View
 
@@ -35,6 +36,8 @@ BATCH: Final = 100
 LEASE: Final = "60s"
 TASKS_KEPT: Final = 10
 """Tasks of one queue that are remembered, as in SQS."""
+
+_HANDLE: Final = re.compile("[0-9a-f]{32}")
 
 logger = logging.getLogger("detent.server.sqs")
 
@@ -96,12 +99,13 @@ class Moving:
         call.caller.require("consume", "queue", source)
         if destination is not None:
             call.caller.require("publish", "queue", destination)
-        view = await self._existing(source)
+        view = await self._existing(source, "SourceArn")
         await self._check(view, destination)
         known = self._tasks.setdefault(source, [])
         if any(task.status in {"RUNNING", "CANCELLING"} for task in known):
-            raise Refused(
-                UNSUPPORTED, "There is already a task running. Only one active task is allowed for a source queue."
+            raise invalid_value(
+                "There is already a task running. Only one active task is allowed for a source queue arn at a given "
+                "time."
             )
         task = Task(source, destination, rate, view.info.available, int(self._clock() * 1000), call.caller)
         known.insert(0, task)
@@ -119,29 +123,33 @@ class Moving:
                     "Source queue must be configured as a Dead Letter Queue, or a DestinationArn be given."
                 )
             return
-        target = await self._existing(destination)
+        target = await self._existing(destination, "DestinationArn")
         if target.name == source.name:
             raise invalid_value("Source and destination are the same queue.")
         if target.is_fifo != source.is_fifo:
             raise invalid_value("Source and destination must be of the same type, FIFO or standard.")
 
-    async def _existing(self, name: str) -> View:
+    async def _existing(self, name: str, parameter: str) -> View:
         try:
             return await self._directory.look(name)
         except Refused as error:
-            raise Refused(NOT_FOUND, "The resource that you specified for a queue doesn't exist.") from error
+            raise Refused(
+                NOT_FOUND, f"The resource that you specified for the {parameter} parameter doesn't exist."
+            ) from error
 
     async def tasks(self, call: Call) -> dict[str, Any]:
         """ListMessageMoveTasks: the newest first."""
         source = queue_of_arn(call.fields["SourceArn"], "SourceArn")
         require_any(call.caller, source)
-        await self._existing(source)
+        await self._existing(source, "SourceArn")
         count = call.number("MaxResults", 1, TASKS_KEPT) or 1
         return {"Results": [task.answer(self._place) for task in self._tasks.get(source, [])[:count]]}
 
     async def cancel(self, call: Call) -> dict[str, Any]:
         """CancelMessageMoveTask."""
         handle = call.fields["TaskHandle"]
+        if not _HANDLE.fullmatch(handle):
+            raise invalid_value("Value for parameter TaskHandle is invalid.")
         task = next((task for known in self._tasks.values() for task in known if task.handle == handle), None)
         if task is None:
             raise Refused(NOT_FOUND, "Task does not exist.")
@@ -161,11 +169,13 @@ class Moving:
                     break
                 if task.rate is not None:
                     await asyncio.sleep(moved / task.rate)
+            task.status = "CANCELLED" if task.status == "CANCELLING" else "COMPLETED"
         except DetentError as error:
             logger.warning("moving messages from %s: %s", task.source, error)
-            task.status, task.reason = "FAILED", str(error)
-        else:
-            task.status = "CANCELLED" if task.status == "CANCELLING" else "COMPLETED"
+            task.status, task.reason = "FAILED", refused(error).fault.code
+        finally:
+            if task.status in {"RUNNING", "CANCELLING"}:
+                task.status, task.reason = "FAILED", INTERNAL.code  # whatever it was: it does not run any more
 
     async def _step(self, task: Task) -> int:
         """Move a few messages; how many there were."""

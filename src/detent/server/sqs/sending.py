@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from detent.store import AsyncStore
 
 DELAY_S_MAX: Final = 900
+SENDER_MAX: Final = 128
+"""Characters of a sender's name that travel with each message."""
+
 DEDUP_ATTRIBUTE: Final = "DetentDedupKey"
 """The message attribute that gives a message of a standard queue a dedup key."""
 
@@ -120,7 +123,7 @@ def _try_letter(view: View, entry: Fields, sender: str) -> Letter | Refused:
 
 def _letter(view: View, fields: Fields, sender: str) -> Letter:
     body = attributes.check_body(text_of(fields, "MessageBody"))
-    headers = {ADDRESS: view.name, SENDER: sender}
+    headers = {ADDRESS: view.name, SENDER: sender[:SENDER_MAX]}
     digests = {"MD5OfMessageBody": md5(body, usedforsecurity=False).hexdigest()}
     size = len(body)
     system = fields.get("MessageSystemAttributes")
@@ -173,7 +176,13 @@ def _standard_key(fields: Fields, given: attributes.Attributes | None, headers: 
     if fields.get("MessageDeduplicationId"):
         raise _wrong_queue_type("MessageDeduplicationId", fields["MessageDeduplicationId"])
     key = None if given is None else given.get(DEDUP_ATTRIBUTE)
-    return None if key is None else key.text
+    if key is None:
+        return None
+    if key.text is None or len(key.text.encode()) > ops.DEDUP_KEY_BYTES_MAX:
+        raise invalid_value(
+            f"The message attribute {DEDUP_ATTRIBUTE} is a String of {ops.DEDUP_KEY_BYTES_MAX} bytes at most."
+        )
+    return key.text
 
 
 def _wrong_queue_type(name: str, value: object) -> Refused:

@@ -245,7 +245,9 @@ def _read_one(changes: Changes, queue: str, name: str, value: str) -> None:
 
 def _check_fifo(queue: str, value: str) -> None:
     if value != "true":
-        raise _bad("FifoQueue", "it is true, or left away")
+        if is_fifo(queue):
+            raise _bad("FifoQueue", "Modifying queue type is not supported")
+        raise Refused(INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue: a queue that is none leaves it out.")
     if not is_fifo(queue):
         raise invalid_value(
             "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, must end with "

@@ -12,7 +12,7 @@ from detent.queue.message import Receipt, ack_operations
 from detent.server.sqs.call import Call, Fields, batch_answer, entries_of, missing, number_of, text_of
 from detent.server.sqs.directory import Directory
 from detent.server.sqs.errors import NOT_IN_FLIGHT, Refused, invalid_value, refused
-from detent.server.sqs.names import receipt_of_handle
+from detent.server.sqs.names import receipt_handle, receipt_of_handle
 from detent.server.sqs.receiving import VISIBILITY_S_MAX
 from detent.server.sqs.settings import View
 
@@ -85,8 +85,8 @@ class Settling:
         if state.state == HELD_AGAIN and not view.is_fifo:
             return  # somebody else has it now, and SQS says nothing
         raise invalid_value(
-            "Value for parameter ReceiptHandle is invalid. Reason: The receipt handle has expired: the message was not "
-            "deleted, and is given out again. Use a longer visibility timeout."
+            f"Value {receipt_handle(receipt)} for parameter ReceiptHandle is invalid. Reason: The receipt handle has "
+            "expired: the message was not deleted, and is given out again. Use a longer visibility timeout."
         )
 
     async def _change(self, view: View, fields: Fields) -> None:
@@ -107,8 +107,8 @@ class Settling:
         state = await self._state(view, receipt)
         if state is None or state.state == "done":
             raise invalid_value(
-                "Value for parameter ReceiptHandle is invalid. Reason: Message does not exist or is not available for "
-                "visibility timeout change."
+                f"Value {receipt_handle(receipt)} for parameter ReceiptHandle is invalid. Reason: Message does not "
+                "exist or is not available for visibility timeout change."
             )
         raise Refused(NOT_IN_FLIGHT, "The specified message isn't in flight under this receipt handle.")
 

@@ -80,6 +80,7 @@ class Posing:
 
     def __init__(self, part: Part, caller: Caller) -> None:
         self._part = part
+        self.name = part.name
         self.caller = caller
 
     def owns(self, request: Request) -> bool:
@@ -92,15 +93,8 @@ class Posing:
     def refuse(self, request: Request, error: DetentError) -> Response:
         return self._part.refuse(request, error)
 
-    def close(self) -> None:
-        _close(self._part)
-
-
-def _close(part: Part) -> None:
-    """Some parts have something to end before the server stops."""
-    close = getattr(part, "close", None)
-    if close is not None:
-        close()
+    async def close(self) -> None:
+        await self._part.close()
 
 
 class _Thread(threading.Thread):
@@ -127,7 +121,7 @@ class _Thread(threading.Thread):
         async with detent.open_async(self._url) as self.store:
             self.parts = self._make_parts(self.store)
             config = uvicorn.Config(
-                Application(self.store, self.parts), log_config=None, log_level="warning", access_log=False,
+                Application(self.parts), log_config=None, log_level="warning", access_log=False,
                 lifespan="off", http="h11", loop="asyncio", ws="none", timeout_graceful_shutdown=int(STOP_SECONDS),
             )  # fmt: skip
             self.server = uvicorn.Server(config)
@@ -138,13 +132,13 @@ class _Thread(threading.Thread):
             await serving
 
     def stop(self) -> None:
-        def end() -> None:
+        async def end() -> None:
             for part in self.parts:
-                _close(part)
+                await part.close()
             self.server.should_exit = True
 
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-            self.loop.call_soon_threadsafe(end)
+            asyncio.run_coroutine_threadsafe(end(), self.loop)
         self.join(STOP_SECONDS)
         assert not self.is_alive(), "the server did not stop"
 

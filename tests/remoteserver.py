@@ -36,6 +36,7 @@ class Guarded:
 
     def __init__(self, part: Part) -> None:
         self._part = part
+        self.name = part.name
 
     def owns(self, request: Request) -> bool:
         return self._part.owns(request)
@@ -50,6 +51,9 @@ class Guarded:
     def refuse(self, request: Request, error: DetentError) -> Response:
         assert not isinstance(error, Denied) or "may not" in str(error)
         return self._part.refuse(request, error)
+
+    async def close(self) -> None:
+        await self._part.close()
 
 
 class HttpServer:
@@ -92,7 +96,7 @@ class HttpServer:
 
 def make_server(store: AsyncStore, *, guarded: bool = False, middle: Any = None, **options: Any) -> _Server:
     part: Part = NativePart(store)
-    app: Any = Application(store, [Guarded(part) if guarded else part])
+    app: Any = Application([Guarded(part) if guarded else part])
     config = uvicorn.Config(
         middle(app) if middle else app,
         log_config=None,

@@ -19,8 +19,8 @@ import pytest
 
 import detent
 from detent.errors import StaleReceipt, Unavailable
-from remoteserver import free_port, server_process
 from processes import Child, Processes
+from remoteserver import free_port, server_process
 
 pytestmark = [
     pytest.mark.xdist_group("server-killed"),

@@ -20,8 +20,8 @@ from detent.codec import published as published_records
 from detent.codec import queue as queue_records
 from detent.codec.keys import Prefix
 from detent.queue.operations import Fail, LeaseExtended, PublishedMessages
-from remoteserver import serving
 from processes import PATIENCE_S, eventually
+from remoteserver import serving
 
 S3_MARKS = [pytest.mark.s3, pytest.mark.xdist_group("s3")]
 WAIT = f"{PATIENCE_S:.0f}s"

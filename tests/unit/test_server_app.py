@@ -48,6 +48,9 @@ class Echo:
     def refuse(self, request: Request, error: DetentError) -> Response:
         return refusal(error)
 
+    async def close(self) -> None:
+        return None
+
 
 class Answer(msgspec.Struct):
     status: int

@@ -80,11 +80,13 @@ _OWNED: Final = frozenset(route.path.split("/")[2].encode() for route in ROUTES 
 class Api:
     """The API over a store. `close` ends the requests that wait for something, so that a server can stop."""
 
+    name = "api"
+
     def __init__(self, store: AsyncStore, *, wait_max: Duration = WAIT_MAX) -> None:
         self._service = Service(store, QueueNumbers(store), asyncio.Event(), milliseconds(wait_max))
 
-    def close(self) -> None:
-        """Answer everybody who waits, with what there is. For the thread of the event loop."""
+    async def close(self) -> None:
+        """Answer everybody who waits, with what there is."""
         self._service.closing.set()
 
     def owns(self, request: Request) -> bool:
@@ -107,6 +109,7 @@ class Api:
         if route is None:
             return _not_allowed(request, routes)
         name = _decode_name(segment, route)
+        request.operation, request.destination = route.handler.__name__, name
         route.authorize(caller, name)
         query = _query(request, route)
         body: Any = None

@@ -41,6 +41,10 @@ class Part(Protocol):
         """How this part says that something is wrong."""
         ...
 
+    async def close(self) -> None:
+        """The server stops: answer those who wait, and end what runs in the background."""
+        ...
+
 
 class Counting(Protocol):
     """Who counts the requests."""

@@ -123,7 +123,7 @@ class Request:
     async def disconnected(self) -> None:
         """Return once the client has gone away, whatever it sends before. For an answer that takes its time: the body,
         if it is wanted, is read before this is called."""
-        while (await self._receive())["type"] != "http.disconnect":
+        while (await self.receive())["type"] != "http.disconnect":
             pass
 
 

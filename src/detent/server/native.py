@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class NativePart:
     """Answers the wire protocol (see :mod:`detent.remote.wire`) for callers, each as far as it may."""
 
+    name = "native"
+
     def __init__(self, store: AsyncStore) -> None:
         self._app = store.owner_app()
 
@@ -28,6 +30,10 @@ class NativePart:
         """Answer it."""
         reply = await self._app.answer(request.scope, request.receive, caller)
         return Response(reply.body, status=reply.status, type=reply.type, headers=reply.headers)
+
+    async def close(self) -> None:
+        """Answer everybody who waits, and who asks again at once."""
+        self._app.end_waits()
 
     def refuse(self, request: Request, error: DetentError) -> Response:
         """How the client library is told what is wrong."""

@@ -61,6 +61,10 @@ class Operators:
             raise Unavailable(f"the store does not answer within {READY_S:.0f} s") from error
         return Response.json({"status": "ready"})
 
+    async def close(self) -> None:
+        """From now on the server is not ready."""
+        self.draining = True
+
     def refuse(self, request: Request, error: DetentError) -> Response:
         """In Detent's own form."""
         del request

@@ -22,12 +22,15 @@ import uvicorn
 
 from detent.errors import Invalid, Unavailable
 from detent.remote import LocalOwner
+from detent.server.api import Api
 from detent.server.app import Application, Part
 from detent.server.keys import KeyRing
 from detent.server.metrics import Metrics
+from detent.server.native import NativePart
 from detent.server.operators import PUBLIC, Operators
+from detent.server.sqs import SqsPart
 from detent.server.tracing import find_tracing
-from detent.store import AsyncStore, open_async
+from detent.store import open_async
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 7410
@@ -89,12 +92,13 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes any that is free."""
+    """A socket that listens; port 0 takes any that is free. It says that it is TCP: asyncio turns Nagle's algorithm off
+    for no other, and each answer would wait 40 ms for an acknowledgement."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
-        listener = socket.socket(family, kind)
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise Invalid(f"{host} is no address to listen on: {error}") from error
     try:
@@ -108,8 +112,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def application(serving: Serving) -> AsyncIterator[tuple[Application, Operators, AsyncStore]]:
-    """The store, opened by this process as its owner, and the application over it."""
+async def application(serving: Serving) -> AsyncIterator[tuple[Application, list[Part]]]:
+    """The store, opened by this process as its owner, and the application over it with its parts: all that answers
+    requests, in the order in which they are asked whether one is their own."""
     async with open_async(serving.url, force=serving.force) as store:
         owner = store._store._connection.current
         if not isinstance(owner, LocalOwner):
@@ -119,17 +124,9 @@ async def application(serving: Serving) -> AsyncIterator[tuple[Application, Oper
             )
         metrics = Metrics()
         owner.engine.observer = metrics
-        operators = Operators(store, metrics)
-        parts: list[Part] = [operators, *_parts(store, owner)]
+        parts: list[Part] = [Operators(store, metrics), Api(store), NativePart(store), SqsPart(store)]
         tracing = find_tracing()
-        app = Application(parts, keys=serving.keys, public=PUBLIC, counting=metrics, tracing=tracing)
-        yield app, operators, store
-
-
-def _parts(store: AsyncStore, owner: LocalOwner) -> list[Part]:
-    """All that answers requests, in the order in which it is asked whether one is its own."""
-    del store, owner
-    return []
+        yield Application(parts, keys=serving.keys, public=PUBLIC, counting=metrics, tracing=tracing), parts
 
 
 async def serve(serving: Serving, ready: Callable[[str], None] | None = None) -> None:
@@ -137,7 +134,7 @@ async def serve(serving: Serving, ready: Callable[[str], None] | None = None) ->
     serving.check()
     listener = listen(serving.host, serving.port)
     with contextlib.closing(listener):
-        async with application(serving) as (app, operators, _):
+        async with application(serving) as (app, parts):
             server = _server(app, serving)
             stop = asyncio.Event()
             with _signals(stop):
@@ -146,7 +143,8 @@ async def serve(serving: Serving, ready: Callable[[str], None] | None = None) ->
                 if ready is not None:
                     ready(address_of(serving, listener))
                 await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
-                operators.draining = True
+                for part in parts:
+                    await part.close()
                 server.should_exit = True
                 ended.cancel()
                 await running

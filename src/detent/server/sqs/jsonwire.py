@@ -1,0 +1,125 @@
+"""The newer of SQS's two protocols: AWS JSON 1.0, with the action in the header X-Amz-Target."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from typing import Any, Final
+
+import msgspec
+
+from detent.server.http import Request, Response
+from detent.server.sqs import shapes
+from detent.server.sqs.attributes import Attribute
+from detent.server.sqs.errors import INVALID_ACTION, MALFORMED, MISSING_ACTION, Refused
+from detent.server.sqs.shapes import ACTIONS, Field
+
+TYPE: Final = "application/x-amz-json-1.0"
+TARGET: Final = "x-amz-target"
+TARGET_PREFIX: Final = "AmazonSQS."
+NUMBER_MAX: Final = (1 << 31) - 1
+"""The integers of the protocol have 32 bits."""
+
+_decode: Final = msgspec.json.Decoder().decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def action_of(request: Request) -> str:
+    """Which action a request is for."""
+    target = request.headers.get(TARGET, "")
+    if not target:
+        raise Refused(MISSING_ACTION, "The request must have the header X-Amz-Target, as in AmazonSQS.SendMessage.")
+    name = target.removeprefix(TARGET_PREFIX)
+    if name not in ACTIONS:
+        raise Refused(INVALID_ACTION, f"The action {name[:100]} is not valid for this endpoint.")
+    return name
+
+
+def read(action: str, body: bytes) -> dict[str, Any]:
+    """The fields of a request's body, each of its type."""
+    try:
+        value = _decode(body) if body else {}
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise malformed(f"the body is no JSON: {error}") from error
+    return _structure(ACTIONS[action].fields, value, "the body")
+
+
+def malformed(what: str) -> Refused:
+    """The request is not of the form that the protocol asks for."""
+    return Refused(MALFORMED, f"The request could not be read: {what}.")
+
+
+def _structure(fields: dict[str, Field], value: Any, where: str) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise malformed(f"{where} is no JSON object")
+    found: dict[str, Any] = {}
+    for name, given in value.items():
+        field = fields.get(name)
+        if field is not None and given is not None:
+            found[name] = _field(field, given, name)
+    return found
+
+
+def _field(field: Field, value: Any, where: str) -> Any:
+    kind = field.kind
+    if kind == shapes.TEXT:
+        return _text(value, where)
+    if kind == shapes.NUMBER:
+        if type(value) is not int or abs(value) > NUMBER_MAX:
+            raise malformed(f"{where[:100]} is no integer")
+        return value
+    if kind == shapes.TEXTS:
+        return [_text(item, where) for item in _list(value, where)]
+    if kind == shapes.ENTRIES:
+        return [_structure(field.fields, item, where) for item in _list(value, where)]
+    if type(value) is not dict:
+        raise malformed(f"{where[:100]} is no JSON object")
+    if kind == shapes.MAP:
+        return {name: _text(item, name) for name, item in value.items()}
+    return {name: _attribute(item, name) for name, item in value.items()}
+
+
+def _text(value: Any, where: str) -> str:
+    if type(value) is not str:
+        raise malformed(f"{where[:100]} is no string")
+    return value
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if type(value) is not list:
+        raise malformed(f"{where[:100]} is no list")
+    return value
+
+
+def _attribute(value: Any, where: str) -> Attribute:
+    if type(value) is not dict:
+        raise malformed(f"the attribute {where[:100]} is no JSON object")
+    data_type, text, data = value.get("DataType"), value.get("StringValue"), value.get("BinaryValue")
+    return Attribute(
+        "" if data_type is None else _text(data_type, "DataType"),
+        None if text is None else _text(text, "StringValue"),
+        None if data is None else binary(_text(data, "BinaryValue")),
+        bool(value.get("StringListValues") or value.get("BinaryListValues")),
+    )
+
+
+def binary(text: str) -> bytes:
+    """Bytes that travel as base64."""
+    try:
+        return b64decode(text, validate=True)
+    except ValueError as error:
+        raise malformed(f"a binary value is no base64: {error}") from error
+
+
+def answer(result: dict[str, Any] | None, request_id: str) -> Response:
+    """What an action answers."""
+    body = b"" if result is None else _encode(result)
+    return Response(body, type=TYPE, headers={"x-amzn-requestid": request_id})
+
+
+def refuse(error: Refused, request_id: str) -> Response:
+    """An error, with the code of the older protocol in a header, for clients that still go by it."""
+    fault = error.fault
+    side = "Sender" if fault.by_sender else "Receiver"
+    headers = {"x-amzn-requestid": request_id, "x-amzn-query-error": f"{fault.code};{side}"}
+    body = _encode({"__type": fault.name, "message": error.message})
+    return Response(body, status=fault.status, type=TYPE, headers=headers)

@@ -1,0 +1,260 @@
+"""Queues made, found, changed, emptied and deleted; their attributes and tags."""
+
+from __future__ import annotations
+
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from detent.errors import Exists
+from detent.server.sqs.call import Call, may_see, missing, require_any
+from detent.server.sqs.directory import Directory
+from detent.server.sqs.errors import (
+    INVALID_ATTRIBUTE_NAME,
+    PURGE_IN_PROGRESS,
+    QUEUE_EXISTS,
+    UNSUPPORTED,
+    Refused,
+    invalid_value,
+)
+from detent.server.sqs.labels import ATTRIBUTE, TAG, TAG_KEY_MAX, TAG_VALUE_MAX, TAGS_MAX, settings_for, tags_of
+from detent.server.sqs.names import Place, check_name, is_fifo
+from detent.server.sqs.settings import (
+    MODIFIED,
+    NAMES,
+    Changes,
+    View,
+    new_queue_settings,
+    read_allow_policy,
+    read_attributes,
+    same,
+)
+
+if TYPE_CHECKING:
+    from detent.store import AsyncStore
+
+PAGE_MAX: Final = 1_000
+"""Queues in one answer, as in SQS."""
+
+
+class Managing:
+    """Administers queues for SQS clients."""
+
+    def __init__(self, store: AsyncStore, directory: Directory, place: Place, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._directory = directory
+        self._place = place
+        self._clock = clock
+        self._purging: set[str] = set()
+
+    async def create(self, call: Call) -> dict[str, Any]:
+        """CreateQueue: a new queue, or one that is there with these very attributes."""
+        name, attributes = call.fields["QueueName"], call.fields.get("Attributes", {})
+        check_name(name)
+        call.caller.require("admin", "queue", name)
+        if is_fifo(name) and attributes.get("FifoQueue") != "true":
+            raise invalid_value(
+                "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length; a name "
+                "that ends in .fifo needs the attribute FifoQueue."
+            )
+        changes = read_attributes(name, attributes)
+        await self._check(call, name, changes)
+        changes.labels |= _tag_labels(call.fields.get("tags", {}))
+        changes.labels[MODIFIED] = str(int(self._clock()))
+        settings = {
+            **new_queue_settings(name),
+            **changes.settings,
+            **settings_for(changes.laid_over({}), None),
+        }
+        queue: Any = self._store.queue(name)
+        try:
+            await queue.create(**settings)
+            await self._set_dedup_window(changes)
+        except Exists:
+            view = await self._directory.look(name)
+            _check_same(view, attributes, self._place)
+        self._directory.forget(name)
+        return {"QueueUrl": call.base_url + name}
+
+    async def _check(self, call: Call, name: str, changes: Changes) -> None:
+        """What attributes ask for beyond the queue itself needs rights beyond it."""
+        if changes.filters:
+            call.caller.require_everywhere("consume")  # a filter sees the messages of every queue
+        if changes.dedup_window_s is not None:
+            call.caller.require_everywhere("admin")
+        if changes.dead_letter:
+            call.caller.require("publish", "queue", changes.dead_letter)
+            await self._check_dead_letter(name, changes.dead_letter)
+
+    async def _check_dead_letter(self, source: str, name: str) -> None:
+        try:
+            target = await self._directory.look(name)
+        except Refused as error:
+            raise _bad_target("Dead letter target does not exist.") from error
+        if target.is_fifo != is_fifo(source):
+            raise _bad_target("Dead-letter queue must be same type of queue as the source.")
+        policy = target.labels.get(ATTRIBUTE + "RedriveAllowPolicy")
+        if policy is None:
+            return
+        permission, sources = read_allow_policy(policy)
+        if permission == "denyAll" or (permission == "byQueue" and source not in sources):
+            raise _bad_target("The dead-letter queue's RedriveAllowPolicy does not allow this source.")
+
+    async def _set_dedup_window(self, changes: Changes) -> None:
+        if changes.dedup_window_s is not None:
+            await self._store.set_dedup_window(f"{changes.dedup_window_s}s")
+
+    async def url(self, call: Call) -> dict[str, Any]:
+        """GetQueueUrl."""
+        name = call.fields["QueueName"]
+        check_name(name)
+        require_any(call.caller, name)
+        await self._directory.find(name)
+        return {"QueueUrl": call.base_url + name}
+
+    async def queues(self, call: Call) -> dict[str, Any]:
+        """ListQueues: those that the caller may do anything with."""
+        views = await self._directory.all(call.fields.get("QueueNamePrefix", ""))
+        return _page(call, "QueueUrls", [view.name for view in views])
+
+    async def sources(self, call: Call) -> dict[str, Any]:
+        """ListDeadLetterSourceQueues."""
+        view = await self._directory.find(call.known_queue())
+        views = await self._directory.all()
+        return _page(call, "queueUrls", [one.name for one in views if one.dead_letter == view.name])
+
+    async def attributes(self, call: Call) -> dict[str, Any]:
+        """GetQueueAttributes."""
+        names: list[str] = call.fields.get("AttributeNames", [])
+        for name in names:
+            if name not in NAMES:
+                raise Refused(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name[:100]}.")
+        view = await self._directory.look(call.known_queue())
+        if not names:
+            return {}
+        found = view.attributes(self._place)
+        return {"Attributes": found if "All" in names else {name: found[name] for name in names if name in found}}
+
+    async def set_attributes(self, call: Call) -> None:
+        """SetQueueAttributes."""
+        name, attributes = call.queue("admin"), call.fields["Attributes"]
+        async with self._directory.changing(name):
+            view = await self._directory.look(name)
+            changes = read_attributes(name, attributes)
+            await self._check(call, name, changes)
+            await self._change(view, changes)
+            await self._set_dedup_window(changes)
+
+    async def _change(self, view: View, changes: Changes) -> None:
+        changes.labels[MODIFIED] = str(int(self._clock()))
+        settings = {**changes.settings, **settings_for(changes.laid_over(view.labels), view.info)}
+        queue: Any = self._store.queue(view.name)
+        try:
+            await queue.configure(**settings)
+        finally:
+            self._directory.forget(view.name)
+
+    async def purge(self, call: Call) -> None:
+        """PurgeQueue: what is available or delayed goes at once; what is in flight stays with its holder."""
+        name = call.queue("admin")
+        await self._directory.look(name)
+        if name in self._purging:
+            raise Refused(PURGE_IN_PROGRESS, f"Only one PurgeQueue operation on {name} is allowed at a time.")
+        self._purging.add(name)
+        try:
+            await self._store.queue(name).purge()
+        finally:
+            self._purging.discard(name)
+
+    async def delete(self, call: Call) -> None:
+        """DeleteQueue."""
+        name = call.queue("admin")
+        await self._directory.look(name)
+        await self._store.queue(name).delete()
+        self._directory.forget(name)
+
+    # -- tags ---------------------------------------------------------------------------------------------------
+
+    async def tags(self, call: Call) -> dict[str, Any]:
+        """ListQueueTags."""
+        view = await self._directory.look(call.known_queue())
+        found = tags_of(view.labels)
+        return {"Tags": found} if found else {}
+
+    async def tag(self, call: Call) -> None:
+        """TagQueue."""
+        name, labels = call.queue("admin"), _tag_labels(call.fields["Tags"])
+        async with self._directory.changing(name):
+            view = await self._directory.look(name)
+            if len(tags_of(view.labels | labels)) > TAGS_MAX:
+                raise invalid_value(f"A queue has at most {TAGS_MAX} tags.")
+            await self._change(view, Changes(labels=dict(labels)))
+
+    async def untag(self, call: Call) -> None:
+        """UntagQueue."""
+        name, keys = call.queue("admin"), call.fields["TagKeys"]
+        if not keys:
+            raise missing("TagKeys")
+        async with self._directory.changing(name):
+            view = await self._directory.look(name)
+            await self._change(view, Changes(labels={TAG + key: None for key in keys}))
+
+    async def permission(self, call: Call) -> None:
+        """AddPermission and RemovePermission, which have no meaning here."""
+        call.queue("admin")
+        raise Refused(
+            UNSUPPORTED, "Queues have no permissions of their own here: give the server's credentials other grants."
+        )
+
+
+def _bad_target(reason: str) -> Refused:
+    return invalid_value(f"Value for parameter RedrivePolicy is invalid. Reason: {reason}")
+
+
+def _tag_labels(tags: dict[str, str]) -> dict[str, str]:
+    if len(tags) > TAGS_MAX:
+        raise invalid_value(f"A queue has at most {TAGS_MAX} tags.")
+    for key, value in tags.items():
+        if not 1 <= len(key) <= TAG_KEY_MAX or len(value) > TAG_VALUE_MAX:
+            raise invalid_value(
+                f"A tag has a key of 1 to {TAG_KEY_MAX} characters and a value of up to {TAG_VALUE_MAX}."
+            )
+    return {TAG + key: value for key, value in tags.items()}
+
+
+def _check_same(view: View, attributes: dict[str, str], place: Place) -> None:
+    known = view.attributes(place)
+    for name, value in attributes.items():
+        if not same(name, value, known.get(name)):
+            raise Refused(
+                QUEUE_EXISTS,
+                f"A queue already exists with the same name and a different value for attribute {name}",
+            )
+
+
+def _page(call: Call, field: str, names: list[str]) -> dict[str, Any]:
+    """A page of queue URLs, and a token for the next one: the last name of this one."""
+    size = call.number("MaxResults", 1, PAGE_MAX)
+    token = call.fields.get("NextToken")
+    after = "" if not token else _name_of_token(token)
+    shown = [name for name in names if name > after and may_see(call.caller, name)]
+    page = shown[: size or PAGE_MAX]
+    found: dict[str, Any] = {field: [call.base_url + name for name in page]}
+    if size is not None and len(shown) > len(page):
+        found["NextToken"] = urlsafe_b64encode(page[-1].encode()).decode()
+    return found if page or field == "queueUrls" else {}
+
+
+def _name_of_token(token: str) -> str:
+    try:
+        name = urlsafe_b64decode(token).decode("ascii")
+    except ValueError as error:
+        raise invalid_value("Invalid or expired next token.") from error
+    check_name(name)
+    return name
+
+
+def wall_clock() -> float:
+    """The time, in seconds since 1970."""
+    return time.time()

@@ -1,0 +1,154 @@
+"""The SQS endpoint as a part of the server: which requests are its own, and how each is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from detent.errors import DetentError, LimitExceeded
+from detent.server.access import Caller
+from detent.server.http import Request, Response
+from detent.server.sqs import jsonwire, querywire
+from detent.server.sqs.call import Answer, Call, Fields, missing
+from detent.server.sqs.directory import Directory
+from detent.server.sqs.errors import TOO_LARGE, Refused, refused
+from detent.server.sqs.managing import Managing, wall_clock
+from detent.server.sqs.moving import Moving
+from detent.server.sqs.names import Place, base_url
+from detent.server.sqs.receiving import Receiving
+from detent.server.sqs.sending import Sending
+from detent.server.sqs.settling import Settling
+from detent.server.sqs.shapes import ACTIONS
+
+if TYPE_CHECKING:
+    from detent.store import AsyncStore
+
+BODY_BYTES_MAX: Final = 8 << 20
+"""A batch of 1 MiB in which every character is escaped, and some more."""
+
+_PATH: Final = re.compile(r"/(\d{12}/[^/]{1,100}/?)?")
+
+Handler = Callable[[Call], Awaitable[Answer]]
+
+
+class SqsPart:
+    """Answers SQS clients, in both of their protocols, from the queues of a store."""
+
+    name = "sqs"
+
+    def __init__(
+        self, store: AsyncStore, *, place: Place | None = None, clock: Callable[[], float] = wall_clock
+    ) -> None:
+        self._place = place or Place()
+        self._closing = asyncio.Event()
+        directory = Directory(store)
+        sending = Sending(store, directory)
+        receiving = Receiving(store, directory, self._place)
+        settling = Settling(store, directory)
+        managing = Managing(store, directory, self._place, clock)
+        self._moving = moving = Moving(store, directory, self._place, clock)
+        self._handlers: dict[str, Handler] = {
+            "AddPermission": managing.permission,
+            "CancelMessageMoveTask": moving.cancel,
+            "ChangeMessageVisibility": settling.change,
+            "ChangeMessageVisibilityBatch": settling.change_batch,
+            "CreateQueue": managing.create,
+            "DeleteMessage": settling.delete,
+            "DeleteMessageBatch": settling.delete_batch,
+            "DeleteQueue": managing.delete,
+            "GetQueueAttributes": managing.attributes,
+            "GetQueueUrl": managing.url,
+            "ListDeadLetterSourceQueues": managing.sources,
+            "ListMessageMoveTasks": moving.tasks,
+            "ListQueueTags": managing.tags,
+            "ListQueues": managing.queues,
+            "PurgeQueue": managing.purge,
+            "ReceiveMessage": receiving.receive,
+            "RemovePermission": managing.permission,
+            "SendMessage": sending.send,
+            "SendMessageBatch": sending.send_batch,
+            "SetQueueAttributes": managing.set_attributes,
+            "StartMessageMoveTask": moving.start,
+            "TagQueue": managing.tag,
+            "UntagQueue": managing.untag,
+        }
+
+    async def close(self) -> None:
+        """Answer those who wait, and stop what runs in the background, before the store is closed."""
+        self._closing.set()
+        await self._moving.close()
+
+    def owns(self, request: Request) -> bool:
+        """Whether a request is one of an SQS client: by its target, or a form (or an Action in the address) at a place
+        where only queues are."""
+        if request.headers.get(jsonwire.TARGET, "").startswith(jsonwire.TARGET_PREFIX):
+            return True
+        if not _PATH.fullmatch(request.path):
+            return False
+        if request.method == "POST":
+            return request.content_type in {querywire.FORM_TYPE, jsonwire.TYPE}
+        return request.method == "GET" and b"Action=" in request.raw_query
+
+    async def answer(self, request: Request, caller: Caller) -> Response:
+        """Answer a request in the protocol that it came in."""
+        request_id = str(uuid.uuid4())
+        try:
+            body = await self._body(request)
+            if _is_json(request):
+                action = jsonwire.action_of(request)
+                fields = jsonwire.read(action, body)
+                result = await self._run(action, fields, request, caller)
+                return jsonwire.answer(result, request_id)
+            form = querywire.read_form(request, body)
+            action = querywire.action_of(form)
+            fields = querywire.read(action, form, request.path)
+            result = await self._run(action, fields, request, caller)
+            return querywire.answer(action, result, request_id)
+        except DetentError as error:
+            return _refuse(request, error, request_id)
+
+    def refuse(self, request: Request, error: DetentError) -> Response:
+        """How an SQS client is told that something is wrong."""
+        return _refuse(request, error, str(uuid.uuid4()))
+
+    async def _body(self, request: Request) -> bytes:
+        try:
+            return await request.body(BODY_BYTES_MAX)
+        except LimitExceeded as error:
+            raise Refused(TOO_LARGE, str(error)) from error
+
+    async def _run(self, action: str, fields: Fields, request: Request, caller: Caller) -> Answer:
+        spec = ACTIONS[action]
+        for name in spec.required:
+            value = fields.get(name)
+            if value is None or value == "":
+                raise missing(name)
+        base = base_url(request.scope.get("scheme", "http"), request.headers.get("host"), self._place)
+        request.operation = action
+        call = Call(action, fields, caller, base, partial(self._gone, request))
+        result = await self._handlers[action](call)
+        return result if spec.answers else None
+
+    async def _gone(self, request: Request) -> None:
+        """Return when the client has gone away, or the server goes."""
+        ends = [asyncio.create_task(request.disconnected()), asyncio.create_task(self._closing.wait())]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+
+
+def _is_json(request: Request) -> bool:
+    return jsonwire.TARGET in request.headers or request.content_type == jsonwire.TYPE
+
+
+def _refuse(request: Request, error: DetentError, request_id: str) -> Response:
+    known = refused(error)
+    if _is_json(request):
+        return jsonwire.refuse(known, request_id)
+    return querywire.refuse(known, request_id)

@@ -1,0 +1,278 @@
+"""ReceiveMessage: claims, waits and answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from base64 import b64encode
+from collections.abc import Mapping
+from hashlib import md5
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from detent.codec.published import URI, Metadata
+from detent.errors import StaleReceipt
+from detent.queue import operations as ops
+from detent.queue.message import Receipt
+from detent.server.sqs import attributes
+from detent.server.sqs.attributes import ADDRESS, DEDUP, GROUP, SENDER, TRACE, Attribute
+from detent.server.sqs.call import Call
+from detent.server.sqs.directory import Directory
+from detent.server.sqs.errors import INVALID_ATTRIBUTE_NAME, Refused, invalid_value
+from detent.server.sqs.names import Place, check_token, message_id, receipt_handle, sequence_number
+from detent.server.sqs.settings import NAMES, View
+
+if TYPE_CHECKING:
+    from detent.store import AsyncStore
+
+MESSAGES_MAX: Final = 10
+WAIT_S_MAX: Final = 20
+VISIBILITY_S_MAX: Final = 43_200
+WAIT_SLICE_S: Final = 5.0
+"""A call that waits looks again this often, whatever it hears: the owner may have been replaced."""
+
+ATTEMPT_S: Final = 300.0
+"""How long a FIFO queue's consumer may ask again under the same attempt id, as in SQS."""
+
+ATTEMPTS_MAX: Final = 10_000
+ENCODING: Final = "DetentEncoding"
+"""A message attribute of bodies that are no text of SQS's: how they are written here."""
+
+SYSTEM_NAMES: Final = frozenset(
+    {
+        "All",
+        "SenderId",
+        "SentTimestamp",
+        "ApproximateReceiveCount",
+        "ApproximateFirstReceiveTimestamp",
+        "SequenceNumber",
+        "MessageDeduplicationId",
+        "MessageGroupId",
+        "AWSTraceHeader",
+        "DeadLetterQueueSourceArn",
+    }
+)
+
+
+class Wish(NamedTuple):
+    """What a consumer asks for."""
+
+    messages: int
+    lease_ms: int | None
+    wait_s: int
+    system: frozenset[str]
+    attributes: list[str]
+
+
+class Claimed(NamedTuple):
+    """One claimed message with its content."""
+
+    message: int
+    delivery: int
+    attempts: int
+    kind: int
+    payload: bytes
+    about: Metadata
+
+
+class Receiving:
+    """Gives messages to consumers."""
+
+    def __init__(self, store: AsyncStore, directory: Directory, place: Place) -> None:
+        self._store = store
+        self._directory = directory
+        self._place = place
+        self._attempts: dict[tuple[str, str], tuple[float, ops.ClaimedMessages]] = {}
+
+    async def receive(self, call: Call) -> dict[str, Any]:
+        """ReceiveMessage."""
+        view = await self._directory.find(call.queue("consume"))
+        wish = _wish(view, call)
+        attempt = _attempt(view, call)
+        result = await self._again(view, attempt, wish)
+        found = [] if result is None else await self._contents(result)
+        if not found:
+            result, found = await self._claim(view, wish, call)
+        if not found:
+            return {}
+        if attempt is not None and result is not None:
+            self._remember(attempt, result)
+        firsts = await self._first_receives(view, found, wish)
+        return {"Messages": [await self._answer(view, one, wish, firsts) for one in found]}
+
+    async def _claim(self, view: View, wish: Wish, call: Call) -> tuple[ops.ClaimedMessages | None, list[Claimed]]:
+        """Claim messages; while there are none, wait for them as long as the consumer wants and is there."""
+        operation = ops.Claim(view.name, wish.messages, wish.lease_ms, call.caller.name[: ops.CONSUMER_BYTES_MAX // 4])
+        deadline = time.monotonic() + wish.wait_s
+        gone: asyncio.Future[None] | None = None
+        try:
+            while True:
+                result: ops.ClaimedMessages = (await self._store.commit([operation]))[0]
+                found = await self._contents(result) if result.messages else []
+                left_s = deadline - time.monotonic()
+                if found or left_s <= 0:
+                    return result, found
+                gone = gone or asyncio.ensure_future(call.gone())
+                if not await self._wait(view.name, min(left_s, WAIT_SLICE_S), gone):
+                    return None, []
+        finally:
+            if gone is not None:
+                gone.cancel()
+
+    async def _wait(self, queue: str, seconds: float, gone: asyncio.Future[None]) -> bool:
+        """Wait until there may be messages; False if the consumer has gone meanwhile: nobody would get them."""
+        waiting = asyncio.ensure_future(self._store.wait_claimable(queue, int(seconds * 1000) + 1))
+        try:
+            await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if waiting.done() and not waiting.cancelled():
+            waiting.result()
+        return not gone.done()
+
+    async def _contents(self, result: ops.ClaimedMessages) -> list[Claimed]:
+        """What was claimed, with its content; what has ended its retention meanwhile is left out."""
+        read = self._store.messages.columns
+        if self._store.objects.local:  # a look at a local file does not block
+            columns = read(result.messages, result.records)
+        else:
+            columns = await asyncio.to_thread(read, result.messages, result.records)
+        rows = zip(result.messages, result.attempts, columns.kinds, columns.payloads, columns.about, strict=True)
+        return [
+            Claimed(message, result.first_delivery + index, attempts, kind, payload, about)
+            for index, (message, attempts, kind, payload, about) in enumerate(rows)
+            if payload is not None and about is not None
+        ]
+
+    # -- the same messages again --------------------------------------------------------------------------------
+
+    def _remember(self, attempt: tuple[str, str], result: ops.ClaimedMessages) -> None:
+        now = time.monotonic()
+        if len(self._attempts) >= ATTEMPTS_MAX:
+            self._attempts = {key: known for key, known in self._attempts.items() if known[0] > now}
+        if len(self._attempts) < ATTEMPTS_MAX:
+            self._attempts[attempt] = (now + ATTEMPT_S, result)
+
+    async def _again(self, view: View, attempt: tuple[str, str] | None, wish: Wish) -> ops.ClaimedMessages | None:
+        """What an earlier call under the same attempt id got, if nothing became of it yet; its leases start anew."""
+        expires_s, result = (0.0, None) if attempt is None else self._attempts.get(attempt, (0.0, None))
+        if result is None or expires_s < time.monotonic() or result.queue != view.number:
+            return None
+        deliveries = list(range(result.first_delivery, result.first_delivery + len(result.messages)))
+        try:
+            await self._store.commit([ops.Extend(result.queue, result.messages, deliveries, wish.lease_ms)])
+        except StaleReceipt:
+            return None
+        return result
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    async def _first_receives(self, view: View, found: list[Claimed], wish: Wish) -> dict[int, int]:
+        """When messages were received first, in milliseconds: the owner knows it of those that come again."""
+        if not wish.system & {"All", "ApproximateFirstReceiveTimestamp"}:
+            return {}
+        again = [one.message for one in found if one.attempts > 1]
+        if not again:
+            return {}
+        results: list[ops.MessageFound] = await self._store.commit([ops.FindMessage(message) for message in again])
+        return {
+            message: min(claimed_ms for claimed_ms, *_ in state.history)
+            for message, result in zip(again, results, strict=True)
+            for state in result.states
+            if state.queue == view.name and state.history
+        }
+
+    async def _answer(self, view: View, one: Claimed, wish: Wish, firsts: Mapping[int, int]) -> dict[str, Any]:
+        headers = one.about.headers
+        origin = await self._origin(view, headers)
+        payload, given = attributes.unpack(one.payload, headers)
+        body, encoding = _body(one.kind, payload)
+        if encoding:
+            given[ENCODING] = Attribute("String", encoding)
+        answer: dict[str, Any] = {
+            "MessageId": message_id(origin.number, one.message),
+            "ReceiptHandle": receipt_handle(Receipt(view.number, one.message, one.delivery)),
+            "MD5OfBody": md5(body.encode(), usedforsecurity=False).hexdigest(),
+            "Body": body,
+        }
+        if wish.system:
+            found = self._system(view, one, origin, firsts)
+            shown = found if "All" in wish.system else {name: found[name] for name in found if name in wish.system}
+            if shown:
+                answer["Attributes"] = shown
+        wanted = attributes.wanted(given, wish.attributes)
+        if wanted:
+            answer["MD5OfMessageAttributes"] = attributes.digest(wanted)
+            answer["MessageAttributes"] = {name: attribute.answer() for name, attribute in wanted.items()}
+        return answer
+
+    async def _origin(self, view: View, headers: Mapping[str, str]) -> View:
+        """The queue that a message was sent to. A dead letter keeps the id that it had there."""
+        name = headers.get(ADDRESS, view.name)
+        if name == view.name:
+            return view
+        try:
+            return await self._directory.find(name)
+        except Refused:
+            return view  # that queue is gone
+
+    def _system(self, view: View, one: Claimed, origin: View, firsts: Mapping[int, int]) -> dict[str, str]:
+        headers = one.about.headers
+        first_ms = firsts.get(one.message, int(time.time() * 1000))
+        found = {
+            "SenderId": headers.get(SENDER, self._place.account),
+            "SentTimestamp": str(one.about.received_ms),
+            "ApproximateReceiveCount": str(one.attempts),
+            "ApproximateFirstReceiveTimestamp": str(first_ms),
+        }
+        if view.is_fifo:
+            found["SequenceNumber"] = sequence_number(one.message)
+        for name, header in _FROM_HEADERS.items():
+            if header in headers:
+                found[name] = headers[header]
+        if origin is not view and origin.dead_letter == view.name:
+            found["DeadLetterQueueSourceArn"] = self._place.arn(origin.name)
+        return found
+
+
+_FROM_HEADERS: Final = {"MessageGroupId": GROUP, "MessageDeduplicationId": DEDUP, "AWSTraceHeader": TRACE}
+
+
+def _wish(view: View, call: Call) -> Wish:
+    fields = call.fields
+    system = frozenset([*fields.get("AttributeNames", ()), *fields.get("MessageSystemAttributeNames", ())])
+    unknown = system - SYSTEM_NAMES - NAMES
+    if unknown:
+        raise Refused(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {min(unknown)[:100]}.")
+    visibility_s = call.number("VisibilityTimeout", 0, VISIBILITY_S_MAX)
+    wait_s = call.number("WaitTimeSeconds", 0, WAIT_S_MAX)
+    return Wish(
+        call.number("MaxNumberOfMessages", 1, MESSAGES_MAX) or 1,
+        # A lease lasts a millisecond at least: as good as the zero that SQS allows.
+        None if visibility_s is None else max(1, visibility_s * 1000),
+        view.wait_s if wait_s is None else wait_s,
+        system,
+        fields.get("MessageAttributeNames", []),
+    )
+
+
+def _attempt(view: View, call: Call) -> tuple[str, str] | None:
+    given = call.fields.get("ReceiveRequestAttemptId")
+    if not given:
+        return None
+    check_token(given, "ReceiveRequestAttemptId")
+    if not view.is_fifo:
+        raise invalid_value(
+            "The parameter ReceiveRequestAttemptId is not valid for this queue type: it is for FIFO queues."
+        )
+    return view.name, given
+
+
+def _body(kind: int, payload: bytes) -> tuple[str, str]:
+    """A payload as text, and how it is written if it was not text that SQS allows."""
+    if kind == URI:
+        return payload.decode(), "uri"
+    try:
+        body = payload.decode()
+    except UnicodeDecodeError:
+        return b64encode(payload).decode(), "base64"
+    return (body, "") if attributes.is_text(body) else (b64encode(payload).decode(), "base64")

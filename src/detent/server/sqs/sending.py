@@ -1,0 +1,192 @@
+"""SendMessage and SendMessageBatch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import md5, sha256
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from detent.errors import DetentError, Invalid
+from detent.queue import calls
+from detent.queue import operations as ops
+from detent.queue.message import Published
+from detent.server.sqs import attributes
+from detent.server.sqs.attributes import ADDRESS, DEDUP, GROUP, SENDER, TRACE
+from detent.server.sqs.call import Call, Fields, batch_answer, entries_of, missing, number_of, text_of
+from detent.server.sqs.directory import Directory
+from detent.server.sqs.errors import BATCH_TOO_LONG, Refused, invalid_value, refused
+from detent.server.sqs.names import check_token, message_id, sequence_number
+from detent.server.sqs.settings import MESSAGE_BYTES_MAX, View
+
+if TYPE_CHECKING:
+    from detent.store import AsyncStore
+
+DELAY_S_MAX: Final = 900
+SENDER_MAX: Final = 128
+"""Characters of a sender's name that travel with each message."""
+
+DEDUP_ATTRIBUTE: Final = "DetentDedupKey"
+"""The message attribute that gives a message of a standard queue a dedup key."""
+
+
+class Letter(NamedTuple):
+    """A message that is ready to be published, and what its sender is told of it."""
+
+    payload: bytes
+    headers: dict[str, str]
+    delay_ms: int
+    dedup_key: str | None
+    size: int
+    digests: dict[str, str]
+
+
+class Sending:
+    """Publishes what SQS clients send."""
+
+    def __init__(self, store: AsyncStore, directory: Directory) -> None:
+        self._store = store
+        self._directory = directory
+
+    async def send(self, call: Call) -> dict[str, Any]:
+        """SendMessage."""
+        view = await self._directory.find(call.queue("publish"))
+        letter = _letter(view, call.fields, call.caller.name)
+        published = await self._publish(view, [letter])
+        return _sent(view, letter, published[0])
+
+    async def send_batch(self, call: Call) -> dict[str, Any]:
+        """SendMessageBatch: what is wrong with one entry is no matter of the others."""
+        view = await self._directory.find(call.queue("publish"))
+        entries = entries_of(call)
+        outcomes: list[Any] = [_try_letter(view, entry, call.caller.name) for entry in entries]
+        letters = [outcome for outcome in outcomes if isinstance(outcome, Letter)]
+        size = sum(letter.size for letter in letters)
+        if size > MESSAGE_BYTES_MAX:
+            raise Refused(
+                BATCH_TOO_LONG,
+                f"Batch requests cannot be longer than {MESSAGE_BYTES_MAX} bytes. You have sent {size} bytes.",
+            )
+        sent = iter(await self._publish_each(view, letters))
+        return batch_answer(entries, [next(sent) if isinstance(one, Letter) else one for one in outcomes])
+
+    async def _publish_each(self, view: View, letters: list[Letter]) -> list[dict[str, Any] | Refused]:
+        """All in one transaction; one by one if it is refused, to learn which of them it was."""
+        if not letters:
+            return []
+        try:
+            published = await self._publish(view, letters)
+        except Invalid as error:
+            if len(letters) == 1:
+                return [refused(error)]
+            return [(await self._publish_each(view, [letter]))[0] for letter in letters]
+        return [_sent(view, letter, one) for letter, one in zip(letters, published, strict=True)]
+
+    async def _publish(self, view: View, letters: Sequence[Letter]) -> list[Published]:
+        """Publish letters in order: neighbours with the same delay share an operation."""
+        operations: list[Any] = []
+        group: list[Letter] = []
+        for letter in letters:
+            if group and group[0].delay_ms != letter.delay_ms:
+                operations.append(_operation(view, group))
+                group = []
+            group.append(letter)
+        operations.append(_operation(view, group))
+        return calls.published(await self._store.commit(operations))
+
+
+def _operation(view: View, letters: list[Letter]) -> ops.Publish:
+    keys = [letter.dedup_key for letter in letters]
+    return ops.Publish(
+        payloads=[letter.payload for letter in letters],
+        headers=[letter.headers for letter in letters],
+        delay_ms=letters[0].delay_ms,
+        retention_s=view.retention_s,
+        dedup_keys=None if all(key is None for key in keys) else keys,
+        to=view.name,
+    )
+
+
+def _sent(view: View, letter: Letter, published: Published) -> dict[str, Any]:
+    """What a sender is told; of a duplicate, what the sender of the first one was told."""
+    answer: dict[str, Any] = {**letter.digests, "MessageId": message_id(view.number, published.message)}
+    if view.is_fifo:
+        answer["SequenceNumber"] = sequence_number(published.message)
+    return answer
+
+
+def _try_letter(view: View, entry: Fields, sender: str) -> Letter | Refused:
+    try:
+        return _letter(view, entry, sender)
+    except DetentError as error:
+        return refused(error)
+
+
+def _letter(view: View, fields: Fields, sender: str) -> Letter:
+    body = attributes.check_body(text_of(fields, "MessageBody"))
+    headers = {ADDRESS: view.name, SENDER: sender[:SENDER_MAX]}
+    digests = {"MD5OfMessageBody": md5(body, usedforsecurity=False).hexdigest()}
+    size = len(body)
+    system = fields.get("MessageSystemAttributes")
+    if system:
+        headers[TRACE] = attributes.check_system(system) or ""
+        digests["MD5OfMessageSystemAttributes"] = attributes.digest(system)
+    given = fields.get("MessageAttributes")
+    if given:
+        size += attributes.check(given)
+        digests["MD5OfMessageAttributes"] = attributes.digest(given)
+    if size > view.message_bytes_max:
+        raise invalid_value(
+            "One or more parameters are invalid. Reason: Message must be shorter than "
+            f"{view.message_bytes_max} bytes; this one has {size}."
+        )
+    delay_s = number_of(fields, "DelaySeconds", 0, DELAY_S_MAX)
+    key = _fifo_key(view, fields, body, delay_s, headers) if view.is_fifo else _standard_key(fields, given, headers)
+    payload = attributes.pack(body, given, headers) if given else body
+    delay_ms = view.delay_ms if delay_s is None else delay_s * 1000
+    return Letter(payload, headers, delay_ms, key, size, digests)
+
+
+def _fifo_key(view: View, fields: Fields, body: bytes, delay_s: int | None, headers: dict[str, str]) -> str:
+    """The dedup key of a message of a FIFO queue, whose group and deduplication id go into its headers."""
+    group, dedup = fields.get("MessageGroupId"), fields.get("MessageDeduplicationId")
+    if not group:
+        raise missing("MessageGroupId")
+    check_token(group, "MessageGroupId")
+    if delay_s:
+        raise _wrong_queue_type("DelaySeconds", delay_s)
+    if dedup:
+        check_token(dedup, "MessageDeduplicationId")
+    elif view.content_dedup:
+        dedup = sha256(body).hexdigest()
+    else:
+        raise invalid_value(
+            "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided "
+            "explicitly"
+        )
+    headers[GROUP], headers[DEDUP] = group, dedup
+    # Within a group, both together name the message; their digest fits into a dedup key, which they need not.
+    return sha256(f"{len(group)} {group} {dedup}".encode()).hexdigest() if view.group_dedup else str(dedup)
+
+
+def _standard_key(fields: Fields, given: attributes.Attributes | None, headers: dict[str, str]) -> str | None:
+    group = fields.get("MessageGroupId")
+    if group:
+        check_token(group, "MessageGroupId")
+        headers[GROUP] = group
+    if fields.get("MessageDeduplicationId"):
+        raise _wrong_queue_type("MessageDeduplicationId", fields["MessageDeduplicationId"])
+    key = None if given is None else given.get(DEDUP_ATTRIBUTE)
+    if key is None:
+        return None
+    if key.text is None or len(key.text.encode()) > ops.DEDUP_KEY_BYTES_MAX:
+        raise invalid_value(
+            f"The message attribute {DEDUP_ATTRIBUTE} is a String of {ops.DEDUP_KEY_BYTES_MAX} bytes at most."
+        )
+    return key.text
+
+
+def _wrong_queue_type(name: str, value: object) -> Refused:
+    return invalid_value(
+        f"Value {str(value)[:200]} for parameter {name} is invalid. Reason: The request includes a parameter that is "
+        "not valid for this queue type."
+    )

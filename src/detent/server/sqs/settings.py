@@ -1,0 +1,358 @@
+"""A queue's attributes, from what SQS calls them to Detent's settings and back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+import msgspec
+
+from detent.queue.info import QueueInfo
+from detent.server.sqs.attributes import GROUP, is_text
+from detent.server.sqs.errors import (
+    INVALID_ATTRIBUTE_NAME,
+    INVALID_ATTRIBUTE_VALUE,
+    UNSUPPORTED,
+    Refused,
+    invalid_value,
+)
+from detent.server.sqs.labels import ATTRIBUTE, HAS_DEAD_LETTER, HAS_GROUPS, Labels, labels_of
+from detent.server.sqs.names import Place, is_fifo, queue_of_arn
+
+MESSAGE_BYTES_MAX: Final = 1 << 20
+"""The largest message, its attributes included, and the largest batch: 1 MiB, as in SQS."""
+
+RECEIVES_MAX: Final = 1_000
+SOURCES_MAX: Final = 10
+DETENT_SECONDS_MAX: Final = 7 * 24 * 3600
+
+KEPT_NUMBERS: Final = {
+    "DelaySeconds": (0, 900, 0),
+    "MaximumMessageSize": (1_024, MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX),
+    "MessageRetentionPeriod": (60, 1_209_600, 345_600),
+    "ReceiveMessageWaitTimeSeconds": (0, 20, 0),
+    "KmsDataKeyReusePeriodSeconds": (60, 86_400, 300),
+}
+"""Numbers that Detent's queues do not have, with their range and what they are unless said."""
+
+FIFO_CHOICES: Final = {
+    "ContentBasedDeduplication": ("false", "true"),
+    "DeduplicationScope": ("queue", "messageGroup"),
+    "FifoThroughputLimit": ("perQueue", "perMessageGroupId"),
+}
+"""What only FIFO queues have, its values, the first of which it has unless said."""
+
+DETENT_SECONDS: Final = {
+    "DetentMaxLease": "max_lease",
+    "DetentBackoff": "backoff",
+    "DetentMaxBackoff": "max_backoff",
+    "DetentDoneRetention": "done_retention",
+}
+"""Settings of Detent's that are a time in seconds."""
+
+COUNTS: Final = (
+    "ApproximateNumberOfMessages",
+    "ApproximateNumberOfMessagesNotVisible",
+    "ApproximateNumberOfMessagesDelayed",
+    "CreatedTimestamp",
+    "LastModifiedTimestamp",
+    "QueueArn",
+)
+"""What can be asked for and not set."""
+
+NAMES: Final = frozenset(
+    {
+        "All",
+        "Policy",
+        "VisibilityTimeout",
+        "RedrivePolicy",
+        "RedriveAllowPolicy",
+        "FifoQueue",
+        "KmsMasterKeyId",
+        "SqsManagedSseEnabled",
+        "DetentFilter",
+        "DetentPriorityHeader",
+        "DetentMaxAttempts",
+        "DetentPaused",
+        "DetentDedupWindow",
+        *KEPT_NUMBERS,
+        *FIFO_CHOICES,
+        *DETENT_SECONDS,
+        *COUNTS,
+    }
+)
+
+MODIFIED: Final = ATTRIBUTE + "LastModifiedTimestamp"
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A queue as the hot paths need it, and all that is known of it beside."""
+
+    name: str
+    number: int
+    is_fifo: bool
+    delay_ms: int
+    retention_s: int
+    message_bytes_max: int
+    wait_s: int
+    content_dedup: bool
+    group_dedup: bool
+    info: QueueInfo
+    labels: Labels
+    dedup_window_ms: int
+
+    @classmethod
+    def of(cls, info: QueueInfo, dedup_window_ms: int) -> View:
+        """The view of a queue that was described just now."""
+        labels = labels_of(info)
+        numbers = {name: _kept_number(labels, name) for name in KEPT_NUMBERS}
+        return cls(
+            name=info.name,
+            number=info.number,
+            is_fifo=is_fifo(info.name),
+            delay_ms=numbers["DelaySeconds"] * 1000,
+            retention_s=numbers["MessageRetentionPeriod"],
+            message_bytes_max=numbers["MaximumMessageSize"],
+            wait_s=numbers["ReceiveMessageWaitTimeSeconds"],
+            content_dedup=labels.get(ATTRIBUTE + "ContentBasedDeduplication") == "true",
+            group_dedup=labels.get(ATTRIBUTE + "DeduplicationScope") == "messageGroup",
+            info=info,
+            labels=labels,
+            dedup_window_ms=dedup_window_ms,
+        )
+
+    @property
+    def dead_letter(self) -> str:
+        """The queue to which messages go that were received too often; none if empty."""
+        return getattr(self.info, "dead_letter", None) or ""
+
+    def attributes(self, place: Place) -> dict[str, str]:
+        """All attributes, as SQS writes them."""
+        info, labels = self.info, self.labels
+        lease_ms = info.lease // timedelta(milliseconds=1)
+        found = {name: str(_kept_number(labels, name)) for name in KEPT_NUMBERS if name[:3] != "Kms"}
+        found |= {
+            "VisibilityTimeout": str(lease_ms // 1000),
+            "ApproximateNumberOfMessages": str(info.available),
+            "ApproximateNumberOfMessagesNotVisible": str(info.in_flight),
+            "ApproximateNumberOfMessagesDelayed": str(info.delayed),
+            "CreatedTimestamp": str(int(info.created.timestamp())),
+            "LastModifiedTimestamp": labels.get(MODIFIED, str(int(info.created.timestamp()))),
+            "QueueArn": place.arn(self.name),
+            "SqsManagedSseEnabled": "false",
+        }
+        if self.dead_letter:
+            policy = {"deadLetterTargetArn": place.arn(self.dead_letter), "maxReceiveCount": info.max_attempts}
+            found["RedrivePolicy"] = msgspec.json.encode(policy).decode()
+        if ATTRIBUTE + "RedriveAllowPolicy" in labels:
+            found["RedriveAllowPolicy"] = labels[ATTRIBUTE + "RedriveAllowPolicy"]
+        if self.is_fifo:
+            found["FifoQueue"] = "true"
+            found |= {name: labels.get(ATTRIBUTE + name, FIFO_CHOICES[name][0]) for name in FIFO_CHOICES}
+        return found | self._detent_attributes()
+
+    def _detent_attributes(self) -> dict[str, str]:
+        info = self.info
+        found = {
+            "DetentFilter": info.filter,
+            "DetentPriorityHeader": info.priority_header,
+            "DetentMaxAttempts": str(info.max_attempts),
+            "DetentPaused": str(info.paused).lower(),
+            "DetentDedupWindow": str(self.dedup_window_ms // 1000),
+            "DetentMaxLease": _seconds(info.max_lease),
+            "DetentBackoff": _seconds(info.backoff),
+            "DetentMaxBackoff": _seconds(info.max_backoff),
+        }
+        if info.done_retention is not None:
+            found["DetentDoneRetention"] = _seconds(info.done_retention)
+        return found
+
+
+def _seconds(value: timedelta) -> str:
+    return str(value // timedelta(seconds=1))
+
+
+def _kept_number(labels: Labels, name: str) -> int:
+    text = labels.get(ATTRIBUTE + name, "")
+    return int(text) if _NUMBER.fullmatch(text) else KEPT_NUMBERS[name][2]
+
+
+@dataclass(slots=True)
+class Changes:
+    """What attributes ask for: settings of Detent's queue, labels (None takes one away), and things to check."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    labels: dict[str, str | None] = field(default_factory=dict)
+    dead_letter: str = ""
+    filters: bool = False
+    dedup_window_s: int | None = None
+
+    def laid_over(self, labels: Labels) -> Labels:
+        """Labels with the changes."""
+        changed: dict[str, str | None] = {**labels, **self.labels}
+        return {name: value for name, value in changed.items() if value is not None}
+
+
+def read_attributes(queue: str, attributes: dict[str, str]) -> Changes:
+    """Attributes that somebody sets; refused if SQS would, or if a queue here cannot do what they say."""
+    changes = Changes()
+    for name, value in attributes.items():
+        _read_one(changes, queue, name, value)
+    if (
+        attributes.get("FifoThroughputLimit") == "perMessageGroupId"
+        and attributes.get("DeduplicationScope", "messageGroup") != "messageGroup"
+    ):
+        raise _bad("FifoThroughputLimit", "perMessageGroupId needs the DeduplicationScope messageGroup")
+    if changes.dead_letter and "DetentMaxAttempts" in attributes:
+        raise _bad("DetentMaxAttempts", "the RedrivePolicy says how often a message is tried")
+    return changes
+
+
+def _read_one(changes: Changes, queue: str, name: str, value: str) -> None:
+    if name in COUNTS or name not in NAMES or name == "All":
+        raise Refused(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name[:100]}.")
+    if not is_text(value):
+        raise _bad(name, "it has characters that XML cannot hold")
+    if name in KEPT_NUMBERS:
+        low, high, _ = KEPT_NUMBERS[name]
+        changes.labels[ATTRIBUTE + name] = str(_number(name, value, low, high))
+    elif name == "VisibilityTimeout":
+        # A lease lasts a millisecond at least: as good as the zero that SQS allows.
+        changes.settings["lease"] = timedelta(milliseconds=max(1, 1000 * _number(name, value, 0, 43_200)))
+    elif name in FIFO_CHOICES:
+        if not is_fifo(queue):
+            raise Refused(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}: it is for FIFO queues.")
+        if value not in FIFO_CHOICES[name]:
+            raise _bad(name, f"it is one of {', '.join(FIFO_CHOICES[name])}")
+        changes.labels[ATTRIBUTE + name] = value
+    elif name == "FifoQueue":
+        _check_fifo(queue, value)
+    elif name == "RedrivePolicy":
+        _read_redrive_policy(changes, value)
+    elif name == "RedriveAllowPolicy":
+        if value:
+            read_allow_policy(value)
+        changes.labels[ATTRIBUTE + name] = value or None
+    elif name.startswith("Detent"):
+        _read_detent(changes, name, value)
+    else:
+        _refuse_security(name, value)
+
+
+def _check_fifo(queue: str, value: str) -> None:
+    if value != "true":
+        if is_fifo(queue):
+            raise _bad("FifoQueue", "Modifying queue type is not supported")
+        raise Refused(INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue: a queue that is none leaves it out.")
+    if not is_fifo(queue):
+        raise invalid_value(
+            "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, must end with "
+            ".fifo suffix and be 1 to 80 in length."
+        )
+
+
+def _refuse_security(name: str, value: str) -> None:
+    """Policies and encryption are promises that nobody here would keep: they are refused, not stored."""
+    if value in {"", "false"}:
+        return
+    instead = {
+        "Policy": "who may do what is said by the server's own credentials and their grants",
+        "KmsMasterKeyId": "encrypt the disk under the store",
+        "SqsManagedSseEnabled": "encrypt the disk under the store",
+    }[name]
+    raise Refused(UNSUPPORTED, f"The attribute {name} is not supported here: {instead}.")
+
+
+def _read_redrive_policy(changes: Changes, value: str) -> None:
+    if not HAS_DEAD_LETTER:
+        raise Refused(UNSUPPORTED, "These queues have no dead-letter queues: their failed messages stay with them.")
+    if not value:
+        changes.settings |= {"dead_letter": "", "max_attempts": 0}
+        return
+    policy = _json("RedrivePolicy", value)
+    target, count = policy.get("deadLetterTargetArn"), policy.get("maxReceiveCount", 10)
+    if type(target) is not str:
+        raise _bad("RedrivePolicy", "deadLetterTargetArn is the ARN of a queue")
+    if type(count) is str and _NUMBER.fullmatch(count):
+        count = int(count)
+    if type(count) is not int or not 1 <= count <= RECEIVES_MAX:
+        raise _bad("RedrivePolicy", f"maxReceiveCount is a number from 1 to {RECEIVES_MAX}")
+    changes.dead_letter = queue_of_arn(target, "RedrivePolicy")
+    changes.settings |= {"dead_letter": changes.dead_letter, "max_attempts": count}
+
+
+def read_allow_policy(value: str) -> tuple[str, list[str]]:
+    """A RedriveAllowPolicy: who may use a queue as a dead-letter queue, and the sources that it names, if any."""
+    policy = _json("RedriveAllowPolicy", value)
+    permission, arns = policy.get("redrivePermission"), policy.get("sourceQueueArns", [])
+    if permission not in {"allowAll", "denyAll", "byQueue"}:
+        raise _bad("RedriveAllowPolicy", "redrivePermission is one of allowAll, denyAll, byQueue")
+    if type(arns) is not list or not all(type(arn) is str for arn in arns) or len(arns) > SOURCES_MAX:
+        raise _bad("RedriveAllowPolicy", f"sourceQueueArns are up to {SOURCES_MAX} ARNs")
+    if bool(arns) != (permission == "byQueue"):
+        raise _bad("RedriveAllowPolicy", "sourceQueueArns go with byQueue, and only with it")
+    return str(permission), [queue_of_arn(arn, "RedriveAllowPolicy") for arn in arns]
+
+
+def _read_detent(changes: Changes, name: str, value: str) -> None:
+    if name == "DetentFilter":
+        changes.settings["filter"] = value or None
+        changes.filters = bool(value)
+    elif name == "DetentPriorityHeader":
+        changes.settings["priority_header"] = value
+    elif name == "DetentMaxAttempts":
+        changes.settings["max_attempts"] = _number(name, value, 0, 65_535)
+    elif name == "DetentPaused":
+        if value not in {"true", "false"}:
+            raise _bad(name, "it is true or false")
+        changes.settings["paused"] = value == "true"
+    elif name == "DetentDedupWindow":
+        changes.dedup_window_s = _number(name, value, 0, 365 * 24 * 3600)
+    else:
+        changes.settings[DETENT_SECONDS[name]] = timedelta(seconds=_number(name, value, 0, DETENT_SECONDS_MAX))
+
+
+def new_queue_settings(queue: str) -> dict[str, Any]:
+    """What a queue has that an SQS client creates: a message that was not deleted in time is there again at once, for
+    as long as it is retained, and one that was deleted leaves nothing."""
+    found: dict[str, Any] = {"max_attempts": 0, "lease": "30s", "backoff": "0s", "done_retention": "0s"}
+    if is_fifo(queue):
+        if not HAS_GROUPS:
+            raise Refused(UNSUPPORTED, "These queues keep no order by group: use a standard queue.")
+        found["group_header"] = GROUP
+    return found
+
+
+def same(name: str, given: str, known: str | None) -> bool:
+    """Whether an attribute has the value that somebody gives it."""
+    if known is None:
+        return given in {"", "false"}
+    if name in {"RedrivePolicy", "RedriveAllowPolicy"} and given:
+        first, second = _json(name, given), _json(name, known)
+        counts = [str(policy.pop("maxReceiveCount", "")) for policy in (first, second)]
+        arns = [policy.pop("deadLetterTargetArn", ":").rpartition(":")[2] for policy in (first, second)]
+        return first == second and counts[0] == counts[1] and arns[0] == arns[1]
+    if _NUMBER.fullmatch(given) and _NUMBER.fullmatch(known):
+        return int(given) == int(known)
+    return given == known
+
+
+def _json(name: str, value: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(value, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _bad(name, "it is no JSON object") from error
+
+
+def _number(name: str, value: str, low: int, high: int) -> int:
+    if not _NUMBER.fullmatch(value) or not low <= int(value) <= high:
+        raise _bad(name, f"it is a number from {low} to {high}")
+    return int(value)
+
+
+def _bad(name: str, reason: str) -> Refused:
+    return Refused(INVALID_ATTRIBUTE_VALUE, f"Invalid value for the parameter {name}. Reason: {reason}.")

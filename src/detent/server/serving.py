@@ -95,9 +95,8 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 takes any that is free. It says that it is TCP: asyncio turns Nagle's algorithm off
     for no other, and each answer would wait 40 ms for an acknowledgement."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise Invalid(f"{host} is no address to listen on: {error}") from error

@@ -402,6 +402,8 @@ def test_a_read_waits_for_a_message(server: HttpServer) -> None:
         good(client.post("/v1/journals/j/messages", json={"body": body}))
     waiting.join()
     assert [message["body"] for message in found[0]["messages"]] == ["a", "b"]
+    assert good(client.get(f"/v1/journals/j/messages?wait={WAIT}"))["next"] == 2
+    assert good(client.get(f"/v1/journals/j/messages?from=0&to=0&wait={WAIT}"))["next"] == 0
     assert good(client.get("/v1/journals/j/messages?from=2&wait=0.01")) == {"messages": [], "next": 2}
     refused(client.get("/v1/journals/j/messages?from=0&to=3&wait=10ms"), 404, "NotFound")
     refused(client.get(f"/v1/journals/none/messages?wait={WAIT}"), 404, "NotFound")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
 from detent.errors import Conflict, Invalid, NotFound
-from detent.journal import AsyncJournal, JournalInfo, JournalReader, calls
+from detent.journal import JournalInfo, JournalReader, calls
 from detent.journal import operations as ops
+from detent.journal.message import messages_of
 from detent.server import arrow
 from detent.server.http import Response
 from detent.server.limits import (
@@ -29,6 +29,7 @@ from detent.server.models_journals import (
     Entry,
     JournalDescription,
     JournalList,
+    JournalMessage,
     JournalMessages,
     Registers,
     RegistersRequest,
@@ -176,22 +177,22 @@ async def read(call: Call[None, ReadQuery]) -> JournalMessages | Response:
     await _wait(call)
     start, end = await _range(call)
     stop = end if limit is None else min(end, start + limit)
-    journal = call.store.journal(call.name)
     if wants_arrow:
-        return await _stream(call, journal, start, stop)
-    return await _page(call, journal, start, stop)
+        return await _stream(call, start, stop)
+    return await asyncio.to_thread(_page, call, start, stop)
 
 
 async def _wait(call: Call[None, ReadQuery]) -> None:
-    """Wait for the last message that was asked for, or for the first one if all is asked for that there is."""
+    """Wait for the last message that was asked for, or for the first one if it was not said how many."""
     query = call.query
     wait_ms = call.query_wait_ms(query.wait)
     if not wait_ms:
         return
     if query.isolation != "committed":
         raise Invalid("only a committed read can wait")
-    _, next_offset = await asyncio.to_thread(call.store.reader.extent, call.name)
-    offset = query.end - 1 if query.end else next_offset if query.start is None else query.start
+    first, next_offset = await asyncio.to_thread(call.store.reader.extent, call.name)
+    start = first if query.start is None else query.start
+    offset = start if query.end is None else query.end - 1
     if offset < next_offset:
         return
     async with call.poll(wait_ms) as poll:
@@ -217,23 +218,26 @@ async def _range(call: Call[None, ReadQuery]) -> tuple[int, int]:
     return start, end
 
 
-async def _page(call: Call[None, ReadQuery], journal: AsyncJournal, start: int, stop: int) -> JournalMessages:
-    found: list[Any] = []
+def _page(call: Call[None, ReadQuery], start: int, stop: int) -> JournalMessages:
+    """A page, read and put into words in a thread: thousands of messages take their time."""
+    committed = call.query.isolation == "committed"
+    reader = call.store.reader
+    batches = reader.committed(call.name, start, stop) if committed else reader.uncommitted(call.name, start, stop)
+    found: list[JournalMessage] = []
     size = 0
-    if start < stop:
-        async with aclosing(journal.read(start, stop, isolation=call.query.isolation)) as messages:  # type: ignore[type-var]
-            async for message in messages:
-                found.append(journal_message(message))
-                size += len(message.body) + len(message.key or b"")
-                if size > ANSWER_BYTES_MAX:
-                    break
+    for number, batch in batches:
+        for message in messages_of(batch, **{"offset" if committed else "position": number}):
+            found.append(journal_message(message))
+            size += len(message.body) + len(message.key or b"")
+            if size > ANSWER_BYTES_MAX:
+                return JournalMessages(messages=found, next=start + len(found))
     return JournalMessages(messages=found, next=start + len(found))
 
 
-async def _stream(call: Call[None, ReadQuery], journal: AsyncJournal, start: int, stop: int) -> Response:
+async def _stream(call: Call[None, ReadQuery], start: int, stop: int) -> Response:
     """An Arrow stream. Its first part is read before it is promised; if a later one fails, the connection ends without
     the end of the stream, so that nobody takes it for whole."""
-    parts = arrow.stream(_batches(call, journal, start, stop))
+    parts = arrow.stream(_batches(call, start, stop))
     first = await anext(parts)
 
     async def body() -> AsyncIterator[bytes]:
@@ -244,13 +248,13 @@ async def _stream(call: Call[None, ReadQuery], journal: AsyncJournal, start: int
     return Response(body(), type=ARROW, headers={FIRST_HEADER: str(start), NEXT_HEADER: str(stop)})
 
 
-async def _batches(call: Call[None, ReadQuery], journal: AsyncJournal, start: int, stop: int) -> AsyncIterator[Any]:
+async def _batches(call: Call[None, ReadQuery], start: int, stop: int) -> AsyncIterator[Any]:
     """Record batches, for as long as somebody takes them."""
     if start >= stop:
         return
     gone = asyncio.create_task(call.request.disconnected())
     try:
-        async for batch in journal.read_batches(start, stop, isolation=call.query.isolation):
+        async for batch in call.store.journal(call.name).read_batches(start, stop, isolation=call.query.isolation):
             if gone.done():
                 return
             yield batch

@@ -467,6 +467,9 @@ def test_a_message_received_too_often_goes_to_the_dead_letter_queue_and_back(
     (message,) = receive(sqs, url, WaitTimeSeconds=20)
     assert message["Body"] == "poison"
     assert message["Attributes"]["ApproximateReceiveCount"] == "1"
+    sqs.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": ""})
+    assert "Attributes" not in sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["RedrivePolicy"])
+    assert sqs.list_dead_letter_source_queues(QueueUrl=dead)["queueUrls"] == []
 
 
 @needs_dead_letters

@@ -94,7 +94,6 @@ def invalid_value(message: str) -> Refused:
 
 _FAULTS: Final[tuple[tuple[type[DetentError], Fault], ...]] = (
     (Denied, ACCESS_DENIED),
-    (NotFound, NO_QUEUE),
     (Exists, QUEUE_EXISTS),
     (Busy, THROTTLED),
     (LimitExceeded, OVER_LIMIT),

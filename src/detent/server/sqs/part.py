@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
@@ -14,7 +15,7 @@ from detent.server.sqs import jsonwire, querywire
 from detent.server.sqs.call import Answer, Call, Fields, missing
 from detent.server.sqs.directory import Directory
 from detent.server.sqs.errors import TOO_LARGE, Refused, refused
-from detent.server.sqs.managing import Managing, wall_clock
+from detent.server.sqs.managing import Managing
 from detent.server.sqs.moving import Moving
 from detent.server.sqs.names import Place, base_url
 from detent.server.sqs.receiving import Receiving
@@ -37,12 +38,12 @@ class SqsPart:
     """Answers SQS clients, in both of their protocols, from the queues of a store."""
 
     def __init__(
-        self, store: AsyncStore, *, place: Place | None = None, clock: Callable[[], float] = wall_clock
+        self, store: AsyncStore, *, place: Place | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self._place = place or Place()
         directory = Directory(store)
         sending = Sending(store, directory)
-        receiving = Receiving(store, directory, self._place)
+        receiving = Receiving(store, directory, self._place, clock)
         settling = Settling(store, directory)
         managing = Managing(store, directory, self._place, clock)
         self._moving = moving = Moving(store, directory, self._place, clock)

@@ -467,6 +467,35 @@ def test_a_message_received_too_often_goes_to_the_dead_letter_queue_and_back(
     (message,) = receive(sqs, url, WaitTimeSeconds=20)
     assert message["Body"] == "poison"
     assert message["Attributes"]["ApproximateReceiveCount"] == "1"
+    sqs.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": ""})
+    assert "Attributes" not in sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["RedrivePolicy"])
+    assert sqs.list_dead_letter_source_queues(QueueUrl=dead)["queueUrls"] == []
+
+
+@needs_dead_letters
+def test_dead_letters_of_several_queues_go_back_each_to_its_own(sqs: Any, make: Callable[..., str]) -> None:
+    dead = make()
+    policy = json.dumps({"deadLetterTargetArn": arn_of(sqs, dead), "maxReceiveCount": 1})
+    urls = [make(RedrivePolicy=policy) for _ in range(2)]
+    for url in urls:
+        sqs.send_message(QueueUrl=url, MessageBody=name_of(url))
+        (message,) = receive(sqs, url)
+        sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0)
+    sqs.start_message_move_task(SourceArn=arn_of(sqs, dead))
+    for url in urls:
+        (message,) = receive(sqs, url, WaitTimeSeconds=20)
+        assert message["Body"] == name_of(url)
+    sqs.send_message(QueueUrl=dead, MessageBody="sent to the dead letter queue itself")
+
+    def task() -> dict[str, Any]:
+        found: dict[str, Any] = sqs.list_message_move_tasks(SourceArn=arn_of(sqs, dead))["Results"][0]
+        return found
+
+    eventually(lambda: task()["Status"] == "COMPLETED")
+    sqs.start_message_move_task(SourceArn=arn_of(sqs, dead))
+    failed = eventually(lambda: task() if task()["Status"] == "FAILED" else None)
+    assert failed["FailureReason"] == "CouldNotDetermineMessageSource"
+    assert len(receive(sqs, dead)) == 1
 
 
 @needs_dead_letters

@@ -51,7 +51,8 @@ SENDER: Final = "sqs-sender"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _DATA_TYPE: Final = re.compile(r"(String|Number|Binary)(\..+)?", re.DOTALL)
 _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
-_NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""The characters that XML 1.0 cannot hold, and SQS therefore refuses."""
 
 
 class Attribute(NamedTuple):
@@ -78,7 +79,7 @@ Attributes = Mapping[str, Attribute]
 
 def is_text(text: str) -> bool:
     """Whether SQS allows every character: those that XML 1.0 can hold."""
-    return _NOT_XML.search(text) is None
+    return NOT_XML.search(text) is None
 
 
 def check_body(body: str) -> bytes:

@@ -58,6 +58,7 @@ NO_QUEUE: Final = _own("QueueDoesNotExist", _PREFIX + "NonExistentQueue")
 QUEUE_EXISTS: Final = _own("QueueNameExists", "QueueAlreadyExists")
 INVALID_HANDLE: Final = _own("ReceiptHandleIsInvalid", status=404)
 THROTTLED: Final = _own("RequestThrottled", status=403)
+NO_SOURCE: Final = _own("CouldNotDetermineMessageSource")
 NOT_FOUND: Final = _own("ResourceNotFoundException", status=404)
 TOO_MANY_ENTRIES: Final = _prefixed("TooManyEntriesInBatchRequest")
 UNSUPPORTED: Final = _prefixed("UnsupportedOperation")
@@ -94,7 +95,6 @@ def invalid_value(message: str) -> Refused:
 
 _FAULTS: Final[tuple[tuple[type[DetentError], Fault], ...]] = (
     (Denied, ACCESS_DENIED),
-    (NotFound, NO_QUEUE),
     (Exists, QUEUE_EXISTS),
     (Busy, THROTTLED),
     (LimitExceeded, OVER_LIMIT),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -134,7 +133,8 @@ class Managing:
         if not names:
             return {}
         found = view.attributes(self._place)
-        return {"Attributes": found if "All" in names else {name: found[name] for name in names if name in found}}
+        chosen = found if "All" in names else {name: found[name] for name in names if name in found}
+        return {"Attributes": chosen} if chosen else {}
 
     async def set_attributes(self, call: Call) -> None:
         """SetQueueAttributes."""
@@ -253,8 +253,3 @@ def _name_of_token(token: str) -> str:
         raise invalid_value("Invalid or expired next token.") from error
     check_name(name)
     return name
-
-
-def wall_clock() -> float:
-    """The time, in seconds since 1970."""
-    return time.time()

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +22,7 @@ from detent.server.access import Caller
 from detent.server.sqs.attributes import ADDRESS
 from detent.server.sqs.call import Call, require_any
 from detent.server.sqs.directory import Directory
-from detent.server.sqs.errors import INTERNAL, NOT_FOUND, UNSUPPORTED, Refused, invalid_value, refused
+from detent.server.sqs.errors import INTERNAL, NO_SOURCE, NOT_FOUND, UNSUPPORTED, Refused, invalid_value, refused
 from detent.server.sqs.names import Place, queue_of_arn
 from detent.server.sqs.settings import View
 
@@ -52,6 +52,7 @@ class Task:
     to_move: int
     started_ms: int
     caller: Caller
+    sources: frozenset[str]
     handle: str = field(default_factory=lambda: uuid.uuid4().hex)
     status: str = "RUNNING"
     moved: int = 0
@@ -100,14 +101,14 @@ class Moving:
         if destination is not None:
             call.caller.require("publish", "queue", destination)
         view = await self._existing(source, "SourceArn")
-        await self._check(view, destination)
+        sources = await self._sources(view, destination)
         known = self._tasks.setdefault(source, [])
         if any(task.status in {"RUNNING", "CANCELLING"} for task in known):
             raise invalid_value(
                 "There is already a task running. Only one active task is allowed for a source queue arn at a given "
                 "time."
             )
-        task = Task(source, destination, rate, view.info.available, int(self._clock() * 1000), call.caller)
+        task = Task(source, destination, rate, view.info.available, int(self._clock() * 1000), call.caller, sources)
         known.insert(0, task)
         del known[TASKS_KEPT:]
         running = asyncio.create_task(self._run(task))
@@ -115,19 +116,21 @@ class Moving:
         running.add_done_callback(self._running.discard)
         return {"TaskHandle": task.handle}
 
-    async def _check(self, source: View, destination: str | None) -> None:
-        """With no destination, a message goes back to the queue that gave it up; there must be such queues."""
+    async def _sources(self, source: View, destination: str | None) -> frozenset[str]:
+        """With no destination, a message goes back to the queue that gave it up: one of these."""
         if destination is None:
-            if not any(view.dead_letter == source.name for view in await self._directory.all()):
+            found = frozenset(view.name for view in await self._directory.all() if view.dead_letter == source.name)
+            if not found:
                 raise invalid_value(
                     "Source queue must be configured as a Dead Letter Queue, or a DestinationArn be given."
                 )
-            return
+            return found
         target = await self._existing(destination, "DestinationArn")
         if target.name == source.name:
             raise invalid_value("Source and destination are the same queue.")
         if target.is_fifo != source.is_fifo:
             raise invalid_value("Source and destination must be of the same type, FIFO or standard.")
+        return frozenset()
 
     async def _existing(self, name: str, parameter: str) -> View:
         try:
@@ -199,9 +202,7 @@ class Moving:
     async def _by_destination(self, task: Task, found: list[AsyncDelivery]) -> dict[str, list[AsyncDelivery]]:
         groups: dict[str, list[AsyncDelivery]] = {}
         for message in found:
-            name = task.destination or message.headers.get(ADDRESS, task.source)
-            if name == task.source:
-                raise invalid_value("CouldNotDetermineMessageSource: a message was sent to this queue itself.")
+            name = task.destination or _source_of(message.headers, task.sources)
             task.caller.require("publish", "queue", name)
             groups.setdefault(name, []).append(message)
         return groups
@@ -229,3 +230,13 @@ class Moving:
                 await message.fail("it could not be moved", delay="0s")
             except StaleReceipt:
                 continue  # its lease ended meanwhile, which gives it back as well
+
+
+def _source_of(headers: Mapping[str, str], sources: frozenset[str]) -> str:
+    """The queue that gave a message up: the one that it was sent to, or the only one that gives up to this queue."""
+    sent_to = headers.get(ADDRESS, "")
+    if sent_to in sources:
+        return sent_to
+    if len(sources) == 1:
+        return next(iter(sources))
+    raise Refused(NO_SOURCE, f"a message came from one of {', '.join(sorted(sources))}: name a destination")

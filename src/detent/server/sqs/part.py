@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -16,7 +17,7 @@ from detent.server.sqs import jsonwire, querywire
 from detent.server.sqs.call import Answer, Call, Fields, missing
 from detent.server.sqs.directory import Directory
 from detent.server.sqs.errors import TOO_LARGE, Refused, refused
-from detent.server.sqs.managing import Managing, wall_clock
+from detent.server.sqs.managing import Managing
 from detent.server.sqs.moving import Moving
 from detent.server.sqs.names import Place, base_url
 from detent.server.sqs.receiving import Receiving
@@ -41,13 +42,13 @@ class SqsPart:
     name = "sqs"
 
     def __init__(
-        self, store: AsyncStore, *, place: Place | None = None, clock: Callable[[], float] = wall_clock
+        self, store: AsyncStore, *, place: Place | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self._place = place or Place()
         self._closing = asyncio.Event()
         directory = Directory(store)
         sending = Sending(store, directory)
-        receiving = Receiving(store, directory, self._place)
+        receiving = Receiving(store, directory, self._place, clock)
         settling = Settling(store, directory)
         managing = Managing(store, directory, self._place, clock)
         self._moving = moving = Moving(store, directory, self._place, clock)

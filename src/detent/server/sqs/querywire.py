@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 from detent.server.http import Request, Response
 from detent.server.sqs import shapes
-from detent.server.sqs.attributes import Attribute
+from detent.server.sqs.attributes import NOT_XML, Attribute
 from detent.server.sqs.errors import INVALID_ACTION, MISSING_ACTION, Refused
 from detent.server.sqs.jsonwire import NUMBER_MAX, binary, malformed
 from detent.server.sqs.shapes import ACTIONS, XML_LISTS, XML_MAPS, Field
@@ -27,7 +27,6 @@ ITEMS_MAX: Final = 99_999
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,10}")
 _ESCAPES: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "\r": "&#13;"}
 _SPECIAL: Final = re.compile('[&<>"\r]')
-_NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 Tree = dict[str, Any]
 
@@ -190,7 +189,7 @@ def escape(text: str) -> str:
     """Text as XML holds it. A carriage return is written as a number, or its reader would make a line feed of it; what
     XML cannot hold at all is replaced."""
     escaped = _SPECIAL.sub(lambda found: _ESCAPES[found[0]], text)
-    return _NOT_XML.sub("\ufffd", escaped)
+    return NOT_XML.sub("\ufffd", escaped)
 
 
 def _write(out: list[str], result: dict[str, Any], action: str) -> None:

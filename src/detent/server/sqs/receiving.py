@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import md5
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -77,10 +77,11 @@ class Claimed(NamedTuple):
 class Receiving:
     """Gives messages to consumers."""
 
-    def __init__(self, store: AsyncStore, directory: Directory, place: Place) -> None:
+    def __init__(self, store: AsyncStore, directory: Directory, place: Place, clock: Callable[[], float]) -> None:
         self._store = store
         self._directory = directory
         self._place = place
+        self._clock = clock
         self._attempts: dict[tuple[str, str], tuple[float, ops.ClaimedMessages]] = {}
 
     async def receive(self, call: Call) -> dict[str, Any]:
@@ -217,7 +218,7 @@ class Receiving:
 
     def _system(self, view: View, one: Claimed, origin: View, firsts: Mapping[int, int]) -> dict[str, str]:
         headers = one.about.headers
-        first_ms = firsts.get(one.message, int(time.time() * 1000))
+        first_ms = firsts.get(one.message, int(self._clock() * 1000))
         found = {
             "SenderId": headers.get(SENDER, self._place.account),
             "SentTimestamp": str(one.about.received_ms),

@@ -10,30 +10,33 @@ Parse = Callable[[bytearray], tuple[Any, int] | None]
 """Takes one answer off the front of what has arrived: the answer and its length, or None while it is not whole."""
 
 
-class Connection(asyncio.Protocol):
-    """One connection on which one call follows another."""
+class _Line(asyncio.Protocol):
+    """One connection to a server, on which one call follows another."""
 
     def __init__(self, parse: Parse) -> None:
         self._parse = parse
         self._arrived = bytearray()
         self._waiting: asyncio.Future[Any] | None = None
-        self._transport: Any = None
-
-    @classmethod
-    async def open(cls, host: str, port: int, parse: Parse) -> Self:
-        _, protocol = await asyncio.get_running_loop().create_connection(lambda: cls(parse), host, port)
-        return protocol
+        self.transport: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self.transport = transport
 
     def data_received(self, data: bytes) -> None:
         self._arrived += data
-        found = self._parse(self._arrived)
-        if found is not None and self._waiting is not None:
+        waiting = self._waiting
+        if waiting is None or waiting.done():
+            return
+        try:
+            found = self._parse(self._arrived)
+        except RuntimeError as error:  # raised here, it would reach nobody
+            waiting.set_exception(error)
+            return
+        if found is not None:
             answer, length = found
+            if b"connection: close" in bytes(self._arrived[:1000]).lower():
+                self.transport.abort()
             del self._arrived[:length]
-            waiting, self._waiting = self._waiting, None
             waiting.set_result(answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -42,11 +45,35 @@ class Connection(asyncio.Protocol):
 
     async def call(self, request: bytes) -> Any:
         self._waiting = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
+        self.transport.write(request)
         return await self._waiting
 
+
+class Connection:
+    """A way to a server; opened again for one that closes it after each answer."""
+
+    def __init__(self, host: str, port: int, parse: Parse) -> None:
+        self._address = host, port
+        self._parse = parse
+        self._line = _Line(parse)
+
+    @classmethod
+    async def open(cls, host: str, port: int, parse: Parse) -> Self:
+        connection = cls(host, port, parse)
+        await connection._connect()
+        return connection
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        _, self._line = await loop.create_connection(lambda: _Line(self._parse), *self._address)
+
+    async def call(self, request: bytes) -> Any:
+        if self._line.transport.is_closing():
+            await self._connect()
+        return await self._line.call(request)
+
     def close(self) -> None:
-        self._transport.close()
+        self._line.transport.close()
 
 
 # -- HTTP ---------------------------------------------------------------------------------------------------------

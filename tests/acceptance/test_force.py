@@ -44,7 +44,7 @@ def silent_owner(io: Io, url: str) -> None:
         io.say("asked")
         await asyncio.Event().wait()
 
-    OwnerApp._route = never  # type: ignore[method-assign, assignment]
+    OwnerApp.answer = never  # type: ignore[method-assign, assignment]
     with detent.open(url) as store:
         io.say("open", owner=store.is_owner)
         io.hear()

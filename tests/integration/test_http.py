@@ -21,6 +21,7 @@ from detent.cli import run
 from detent.errors import Busy, Corrupt, Denied, Exists, Invalid, NotFound, OutcomeUnknown, Unavailable
 from detent.journal.fragments import new_fragment_id, object_name
 from detent.journal.reader import JournalReader
+from detent.queue.operations import Publish
 from detent.remote import contents, served_objects, wire
 from detent.server.native import NativePart
 from remoteserver import HttpServer, free_port, serving
@@ -176,6 +177,20 @@ class TestTokens:
             with pytest.raises(Denied), store.transaction() as t:
                 t.extend(message.receipt)
         message.ack()
+
+    def test_an_address_in_the_headers_is_no_way_around(
+        self, guarded: HttpServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The client library does not send such a thing; others may."""
+        assert guarded.store is not None
+        guarded.store.queue("orders").create(filter="true")
+        guarded.store.queue("others").create()
+        monkeypatch.setenv("DETENT_TOKEN", "orders")
+        with detent.open(guarded.url) as store:
+            with pytest.raises(Denied, match="others"):
+                store.commit([Publish([b"x"], [{"queue": "others"}], to="orders")])
+            store.commit([Publish([b"x"], [{"queue": "orders"}], to="orders")])
+        assert guarded.store.queue("others").info().total_routed == 0
 
     def test_reads_need_the_right_on_their_journal(self, guarded: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DETENT_TOKEN", "journals")

@@ -43,6 +43,8 @@ def test_every_field_of_the_table_is_one_of_its_operation() -> None:
     [
         (queues.Publish([b"x"], to="q"), [("publish", "queue", "q")]),
         (queues.Publish([b"x"]), [("publish", "everywhere")]),
+        (queues.Publish([b"x"], [{"queue": "q"}], to="q"), [("publish", "queue", "q")]),
+        (queues.Publish([b"x"], [{"queue": "r"}], to="q"), [("publish", "queue", "q"), ("publish", "queue", "r")]),
         (queues.Claim("q"), [("consume", "queue", "q")]),
         (queues.Ack(1, [0], [1]), [("consume", "queue", "q")]),
         (queues.Fail(1, [0], [1]), [("consume", "queue", "q")]),

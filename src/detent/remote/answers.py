@@ -76,7 +76,7 @@ def content_of(response: httpx.Response) -> bytes:
     return response.content
 
 
-def broken(error: httpx.TransportError) -> Unavailable:
+def broken(error: httpx.RequestError) -> Unavailable:
     """What it means that no answer came."""
     cause: BaseException | None = error
     while cause is not None:

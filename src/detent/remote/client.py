@@ -132,7 +132,7 @@ class RemoteOwner:
             self._users += 1
         try:
             yield
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise broken(error) from error
         except RuntimeError as error:
             if not self._http.is_closed:
@@ -243,7 +243,7 @@ class AsyncRemoteOwner:
         self._users += 1
         try:
             return content_of(await self._http.request(method, path, **options))
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise broken(error) from error
         except RuntimeError as error:
             if not self._http.is_closed:

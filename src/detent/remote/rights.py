@@ -84,9 +84,17 @@ def require(caller: Caller, operations: Sequence[Operation], machine: QueueMachi
             caller.require(need.right, need.kind, named)
         else:
             caller.require_everywhere(need.right)
-        also: Any = None if need.also is None else getattr(operation, need.also)
-        if also:
+        for also in _also(operation, need):
             caller.require(need.right, need.kind, also)
+
+
+def _also(operation: Any, need: Need) -> set[str]:
+    """Further queues that an operation names. A message that is published to one queue may be addressed to another in
+    its headers, and goes there too."""
+    if isinstance(operation, queues.Publish):
+        return {headers["queue"] for headers in operation.headers or () if headers.get("queue")} - {operation.to}
+    named = None if need.also is None else getattr(operation, need.also)
+    return {named} if named else set()
 
 
 def _require_number(caller: Caller, need: Need, number: int, machine: QueueMachine) -> None:

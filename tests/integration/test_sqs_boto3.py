@@ -374,6 +374,45 @@ def test_filters_priorities_and_dedup_are_a_matter_of_attributes(sqs: Any) -> No
     assert [message["Body"] for message in receive(sqs, filtered)] == ["fast"]
 
 
+def test_settings_of_detents_are_attributes(sqs: Any, make: Callable[..., str]) -> None:
+    given = {
+        "DetentMaxLease": "600",
+        "DetentBackoff": "2",
+        "DetentMaxBackoff": "60",
+        "DetentDoneRetention": "30",
+        "DetentMaxAttempts": "4",
+        "DetentPriorityHeader": "urgency",
+        "DetentPaused": "true",
+        "DetentDedupRetries": "true",
+        "DetentDedupWindow": "90000",
+    }
+    url = make(**given)
+    assert sqs.get_queue_attributes(QueueUrl=url, AttributeNames=list(given))["Attributes"] == given
+    sqs.set_queue_attributes(QueueUrl=url, Attributes={"DetentPaused": "false", "DetentDedupWindow": "86400"})
+    attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    assert attributes["DetentPaused"] == "false"
+    assert attributes["DetentMaxAttempts"] == "4"
+    with pytest.raises(ClientError) as caught:
+        sqs.set_queue_attributes(QueueUrl=url, Attributes={"VisibilityTimeout": "601"})
+    assert code_of(caught) == "InvalidParameterValue"
+
+
+def test_a_call_that_is_repeated_sends_once_where_the_queue_says_so(
+    server: SqsServer, make: Callable[..., str]
+) -> None:
+    import httpx
+
+    url = make(DetentDedupRetries="true")
+    form = {"Action": "SendMessageBatch"}
+    for number in (1, 2):
+        form[f"SendMessageBatchRequestEntry.{number}.Id"] = f"e{number}"
+        form[f"SendMessageBatchRequestEntry.{number}.MessageBody"] = "the same"
+    headers = {"amz-sdk-invocation-id": str(uuid.uuid4())}
+    first, again = (httpx.post(url, data=form, headers=headers).text for _ in range(2))
+    assert first.partition("<ResponseMetadata>")[0] == again.partition("<ResponseMetadata>")[0]
+    assert len(receive(server.client(config=PATIENT), url)) == 2
+
+
 # -- move tasks, dead letters -----------------------------------------------------------------------------------
 
 

@@ -31,6 +31,8 @@ BODY_BYTES_MAX: Final = 8 << 20
 
 _PATH: Final = re.compile(r"/(\d{12}/[^/]{1,100}/?)?")
 
+_INVOCATION: Final = re.compile(r"[A-Za-z0-9-]{8,64}")
+
 Handler = Callable[[Call], Awaitable[Answer]]
 
 
@@ -123,9 +125,15 @@ class SqsPart:
             if value is None or value == "":
                 raise missing(name)
         base = base_url(request.scope.get("scheme", "http"), request.headers.get("host"), self._place)
-        call = Call(action, fields, caller, base, request.gone)
+        call = Call(action, fields, caller, base, _invocation(request), request.gone)
         result = await self._handlers[action](call)
         return result if spec.answers else None
+
+
+def _invocation(request: Request) -> str:
+    """What an SDK calls this call, the same when it repeats it."""
+    given = request.headers.get("amz-sdk-invocation-id", "")
+    return given if _INVOCATION.fullmatch(given) else ""
 
 
 def _is_json(request: Request) -> bool:

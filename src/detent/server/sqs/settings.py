@@ -62,6 +62,9 @@ COUNTS: Final = (
 )
 """What can be asked for and not set."""
 
+RETRIES: Final = "DetentDedupRetries"
+"""Whether a call that an SDK repeats, because it heard no answer, sends its messages once."""
+
 NAMES: Final = frozenset(
     {
         "All",
@@ -77,6 +80,7 @@ NAMES: Final = frozenset(
         "DetentMaxAttempts",
         "DetentPaused",
         "DetentDedupWindow",
+        RETRIES,
         *KEPT_NUMBERS,
         *FIFO_CHOICES,
         *DETENT_SECONDS,
@@ -101,6 +105,7 @@ class View:
     wait_s: int
     content_dedup: bool
     group_dedup: bool
+    retry_dedup: bool
     info: QueueInfo
     labels: Labels
     dedup_window_ms: int
@@ -120,6 +125,7 @@ class View:
             wait_s=numbers["ReceiveMessageWaitTimeSeconds"],
             content_dedup=labels.get(ATTRIBUTE + "ContentBasedDeduplication") == "true",
             group_dedup=labels.get(ATTRIBUTE + "DeduplicationScope") == "messageGroup",
+            retry_dedup=labels.get(ATTRIBUTE + RETRIES) == "true",
             info=info,
             labels=labels,
             dedup_window_ms=dedup_window_ms,
@@ -162,6 +168,7 @@ class View:
             "DetentPriorityHeader": info.priority_header,
             "DetentMaxAttempts": str(info.max_attempts),
             "DetentPaused": str(info.paused).lower(),
+            RETRIES: str(self.retry_dedup).lower(),
             "DetentDedupWindow": str(self.dedup_window_ms // 1000),
             "DetentMaxLease": _seconds(info.max_lease),
             "DetentBackoff": _seconds(info.backoff),
@@ -306,10 +313,13 @@ def _read_detent(changes: Changes, name: str, value: str) -> None:
         changes.settings["priority_header"] = value
     elif name == "DetentMaxAttempts":
         changes.settings["max_attempts"] = _number(name, value, 0, 65_535)
-    elif name == "DetentPaused":
+    elif name in {"DetentPaused", RETRIES}:
         if value not in {"true", "false"}:
             raise _bad(name, "it is true or false")
-        changes.settings["paused"] = value == "true"
+        if name == RETRIES:
+            changes.labels[ATTRIBUTE + name] = value
+        else:
+            changes.settings["paused"] = value == "true"
     elif name == "DetentDedupWindow":
         changes.dedup_window_s = _number(name, value, 0, 365 * 24 * 3600)
     else:

@@ -204,15 +204,15 @@ class Changes:
         return {name: value for name, value in changed.items() if value is not None}
 
 
-def read_attributes(queue: str, attributes: dict[str, str]) -> Changes:
-    """Attributes that somebody sets; refused if SQS would, or if a queue here cannot do what they say."""
+def read_attributes(queue: str, attributes: dict[str, str], known: Labels) -> Changes:
+    """Attributes that somebody sets on a queue with these labels; refused if SQS would, or if a queue here cannot do
+    what they say."""
     changes = Changes()
     for name, value in attributes.items():
         _read_one(changes, queue, name, value)
-    if (
-        attributes.get("FifoThroughputLimit") == "perMessageGroupId"
-        and attributes.get("DeduplicationScope", "messageGroup") != "messageGroup"
-    ):
+    labels = changes.laid_over(known)
+    by_group = labels.get(ATTRIBUTE + "DeduplicationScope") == "messageGroup"
+    if labels.get(ATTRIBUTE + "FifoThroughputLimit") == "perMessageGroupId" and not by_group:
         raise _bad("FifoThroughputLimit", "perMessageGroupId needs the DeduplicationScope messageGroup")
     if changes.dead_letter and "DetentMaxAttempts" in attributes:
         raise _bad("DetentMaxAttempts", "the RedrivePolicy says how often a message is tried")

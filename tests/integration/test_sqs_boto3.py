@@ -353,6 +353,21 @@ def test_sqs_consumers_see_what_detents_producers_publish(sqs: Any, store: deten
     assert [message["MessageAttributes"]["DetentEncoding"]["StringValue"] for message in found[1:]] == ["base64", "uri"]
 
 
+def test_a_queue_that_somebody_else_makes_anew_is_the_new_one(
+    sqs: Any, make: Callable[..., str], store: detent.Store
+) -> None:
+    url = make()
+    queue = store.queue(name_of(url))
+    sqs.send_message(QueueUrl=url, MessageBody="old")
+    queue.delete()
+    queue.create()
+    queue.publish(b"new")
+    (message,) = receive(sqs, url)
+    assert message["Body"] == "new"
+    sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    assert queue.info().in_flight == 0
+
+
 def test_filters_priorities_and_dedup_are_a_matter_of_attributes(sqs: Any) -> None:
     name = f"orders-{uuid.uuid4().hex}"
     gold = f'headers.queue == "{name}" && headers.tier == "gold"'

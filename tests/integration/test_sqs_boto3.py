@@ -650,3 +650,24 @@ def test_an_expired_handle_of_a_fifo_queue_is_an_error(sqs: Any, make: Callable[
     with pytest.raises(ClientError) as caught:
         sqs.delete_message(QueueUrl=url, ReceiptHandle=old["ReceiptHandle"])
     assert code_of(caught) == "InvalidParameterValue"
+
+
+@needs_groups
+@needs_dead_letters
+def test_dead_letters_of_a_fifo_queue_come_back_in_their_order(sqs: Any, make: Callable[..., str]) -> None:
+    dead = make(fifo=True)
+    policy = json.dumps({"deadLetterTargetArn": arn_of(sqs, dead), "maxReceiveCount": 1})
+    url = make(fifo=True, ContentBasedDeduplication="true", RedrivePolicy=policy)
+    with pytest.raises(ClientError):
+        make(RedrivePolicy=policy)  # a standard queue has a standard one
+    for index in range(5):
+        sqs.send_message(QueueUrl=url, MessageBody=str(index), MessageGroupId="g")
+    found = receive(sqs, url)
+    entries = [
+        {"Id": message["Body"], "ReceiptHandle": message["ReceiptHandle"], "VisibilityTimeout": 0} for message in found
+    ]
+    assert len(sqs.change_message_visibility_batch(QueueUrl=url, Entries=entries)["Successful"]) == 5
+    sqs.start_message_move_task(SourceArn=arn_of(sqs, dead))
+    back = receive(sqs, url, WaitTimeSeconds=20)
+    assert [message["Body"] for message in back] == ["0", "1", "2", "3", "4"]
+    assert {message["Attributes"]["MessageGroupId"] for message in back} == {"g"}

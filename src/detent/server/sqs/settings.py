@@ -136,6 +136,12 @@ class View:
         """The queue to which messages go that were received too often; none if empty."""
         return getattr(self.info, "dead_letter", None) or ""
 
+    @property
+    def visible(self) -> int:
+        """Messages that are neither delayed nor in flight, those that wait for others of their group included."""
+        blocked: int = getattr(self.info, "blocked", 0)
+        return self.info.available + blocked
+
     def attributes(self, place: Place) -> dict[str, str]:
         """All attributes, as SQS writes them."""
         info, labels = self.info, self.labels
@@ -143,7 +149,7 @@ class View:
         found = {name: str(_kept_number(labels, name)) for name in KEPT_NUMBERS if name[:3] != "Kms"}
         found |= {
             "VisibilityTimeout": str(lease_ms // 1000),
-            "ApproximateNumberOfMessages": str(info.available),
+            "ApproximateNumberOfMessages": str(self.visible),
             "ApproximateNumberOfMessagesNotVisible": str(info.in_flight),
             "ApproximateNumberOfMessagesDelayed": str(info.delayed),
             "CreatedTimestamp": str(int(info.created.timestamp())),

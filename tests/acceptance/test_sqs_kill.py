@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from processes import eventually
@@ -114,6 +115,44 @@ def test_nothing_answered_is_lost_and_nothing_deleted_comes_back(tmp_path: Path)
         thread.join(60)
     assert record.deleted, "no delete was certain: this test has said nothing"
     assert not record.came_back
+
+
+def test_what_an_sdk_repeats_over_kills_is_sent_once(tmp_path: Path) -> None:
+    server = SqsServer(tmp_path / "store")
+    stubborn = Config(retries={"mode": "standard", "max_attempts": 30}, read_timeout=60)
+    sent: list[str] = []
+    failures: list[BaseException] = []
+
+    def produce_with_retries(url: str, numbers: range) -> None:
+        sqs = server.client(config=stubborn)
+        try:
+            for number in numbers:
+                sent.append(sqs.send_message(QueueUrl=url, MessageBody=str(number))["MessageId"])
+        except (BotoCoreError, ClientError) as error:
+            failures.append(error)
+
+    try:
+        server.start()
+        attributes = {"DetentDedupRetries": "true"}
+        url = server.client().create_queue(QueueName="orders", Attributes=attributes)["QueueUrl"]
+        threads = [
+            threading.Thread(target=produce_with_retries, args=(url, range(first, first + 100)), daemon=True)
+            for first in (0, 100, 200)
+        ]
+        for thread in threads:
+            thread.start()
+        for number in range(1, KILLS + 1):
+            eventually(lambda number=number: failures or len(sent) >= number * 50, seconds=120)
+            server.kill()
+            server.start()
+        for thread in threads:
+            thread.join(120)
+        assert not failures
+        assert len(set(sent)) == 300
+        found = server.client().get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+        assert found["ApproximateNumberOfMessages"] == "300"
+    finally:
+        server.stop()
 
 
 def test_a_move_task_that_dies_leaves_every_message_in_one_queue(tmp_path: Path) -> None:

@@ -353,6 +353,21 @@ def test_sqs_consumers_see_what_detents_producers_publish(sqs: Any, store: deten
     assert [message["MessageAttributes"]["DetentEncoding"]["StringValue"] for message in found[1:]] == ["base64", "uri"]
 
 
+def test_a_queue_that_somebody_else_makes_anew_is_the_new_one(
+    sqs: Any, make: Callable[..., str], store: detent.Store
+) -> None:
+    url = make()
+    queue = store.queue(name_of(url))
+    sqs.send_message(QueueUrl=url, MessageBody="old")
+    queue.delete()
+    queue.create()
+    queue.publish(b"new")
+    (message,) = receive(sqs, url)
+    assert message["Body"] == "new"
+    sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    assert queue.info().in_flight == 0
+
+
 def test_filters_priorities_and_dedup_are_a_matter_of_attributes(sqs: Any) -> None:
     name = f"orders-{uuid.uuid4().hex}"
     gold = f'headers.queue == "{name}" && headers.tier == "gold"'
@@ -372,6 +387,45 @@ def test_filters_priorities_and_dedup_are_a_matter_of_attributes(sqs: Any) -> No
     assert send("slow again", "200", "iron", "1") == first
     assert [message["Body"] for message in receive(sqs, url)] == ["fast", "slow"]
     assert [message["Body"] for message in receive(sqs, filtered)] == ["fast"]
+
+
+def test_settings_of_detents_are_attributes(sqs: Any, make: Callable[..., str]) -> None:
+    given = {
+        "DetentMaxLease": "600",
+        "DetentBackoff": "2",
+        "DetentMaxBackoff": "60",
+        "DetentDoneRetention": "30",
+        "DetentMaxAttempts": "4",
+        "DetentPriorityHeader": "urgency",
+        "DetentPaused": "true",
+        "DetentDedupRetries": "true",
+        "DetentDedupWindow": "90000",
+    }
+    url = make(**given)
+    assert sqs.get_queue_attributes(QueueUrl=url, AttributeNames=list(given))["Attributes"] == given
+    sqs.set_queue_attributes(QueueUrl=url, Attributes={"DetentPaused": "false", "DetentDedupWindow": "86400"})
+    attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    assert attributes["DetentPaused"] == "false"
+    assert attributes["DetentMaxAttempts"] == "4"
+    with pytest.raises(ClientError) as caught:
+        sqs.set_queue_attributes(QueueUrl=url, Attributes={"VisibilityTimeout": "601"})
+    assert code_of(caught) == "InvalidParameterValue"
+
+
+def test_a_call_that_is_repeated_sends_once_where_the_queue_says_so(
+    server: SqsServer, make: Callable[..., str]
+) -> None:
+    import httpx
+
+    url = make(DetentDedupRetries="true")
+    form = {"Action": "SendMessageBatch"}
+    for number in (1, 2):
+        form[f"SendMessageBatchRequestEntry.{number}.Id"] = f"e{number}"
+        form[f"SendMessageBatchRequestEntry.{number}.MessageBody"] = "the same"
+    headers = {"amz-sdk-invocation-id": str(uuid.uuid4())}
+    first, again = (httpx.post(url, data=form, headers=headers).text for _ in range(2))
+    assert first.partition("<ResponseMetadata>")[0] == again.partition("<ResponseMetadata>")[0]
+    assert len(receive(server.client(config=PATIENT), url)) == 2
 
 
 # -- move tasks, dead letters -----------------------------------------------------------------------------------
@@ -404,20 +458,25 @@ def test_messages_move_to_another_queue_once_each(sqs: Any, make: Callable[..., 
 
 def test_a_move_task_keeps_to_its_rate_and_can_be_cancelled(sqs: Any, make: Callable[..., str]) -> None:
     source, destination = make(), make()
-    for index in range(10):
-        sqs.send_message(QueueUrl=source, MessageBody=str(index))
+    for first in range(0, 100, 10):
+        entries = [{"Id": str(number), "MessageBody": str(number)} for number in range(first, first + 10)]
+        sqs.send_message_batch(QueueUrl=source, Entries=entries)
     arns = {"SourceArn": arn_of(sqs, source), "DestinationArn": arn_of(sqs, destination)}
     handle = sqs.start_message_move_task(**arns, MaxNumberOfMessagesPerSecond=1)["TaskHandle"]
     with pytest.raises(ClientError):
         sqs.start_message_move_task(**arns)
     eventually(lambda: receive(sqs, destination))
-    assert sqs.cancel_message_move_task(TaskHandle=handle)["ApproximateNumberOfMessagesMoved"] < 10
+    assert sqs.cancel_message_move_task(TaskHandle=handle)["ApproximateNumberOfMessagesMoved"] < 100
 
     def status() -> str:
         return str(sqs.list_message_move_tasks(SourceArn=arns["SourceArn"])["Results"][0]["Status"])
 
     eventually(lambda: status() == "CANCELLED")
-    assert len(receive(sqs, source)) + len(receive(sqs, destination)) >= 8
+    names = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible")
+    found = [
+        sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"] for url in (source, destination)
+    ]
+    assert sum(int(attributes[name]) for attributes in found for name in names) == 100
 
 
 def test_a_move_needs_a_destination_or_sources(sqs: Any, make: Callable[..., str]) -> None:
@@ -591,3 +650,24 @@ def test_an_expired_handle_of_a_fifo_queue_is_an_error(sqs: Any, make: Callable[
     with pytest.raises(ClientError) as caught:
         sqs.delete_message(QueueUrl=url, ReceiptHandle=old["ReceiptHandle"])
     assert code_of(caught) == "InvalidParameterValue"
+
+
+@needs_groups
+@needs_dead_letters
+def test_dead_letters_of_a_fifo_queue_come_back_in_their_order(sqs: Any, make: Callable[..., str]) -> None:
+    dead = make(fifo=True)
+    policy = json.dumps({"deadLetterTargetArn": arn_of(sqs, dead), "maxReceiveCount": 1})
+    url = make(fifo=True, ContentBasedDeduplication="true", RedrivePolicy=policy)
+    with pytest.raises(ClientError):
+        make(RedrivePolicy=policy)  # a standard queue has a standard one
+    for index in range(5):
+        sqs.send_message(QueueUrl=url, MessageBody=str(index), MessageGroupId="g")
+    found = receive(sqs, url)
+    entries = [
+        {"Id": message["Body"], "ReceiptHandle": message["ReceiptHandle"], "VisibilityTimeout": 0} for message in found
+    ]
+    assert len(sqs.change_message_visibility_batch(QueueUrl=url, Entries=entries)["Successful"]) == 5
+    sqs.start_message_move_task(SourceArn=arn_of(sqs, dead))
+    back = receive(sqs, url, WaitTimeSeconds=20)
+    assert [message["Body"] for message in back] == ["0", "1", "2", "3", "4"]
+    assert {message["Attributes"]["MessageGroupId"] for message in back} == {"g"}

@@ -31,13 +31,14 @@ Answer = dict[str, Any] | None
 
 @dataclass(slots=True)
 class Call:
-    """One call: its fields, each of its type, who makes it, what URLs begin with for them, and a way to hear that they
-    have gone away."""
+    """One call: its fields, each of its type, who makes it, what URLs begin with for them, what their SDK calls it and
+    its repetitions (empty if it does not say), and a way to hear that they have gone away."""
 
     action: str
     fields: Fields
     caller: Caller
     base_url: str
+    invocation: str
     gone: Callable[[], Awaitable[None]]
 
     def queue(self, right: Right) -> str:

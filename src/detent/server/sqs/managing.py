@@ -57,7 +57,7 @@ class Managing:
                 "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length; a name "
                 "that ends in .fifo needs the attribute FifoQueue."
             )
-        changes = read_attributes(name, attributes)
+        changes = read_attributes(name, attributes, {})
         await self._check(call, name, changes)
         changes.labels |= _tag_labels(call.fields.get("tags", {}))
         changes.labels[MODIFIED] = str(int(self._clock()))
@@ -141,7 +141,7 @@ class Managing:
         name, attributes = call.queue("admin"), call.fields["Attributes"]
         async with self._directory.changing(name):
             view = await self._directory.look(name)
-            changes = read_attributes(name, attributes)
+            changes = read_attributes(name, attributes, view.labels)
             await self._check(call, name, changes)
             await self._change(view, changes)
             await self._set_dedup_window(changes)

@@ -108,7 +108,7 @@ class Moving:
                 "There is already a task running. Only one active task is allowed for a source queue arn at a given "
                 "time."
             )
-        task = Task(source, destination, rate, view.info.available, int(self._clock() * 1000), call.caller, sources)
+        task = Task(source, destination, rate, view.visible, int(self._clock() * 1000), call.caller, sources)
         known.insert(0, task)
         del known[TASKS_KEPT:]
         running = asyncio.create_task(self._run(task))

@@ -33,6 +33,8 @@ BODY_BYTES_MAX: Final = 8 << 20
 
 _PATH: Final = re.compile(r"/(\d{12}/[^/]{1,100}/?)?")
 
+_INVOCATION: Final = re.compile(r"[A-Za-z0-9-]{8,64}")
+
 Handler = Callable[[Call], Awaitable[Answer]]
 
 
@@ -130,7 +132,7 @@ class SqsPart:
                 raise missing(name)
         base = base_url(request.scope.get("scheme", "http"), request.headers.get("host"), self._place)
         request.operation = action
-        call = Call(action, fields, caller, base, partial(self._gone, request))
+        call = Call(action, fields, caller, base, _invocation(request), partial(self._gone, request))
         result = await self._handlers[action](call)
         return result if spec.answers else None
 
@@ -142,6 +144,12 @@ class SqsPart:
         finally:
             for end in ends:
                 end.cancel()
+
+
+def _invocation(request: Request) -> str:
+    """What an SDK calls this call, the same when it repeats it."""
+    given = request.headers.get("amz-sdk-invocation-id", "")
+    return given if _INVOCATION.fullmatch(given) else ""
 
 
 def _is_json(request: Request) -> bool:

@@ -93,9 +93,11 @@ class Receiving:
         found = [] if result is None else await self._contents(result)
         if not found:
             result, found = await self._claim(view, wish, call)
-        if not found:
+        if not found or result is None:
             return {}
-        if attempt is not None and result is not None:
+        if result.queue != view.number:  # it was deleted and made anew by somebody else, a moment ago
+            view = await self._directory.look(view.name)
+        if attempt is not None:
             self._remember(attempt, result)
         firsts = await self._first_receives(view, found, wish)
         return {"Messages": [await self._answer(view, one, wish, firsts) for one in found]}

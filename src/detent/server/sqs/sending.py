@@ -50,7 +50,7 @@ class Sending:
     async def send(self, call: Call) -> dict[str, Any]:
         """SendMessage."""
         view = await self._directory.find(call.queue("publish"))
-        letter = _letter(view, call.fields, call.caller.name)
+        letter = _letter(view, call.fields, call.caller.name, call.invocation)
         published = await self._publish(view, [letter])
         return _sent(view, letter, published[0])
 
@@ -58,7 +58,7 @@ class Sending:
         """SendMessageBatch: what is wrong with one entry is no matter of the others."""
         view = await self._directory.find(call.queue("publish"))
         entries = entries_of(call)
-        outcomes: list[Any] = [_try_letter(view, entry, call.caller.name) for entry in entries]
+        outcomes: list[Any] = [_try_letter(view, entry, call) for entry in entries]
         letters = [outcome for outcome in outcomes if isinstance(outcome, Letter)]
         size = sum(letter.size for letter in letters)
         if size > MESSAGE_BYTES_MAX:
@@ -114,14 +114,15 @@ def _sent(view: View, letter: Letter, published: Published) -> dict[str, Any]:
     return answer
 
 
-def _try_letter(view: View, entry: Fields, sender: str) -> Letter | Refused:
+def _try_letter(view: View, entry: Fields, call: Call) -> Letter | Refused:
+    invocation = call.invocation and f"{call.invocation}-{entry['Id']}"
     try:
-        return _letter(view, entry, sender)
+        return _letter(view, entry, call.caller.name, invocation)
     except DetentError as error:
         return refused(error)
 
 
-def _letter(view: View, fields: Fields, sender: str) -> Letter:
+def _letter(view: View, fields: Fields, sender: str, invocation: str) -> Letter:
     body = attributes.check_body(text_of(fields, "MessageBody"))
     headers = {ADDRESS: view.name, SENDER: sender[:SENDER_MAX]}
     digests = {"MD5OfMessageBody": md5(body, usedforsecurity=False).hexdigest()}
@@ -141,6 +142,8 @@ def _letter(view: View, fields: Fields, sender: str) -> Letter:
         )
     delay_s = number_of(fields, "DelaySeconds", 0, DELAY_S_MAX)
     key = _fifo_key(view, fields, body, delay_s, headers) if view.is_fifo else _standard_key(fields, given, headers)
+    if key is None and view.retry_dedup and invocation:
+        key = f"sdk-{invocation}"
     payload = attributes.pack(body, given, headers) if given else body
     delay_ms = view.delay_ms if delay_s is None else delay_s * 1000
     return Letter(payload, headers, delay_ms, key, size, digests)

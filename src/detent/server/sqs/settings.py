@@ -62,6 +62,9 @@ COUNTS: Final = (
 )
 """What can be asked for and not set."""
 
+RETRIES: Final = "DetentDedupRetries"
+"""Whether a call that an SDK repeats, because it heard no answer, sends its messages once."""
+
 NAMES: Final = frozenset(
     {
         "All",
@@ -77,6 +80,7 @@ NAMES: Final = frozenset(
         "DetentMaxAttempts",
         "DetentPaused",
         "DetentDedupWindow",
+        RETRIES,
         *KEPT_NUMBERS,
         *FIFO_CHOICES,
         *DETENT_SECONDS,
@@ -101,6 +105,7 @@ class View:
     wait_s: int
     content_dedup: bool
     group_dedup: bool
+    retry_dedup: bool
     info: QueueInfo
     labels: Labels
     dedup_window_ms: int
@@ -120,6 +125,7 @@ class View:
             wait_s=numbers["ReceiveMessageWaitTimeSeconds"],
             content_dedup=labels.get(ATTRIBUTE + "ContentBasedDeduplication") == "true",
             group_dedup=labels.get(ATTRIBUTE + "DeduplicationScope") == "messageGroup",
+            retry_dedup=labels.get(ATTRIBUTE + RETRIES) == "true",
             info=info,
             labels=labels,
             dedup_window_ms=dedup_window_ms,
@@ -130,6 +136,12 @@ class View:
         """The queue to which messages go that were received too often; none if empty."""
         return getattr(self.info, "dead_letter", None) or ""
 
+    @property
+    def visible(self) -> int:
+        """Messages that are neither delayed nor in flight, those that wait for others of their group included."""
+        blocked: int = getattr(self.info, "blocked", 0)
+        return self.info.available + blocked
+
     def attributes(self, place: Place) -> dict[str, str]:
         """All attributes, as SQS writes them."""
         info, labels = self.info, self.labels
@@ -137,7 +149,7 @@ class View:
         found = {name: str(_kept_number(labels, name)) for name in KEPT_NUMBERS if name[:3] != "Kms"}
         found |= {
             "VisibilityTimeout": str(lease_ms // 1000),
-            "ApproximateNumberOfMessages": str(info.available),
+            "ApproximateNumberOfMessages": str(self.visible),
             "ApproximateNumberOfMessagesNotVisible": str(info.in_flight),
             "ApproximateNumberOfMessagesDelayed": str(info.delayed),
             "CreatedTimestamp": str(int(info.created.timestamp())),
@@ -162,6 +174,7 @@ class View:
             "DetentPriorityHeader": info.priority_header,
             "DetentMaxAttempts": str(info.max_attempts),
             "DetentPaused": str(info.paused).lower(),
+            RETRIES: str(self.retry_dedup).lower(),
             "DetentDedupWindow": str(self.dedup_window_ms // 1000),
             "DetentMaxLease": _seconds(info.max_lease),
             "DetentBackoff": _seconds(info.backoff),
@@ -197,15 +210,15 @@ class Changes:
         return {name: value for name, value in changed.items() if value is not None}
 
 
-def read_attributes(queue: str, attributes: dict[str, str]) -> Changes:
-    """Attributes that somebody sets; refused if SQS would, or if a queue here cannot do what they say."""
+def read_attributes(queue: str, attributes: dict[str, str], known: Labels) -> Changes:
+    """Attributes that somebody sets on a queue with these labels; refused if SQS would, or if a queue here cannot do
+    what they say."""
     changes = Changes()
     for name, value in attributes.items():
         _read_one(changes, queue, name, value)
-    if (
-        attributes.get("FifoThroughputLimit") == "perMessageGroupId"
-        and attributes.get("DeduplicationScope", "messageGroup") != "messageGroup"
-    ):
+    labels = changes.laid_over(known)
+    by_group = labels.get(ATTRIBUTE + "DeduplicationScope") == "messageGroup"
+    if labels.get(ATTRIBUTE + "FifoThroughputLimit") == "perMessageGroupId" and not by_group:
         raise _bad("FifoThroughputLimit", "perMessageGroupId needs the DeduplicationScope messageGroup")
     if changes.dead_letter and "DetentMaxAttempts" in attributes:
         raise _bad("DetentMaxAttempts", "the RedrivePolicy says how often a message is tried")
@@ -306,10 +319,13 @@ def _read_detent(changes: Changes, name: str, value: str) -> None:
         changes.settings["priority_header"] = value
     elif name == "DetentMaxAttempts":
         changes.settings["max_attempts"] = _number(name, value, 0, 65_535)
-    elif name == "DetentPaused":
+    elif name in {"DetentPaused", RETRIES}:
         if value not in {"true", "false"}:
             raise _bad(name, "it is true or false")
-        changes.settings["paused"] = value == "true"
+        if name == RETRIES:
+            changes.labels[ATTRIBUTE + name] = value
+        else:
+            changes.settings["paused"] = value == "true"
     elif name == "DetentDedupWindow":
         changes.dedup_window_s = _number(name, value, 0, 365 * 24 * 3600)
     else:

@@ -211,7 +211,14 @@ _QUEUE_DECODERS = [
         ],
     ),
     DecoderCase("attempts", queue.decode_attempts, [queue.encode_attempts([Attempt(1, "me", 2, "why")] * 3)]),
-    DecoderCase("queue settings", Config.decode, [Config("true", 5, 3600, 1, 2).encode()]),
+    DecoderCase(
+        "queue settings",
+        Config.decode,
+        [
+            Config("true", 5, 3600, 1, 2).encode(),
+            Config("true", 5, 3600, 1, 2, labels=(("a", "x"), ("b", ""))).encode(),
+        ],
+    ),
     DecoderCase("queue cursor", Cursor.decode, [Cursor(*range(10)).encode()]),
     DecoderCase("watermark", Watermark.decode, [Watermark(1, 2, 3).encode()]),
     DecoderCase("dedup record", queue.decode_dedup, [queue.encode_dedup(7, 9)]),

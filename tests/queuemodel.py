@@ -92,6 +92,7 @@ class Queue:
     failed_policy: str = "keep"
     priority_header: str = "priority"
     paused: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
     entries: dict[int, Entry] = field(default_factory=dict)
     done: dict[int, tuple[int, int]] = field(default_factory=dict)
     forgettable: set[int] = field(default_factory=set)  # done messages that need not be known any more
@@ -461,6 +462,7 @@ class Model:
             "purged": queue.purged,
             "oldest_ms": 0 if oldest is None else self.messages[oldest.message].received_ms,
             "priorities": priorities,
+            "labels": queue.labels,
         }
 
     def done_within(self, queue: Queue) -> set[int]:

@@ -166,18 +166,28 @@ class TestSettings:
         queue.create(
             filter='headers.tier == "gold"', max_attempts=7, lease="5s", max_lease="1m", backoff="2s", max_backoff="3s",
             done_retention=None, failed="discard", priority_header="urgency", paused=True, description="ü",
+            labels={"team": "mail", "ü": ""},
         )  # fmt: skip
         before = queue.info()
         assert (before.filter, before.max_attempts, before.failed_policy) == ('headers.tier == "gold"', 7, "discard")
         assert (before.lease, before.max_lease) == (timedelta(seconds=5), timedelta(minutes=1))
         assert (before.backoff, before.max_backoff) == (timedelta(seconds=2), timedelta(seconds=3))
         assert (before.done_retention, before.priority_header) == (None, "urgency")
-        assert (before.paused, before.description) == (True, "ü")
+        assert (before.paused, before.description, before.labels) == (True, "ü", {"team": "mail", "ü": ""})
         queue.configure(max_attempts=0, done_retention="0s")
         after = queue.info()
         assert (after.max_attempts, after.done_retention) == (0, timedelta())
         same = ("filter", "lease", "max_lease", "backoff", "max_backoff", "failed_policy", "paused", "description")
-        assert [getattr(after, name) for name in same] == [getattr(before, name) for name in same]
+        assert [getattr(after, name) for name in (*same, "labels")] == [getattr(before, n) for n in (*same, "labels")]
+
+    def test_labels_are_replaced_all_together(self, queue: Queue) -> None:
+        """Nobody reads them but their owner; a new set takes the place of the old one."""
+        assert queue.info().labels == {}
+        queue.configure(labels={"a": "1", "b": "2"})
+        queue.configure(labels={"b": "3"})
+        assert queue.info().labels == {"b": "3"}
+        queue.configure(labels={})
+        assert queue.info().labels == {}
 
     @pytest.mark.parametrize(
         "settings",
@@ -185,6 +195,8 @@ class TestSettings:
             {"filter": "headers.tier =="}, {"max_attempts": -1}, {"max_attempts": 70_000}, {"lease": "0s"},
             {"lease": "13h"}, {"max_lease": "8d"}, {"backoff": "soon"}, {"backoff": "10s", "max_backoff": "5s"},
             {"failed": "explode"}, {"nonsense": 1}, {"description": "x" * 5000}, {"backoff": "366d"},
+            {"labels": {"": "x"}}, {"labels": {"x" * 256: ""}}, {"labels": {"x": "y" * 4097}}, {"labels": "x=y"},
+            {"labels": {str(n): "" for n in range(129)}}, {"labels": {str(n): "x" * 4096 for n in range(16)}},
         ],
     )  # fmt: skip
     def test_settings_that_cannot_be(self, store: Store, queue: Queue, settings: dict[str, Any]) -> None:

@@ -113,6 +113,9 @@ _SETTINGS = (
     "0b00 6465736372697074696f6e 02000000 c3a9"  # description
 )
 
+_LABELLED = _CONFIG._replace(labels=(("a", "é"), ("b", "")))
+_LABELS = "0600 6c6162656c73 0e000000 0200 0100 61 0200 c3a9 0100 62 0000"
+
 _CURSOR = (
     "ffffffffffffffff e803000000000000 02000000 0300000000000000 0400000000000000 0500000000000000 "
     "0600000000000000 0700000000000000 0800000000000000 0900000000000000"
@@ -153,6 +156,7 @@ VALUES: list[tuple[str, bytes, str]] = [
     ("failed messages", queue.encode_failed([_FAILED_MESSAGE]), _FAILED),
     ("attempts", queue.encode_attempts([Attempt(1, "me", 2, "no")]), _ATTEMPTS),
     ("settings", _CONFIG.encode(), _SETTINGS),
+    ("settings with labels", _LABELLED.encode(), f"{_SETTINGS.replace(' 0c00 ', ' 0d00 ', 1)} {_LABELS}"),
     ("cursor", Cursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9).encode(), _CURSOR),
     ("watermark", Watermark(1, 256, 65_536).encode(), _WATERMARK),
     ("dedup key", queue.encode_dedup(17, TIME), _DEDUP),
@@ -221,6 +225,7 @@ DECODED: list[tuple[str, Callable[[bytes], Any], str, Any]] = [
     ("failed messages", queue.decode_failed, _FAILED, [_FAILED_MESSAGE]),
     ("attempts", queue.decode_attempts, _ATTEMPTS, [Attempt(1, "me", 2, "no")]),
     ("settings", Config.decode, _SETTINGS, _CONFIG),
+    ("settings with labels", Config.decode, f"{_SETTINGS.replace(' 0c00 ', ' 0d00 ', 1)} {_LABELS}", _LABELLED),
     ("cursor", Cursor.decode, _CURSOR, Cursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9)),
     ("watermark", Watermark.decode, _WATERMARK, Watermark(1, 256, 65_536)),
     ("dedup key", queue.decode_dedup, _DEDUP, (17, TIME)),

@@ -192,6 +192,7 @@ class TestSmallRecords:
             st.booleans(),
             U32,
             TEXT,
+            st.dictionaries(TEXT, TEXT, max_size=4).map(lambda labels: tuple(sorted(labels.items()))),
         )
     )
     def test_config(self, config: Config) -> None:

@@ -75,6 +75,8 @@ SETTINGS_CHANGES = (
     ops.Settings(failed_policy="discard"),
     ops.Settings(failed_policy="keep"),
     ops.Settings(priority_header="urgency"),
+    ops.Settings(labels={"team": "a", "é": ""}),
+    ops.Settings(labels={}),
     ops.Settings(paused=True),
     ops.Settings(paused=True),
     ops.Settings(paused=False),
@@ -524,7 +526,7 @@ class Histories(RuleBasedStateMachine):
         assert [queue.name for queue in described.queues] == sorted(model.queues)
         for queue in described.queues:
             expected = model.describe(queue.name)
-            seen = {name: getattr(queue, name) for name in expected}
+            seen = {name: getattr(queue if hasattr(queue, name) else queue.settings, name) for name in expected}
             assert seen == expected, f"{queue.name} is seen as {seen}, and must be {expected}"
             kept = model.done_within(model.queues[queue.name])
             assert len(kept) <= queue.done_kept <= queue.acked

@@ -230,6 +230,10 @@ def decode_attempts(value: bytes) -> list[Attempt]:
 # -- settings, cursors, counters --------------------------------------------------------------------------------
 
 
+Labels = tuple[tuple[str, str], ...]
+"""Free pairs of name and value that are kept with a queue's settings, in the order of their names."""
+
+
 class Config(NamedTuple):
     """What was configured of a queue. The first three fields are the fixed ones, the others a list of pairs."""
 
@@ -248,11 +252,14 @@ class Config(NamedTuple):
     paused: bool = False
     generation: int = 0
     description: str = ""
+    labels: Labels = ()
 
     def encode(self) -> bytes:
-        """The record's value."""
+        """The record's value. Settings that came with a later release are written once they are used, so that the one
+        before it goes on reading the queues that do without."""
         writer = ByteWriter().var_bytes(self.filter.encode()).u16(self.max_attempts).u32(self.done_retention_s)
-        pairs = [(name, _setting(getattr(self, name))) for name in self._fields[3:]]
+        used = [name for name in self._fields[3:] if name not in _LATER or getattr(self, name)]
+        pairs = [(name, _setting(getattr(self, name))) for name in used]
         return writer.array(pairs, lambda w, pair: w.utf8(pair[0]).var_bytes(pair[1])).finish()
 
     @classmethod
@@ -266,7 +273,7 @@ class Config(NamedTuple):
         fixed = (text, reader.u16(), reader.u32())
         pairs = reader.array(lambda r: (r.utf8(), r.var_bytes()), element_bytes=6)
         reader.finish()
-        settings: dict[str, int | str | bool] = {}
+        settings: dict[str, int | str | bool | Labels] = {}
         for name, data in pairs:
             if name not in cls._fields[3:] or name in settings:
                 raise reader.corrupt(f"the setting {name!r} is unknown, or there twice")
@@ -278,14 +285,29 @@ class Config(NamedTuple):
 
 _TEXTS: Final = frozenset({"failed_policy", "priority_header", "description"})
 _FLAGS: Final = frozenset({"paused"})
+_LATER: Final = frozenset({"labels"})
 _HIGHEST: Final = {"number": U32_MAX, "generation": U32_MAX, "bucket_exponent": BUCKET_EXPONENT_MAX, "paused": 1}
 
 
-def _setting(value: int | str | bool) -> bytes:
+def _setting(value: int | str | bool | Labels) -> bytes:
+    if isinstance(value, tuple):
+        return ByteWriter().array(value, lambda w, label: w.utf8(label[0]).utf8(label[1])).finish()
     return value.encode() if isinstance(value, str) else int(value).to_bytes(8, "little", signed=True)
 
 
-def _read_setting(name: str, data: bytes, reader: ByteReader) -> int | str | bool:
+def _read_labels(data: bytes) -> Labels:
+    reader = ByteReader(data, "labels")
+    labels = tuple(reader.array(lambda r: (r.utf8(), r.utf8()), element_bytes=4))
+    reader.finish()
+    names = [name for name, _ in labels]
+    if not labels or names != sorted(set(names)):
+        raise reader.corrupt("labels are at least one, and stand in the order of their names, each once")
+    return labels
+
+
+def _read_setting(name: str, data: bytes, reader: ByteReader) -> int | str | bool | Labels:
+    if name == "labels":
+        return _read_labels(data)
     try:
         if name in _TEXTS:
             return data.decode()

@@ -34,6 +34,7 @@ class Settings(TypedDict, total=False):
     priority_header: str
     paused: bool
     description: str
+    labels: Mapping[str, str]
 
 
 def settings(queue: str, given: Settings) -> ops.Settings:
@@ -53,6 +54,7 @@ def settings(queue: str, given: Settings) -> ops.Settings:
         priority_header=given.get("priority_header"),
         paused=given.get("paused"),
         description=given.get("description"),
+        labels=_labels(given.get("labels")),
     )
 
 
@@ -60,6 +62,14 @@ def _filter(queue: str, given: Settings) -> str | None:
     if "filter" not in given:
         return None
     return default_filter(queue) if given["filter"] is None else given["filter"]
+
+
+def _labels(labels: Mapping[str, str] | None) -> dict[str, str] | None:
+    if labels is None:
+        return None
+    if not isinstance(labels, Mapping) or set(map(type, (*labels, *labels.values()))) - {str}:
+        raise Invalid(f"labels are a mapping of text to text, not {labels!r}"[:500])
+    return dict(labels)
 
 
 def _number(value: int | None, what: str) -> int | None:

@@ -30,6 +30,7 @@ class QueueInfo:
     priority_header: str
     paused: bool
     description: str
+    labels: dict[str, str]
     catching_up: bool
     available: int
     delayed: int
@@ -64,6 +65,7 @@ def queue_info(found: ops.QueueDescription) -> QueueInfo:
         priority_header=settings.priority_header,
         paused=settings.paused,
         description=settings.description,
+        labels=settings.labels,
         catching_up=found.behind and not settings.paused,
         available=found.available,
         delayed=found.delayed,

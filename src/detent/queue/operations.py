@@ -33,6 +33,12 @@ CONSUMER_BYTES_MAX: Final = 255
 REASON_BYTES_MAX: Final = 4 << 10
 DESCRIPTION_BYTES_MAX: Final = 4 << 10
 
+LABELS_MAX: Final = 128
+LABEL_NAME_BYTES_MAX: Final = 255
+LABEL_VALUE_BYTES_MAX: Final = 4 << 10
+LABELS_BYTES_MAX: Final = 64 << 10
+"""Labels are in one record with the settings, in the memory of the owner, and in each description of their queue."""
+
 CLAIM_MAX: Final = 10_000
 """Messages in one claim, acknowledgement or failure."""
 
@@ -81,6 +87,7 @@ class Settings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     priority_header: str | None = None
     paused: bool | None = None
     description: str | None = None
+    labels: dict[str, str] | None = None
 
 
 class CreateQueue(Operation, frozen=True, tag=True, array_like=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from detent.codec.queue import NOT_KEPT, Config
+from detent.codec.queue import NOT_KEPT, Config, Labels
 from detent.errors import Invalid, LimitExceeded
 from detent.queue import operations as ops
 from detent.queue.filters import Filter, default_filter
@@ -30,6 +30,8 @@ def new_config(name: str, number: int, now_ms: int, settings: ops.Settings) -> C
 def changed(config: Config, settings: ops.Settings) -> Config:
     """The settings with those laid over them that are given; refused if they do not go together."""
     changes = {name: value for name in settings.__struct_fields__ if (value := getattr(settings, name)) is not None}
+    if settings.labels is not None:
+        changes["labels"] = tuple(sorted(settings.labels.items()))
     new = config._replace(**changes)
     _check(new, lease_given=settings.lease_ms is not None)
     if new.lease_ms > new.lease_max_ms:
@@ -61,11 +63,26 @@ def _check(config: Config, *, lease_given: bool) -> None:
         )
     ops.check_text(config.priority_header, HEADER_NAME_BYTES_MAX, "the name of the priority header")
     ops.check_text(config.description, ops.DESCRIPTION_BYTES_MAX, "a description")
+    _check_labels(config.labels)
+
+
+def _check_labels(labels: Labels) -> None:
+    if len(labels) > ops.LABELS_MAX:
+        raise LimitExceeded(f"a queue has at most {ops.LABELS_MAX} labels, not {len(labels)}")
+    for name, value in labels:
+        ops.check_text(name, ops.LABEL_NAME_BYTES_MAX, "a label's name")
+        ops.check_text(value, ops.LABEL_VALUE_BYTES_MAX, "a label")
+        if not name:
+            raise Invalid("a label has a name: give it one of at least one character")
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in labels)
+    if size > ops.LABELS_BYTES_MAX:
+        raise LimitExceeded(f"labels of together {size} bytes are over the limit of {ops.LABELS_BYTES_MAX}")
 
 
 def settings_of(config: Config) -> ops.Settings:
     """All settings of a queue."""
-    return ops.Settings(**{name: getattr(config, name) for name in ops.Settings.__struct_fields__})
+    settings = {name: getattr(config, name) for name in ops.Settings.__struct_fields__}
+    return ops.Settings(**{**settings, "labels": dict(config.labels)})
 
 
 def backoff_ms(config: Config, attempts: int) -> int:

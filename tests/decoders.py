@@ -182,6 +182,7 @@ _STEP_SAMPLES = [
     statelog.encode_routed(3, 2**64 - 1, [(Run(7, 1, 0, 1, 5, 9), 128)]),
     statelog.encode_claimed(3, 5, 9, 17, "me", [0, 1, 2]) + statelog.encode_ended(statelog.ACK, 3, 5, 0, "", [7]),
     statelog.encode_ended(statelog.FAIL, 3, 5, 0, "why", [7, 8]) + statelog.encode_expired(statelog.EXPIRE, 3, [7, 8]),
+    statelog.encode_moved(3, 5, 4, [(7, 128), (8, 0)]),
 ]
 
 _QUEUE_DECODERS = [
@@ -216,7 +217,7 @@ _QUEUE_DECODERS = [
         Config.decode,
         [
             Config("true", 5, 3600, 1, 2).encode(),
-            Config("true", 5, 3600, 1, 2, labels=(("a", "x"), ("b", ""))).encode(),
+            Config("true", 5, 3600, 1, 2, labels=(("a", "x"), ("b", "")), dead_letter="dead").encode(),
         ],
     ),
     DecoderCase("queue cursor", Cursor.decode, [Cursor(*range(10)).encode()]),

@@ -93,6 +93,7 @@ class Queue:
     priority_header: str = "priority"
     paused: bool = False
     labels: dict[str, str] = field(default_factory=dict)
+    dead_letter: str = ""
     entries: dict[int, Entry] = field(default_factory=dict)
     done: dict[int, tuple[int, int]] = field(default_factory=dict)
     forgettable: set[int] = field(default_factory=set)  # done messages that need not be known any more
@@ -159,10 +160,11 @@ class Model:
     def advance(self, now_ms: int) -> None:
         """All that the clock does by itself."""
         self.now_ms = now_ms
+        flying = [(entry, queue) for queue in self.queues.values() for entry in queue.among(IN_FLIGHT)]
+        for entry, queue in sorted(flying, key=lambda pair: (pair[0].lease_ms, pair[0].delivery)):
+            if entry.lease_ms <= now_ms:
+                self.end_attempt(queue, entry.message, EXPIRED_REASON, None, False)
         for queue in self.queues.values():
-            over = [entry.message for entry in queue.among(IN_FLIGHT) if entry.lease_ms <= now_ms]
-            for message in over:
-                self.end_attempt(queue, message, EXPIRED_REASON, None, False)
             for entry in queue.among(AVAILABLE, FAILED):
                 if self.has_ended(entry.message):
                     queue.expired += 1
@@ -353,14 +355,26 @@ class Model:
         entry.history.append((entry.claimed_ms, entry.consumer, self.now_ms, reason))
         if final or entry.attempts >= (queue.max_attempts or 65_535):
             queue.failures += 1
+            if self.goes_to_dead_letters(queue, message):
+                return
             entry.state, entry.failed_ms, entry.reason = FAILED, self.now_ms, reason
-            if queue.failed_policy == "discard":
+            if queue.failed_policy == "discard" and not queue.dead_letter:
                 self.leave(queue, message)
             return
         if delay_ms is None:
             delay_ms = min(queue.backoff_ms * 2 ** (entry.attempts - 1), queue.backoff_max_ms)
         entry.state = AVAILABLE
         entry.visible_ms = FOREVER if self.has_ended(message) else self.now_ms + delay_ms
+
+    def goes_to_dead_letters(self, queue: Queue, message: int) -> bool:
+        """Moves a message to the dead letter queue, unless there is none, or it has the message, or will read of it."""
+        target = self.queues.get(queue.dead_letter)
+        if target is None or message in target.entries or (target.cursor is not None and message >= target.cursor):
+            return False
+        del queue.entries[message]
+        visible_ms = FOREVER if self.has_ended(message) else self.now_ms
+        target.add(message, target.priority(self.messages[message].headers), visible_ms)
+        return True
 
     def extend(self, op: ops.Extend, _hint: Any) -> ops.LeaseExtended:
         queue = self.receipts(op)
@@ -374,6 +388,7 @@ class Model:
             if op.exist_ok:
                 return ops.QueueCreated(self.queues[op.queue].number, False)
             raise Exists(op.queue)
+        self.check_settings(op.queue, op.settings)
         queue = Queue(op.queue, self.next_queue, None, f'headers.queue == "{op.queue}"')
         queue.set(op.settings)
         self.next_queue += 1
@@ -385,8 +400,15 @@ class Model:
         self.queues[op.queue] = queue
         return ops.QueueCreated(queue.number, True)
 
+    def check_settings(self, name: str, settings: ops.Settings) -> None:
+        if settings.dead_letter == name:
+            raise Invalid("itself")
+        if settings.dead_letter and settings.dead_letter not in self.queues:
+            raise NotFound(settings.dead_letter)
+
     def configurequeue(self, op: ops.ConfigureQueue, _hint: Any) -> Done:
         queue = self.find(op.queue)
+        self.check_settings(op.queue, op.settings)
         queue.set(op.settings)
         if queue.paused and queue.cursor is None:
             queue.cursor = self.log_end
@@ -463,6 +485,7 @@ class Model:
             "oldest_ms": 0 if oldest is None else self.messages[oldest.message].received_ms,
             "priorities": priorities,
             "labels": queue.labels,
+            "dead_letter": queue.dead_letter,
         }
 
     def done_within(self, queue: Queue) -> set[int]:

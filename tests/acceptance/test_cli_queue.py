@@ -116,6 +116,10 @@ def test_settings(store: detent.Store, url: str) -> None:
     assert store.queue("all/of-it").info().paused
     assert document("queue", "resume", url, "all/of-it")["paused"] is False
     assert "say what to change" in refused("queue", "configure", url, "q", code=2)
+    assert "create it first" in refused("queue", "configure", url, "q", "--dead-letter", "nowhere", code=1)
+    assert document("queue", "configure", url, "q", "--dead-letter", "all/of-it")["dead_letter"] == "all/of-it"
+    assert "dead letters:     to all/of-it\n" in ok("queue", "info", url, "q").decode()
+    assert document("queue", "configure", url, "q", "--dead-letter", "")["dead_letter"] == ""
     assert document("queue", "configure", url, "all/of-it", "--label", "only=one")["labels"] == {"only": "one"}
     assert document("queue", "configure", url, "all/of-it", "--no-labels")["labels"] == {}
     for wrong in (["--label", "x"], ["--label", "=x"], ["--label", "a=1", "--label", "a=2"]):

@@ -953,6 +953,39 @@ class TestFailed:
         assert records(store, queue_records.ATTEMPTS) == []
 
 
+class TestDeadLetters:
+    def test_what_is_given_up_goes_on_in_the_dead_letter_queue(self, store: Store) -> None:
+        """It leaves its queue for the other one in the transaction that gave it up, with all that it is."""
+        dead, queue = store.queue("dead"), store.queue("q")
+        dead.create()
+        queue.create(dead_letter="dead", max_attempts=2, backoff="0s")
+        queue.publish(b"poison", headers={"a": "b"})
+        for _ in range(2):
+            claim_one(queue).fail("no")
+        (found,) = dead.claim()
+        assert (found.payload, found.headers["a"], found.attempts) == (b"poison", "b", 1)
+        info, other = queue.info(), dead.info()
+        assert (info.dead_letter, info.failed, info.total_failed) == ("dead", 0, 1)
+        assert (other.in_flight, other.total_routed) == (1, 1)
+        found.ack()
+        checkpoint(store)
+        assert records(store, published_records.PAYLOAD) == []
+
+    def test_without_a_place_to_go_it_is_kept(self, store: Store) -> None:
+        """A dead letter queue must be there when it is named; once it is deleted, failed messages stay."""
+        queue = store.queue("q")
+        refused(lambda: queue.create(dead_letter="dead"), detent.NotFound)
+        store.queue("dead").create()
+        queue.create(dead_letter="dead", failed="discard")
+        refused(lambda: queue.configure(dead_letter="q"), detent.Invalid)
+        store.queue("dead").delete()
+        queue.publish(b"poison")
+        claim_one(queue).fail("no", final=True)
+        assert payloads(queue.failed()) == [b"poison"]
+        queue.configure(dead_letter=None)
+        assert queue.info().dead_letter == ""
+
+
 class TestPausing:
     def test_gives_nothing_and_takes_up_where_it_was(self, store: Store, queue: Queue) -> None:
         """While it is paused, what is in flight can end, and what is published meanwhile is there afterwards."""

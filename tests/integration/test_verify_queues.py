@@ -16,7 +16,7 @@ from detent.codec.keys import u32, u64
 from detent.codec.log import SEQUENCE_BLOCK_KEY, EntryKey, SegmentMeta, SeqBlock
 from detent.codec.published import FOREVER, LOG_KEY, PAYLOAD
 from detent.codec.queue import Attempt, Config, Cursor, InFlight, Watermark
-from detent.codec.statelog import ACK, encode_ended
+from detent.codec.statelog import ACK, encode_ended, encode_moved
 from detent.engine.verify import Counts, Finding
 from detent.kv import Batch, Reader, open_reader, prefix_end
 from detent.kv.memory import MemorySpace, MemoryWriter
@@ -233,8 +233,15 @@ def test_a_file_store_that_is_in_use(tmp_path: Any) -> None:
     reader.close()
 
 
-SETTINGS = [{"paused": True}, {"paused": False}, {"filter": "true"}, {"filter": 'headers["x"] == "1"'}]
 QUEUES = ("a", "b", "c")
+SETTINGS = [
+    {"paused": True},
+    {"paused": False},
+    {"filter": "true"},
+    {"filter": 'headers["x"] == "1"'},
+    {"labels": {"a": "b"}},
+    *({"dead_letter": name} for name in QUEUES),
+]
 
 
 class History:
@@ -362,10 +369,21 @@ def state_log_garbage(d: Damage) -> None:
     d.put(key, value[:-1])
 
 
-def state_log_of_a_stranger(d: Damage) -> None:
+def add_step(d: Damage, step: bytes) -> None:
     key, _ = d.scan(records.STATE_LOG.raw)[-1]
-    number = int.from_bytes(key[3:], "big") + 1
-    d.put(records.state_log_key(number), encode_ended(ACK, d.orders, 1, 0, "", [9_999]))
+    d.put(records.state_log_key(int.from_bytes(key[3:], "big") + 1), step)
+
+
+def state_log_of_a_stranger(d: Damage) -> None:
+    add_step(d, encode_ended(ACK, d.orders, 1, 0, "", [9_999]))
+
+
+def dead_letter_of_a_stranger(d: Damage) -> None:
+    add_step(d, encode_moved(d.orders, 1, d.behind, [(9_999, 1)]))
+
+
+def dead_letter_to_nobody(d: Damage) -> None:
+    add_step(d, encode_moved(d.orders, 1, 77, [(d.bucket()[2][0].message, 1)]))
 
 
 def two_at_one_place(d: Damage) -> None:
@@ -554,6 +572,8 @@ DAMAGES: list[tuple[Callable[[Damage], None], str]] = [
     (lambda d: d.config(failed_policy="burn"), "settings that no queue can have"),
     (lambda d: d.config(labels=(("b", ""), ("a", ""))), "stand in the order of their names"),
     (lambda d: d.config(labels=(("a", "x" * 5_000),)), "settings that no queue can have"),
+    (lambda d: d.config(dead_letter="orders"), "settings that no queue can have: 'orders' cannot be its own"),
+    (lambda d: d.config(dead_letter="bad name"), "settings that no queue can have"),
     (lambda d: d.config(backoff_ms=400_000), "a default is above its maximum"),
     (lambda d: d.config(generation=9), "the settings of 9"),
     (lambda d: d.config(number=0), 'is also the number of "the store\'s own"'),
@@ -572,6 +592,8 @@ DAMAGES: list[tuple[Callable[[Damage], None], str]] = [
     (lambda d: d.cursor(done_kept=99), "done messages are kept, and the cursor counts 99"),
     (state_log_gap, "the state log goes on with record"),
     (state_log_garbage, "state log, at byte"),
+    (dead_letter_of_a_stranger, "the state log does not fit its checkpoint"),
+    (dead_letter_to_nobody, "there are messages of queue number 77, and no such queue"),
     (state_log_of_a_stranger, "the state log does not fit its checkpoint"),
     (lambda d: d.put(records.STATE_LOG.key(b"\x01"), b""), "state log key, at byte"),
     # buckets

@@ -28,6 +28,7 @@ from detent.codec.statelog import (
     Claimed,
     Ended,
     Expired,
+    Moved,
     Published,
     Routed,
     Run,
@@ -113,8 +114,12 @@ _SETTINGS = (
     "0b00 6465736372697074696f6e 02000000 c3a9"  # description
 )
 
-_LABELLED = _CONFIG._replace(labels=(("a", "é"), ("b", "")))
-_LABELS = "0600 6c6162656c73 0e000000 0200 0100 61 0200 c3a9 0100 62 0000"
+_LATER_CONFIG = _CONFIG._replace(labels=(("a", "é"), ("b", "")), dead_letter="dead")
+_LATER_SETTINGS = (
+    f"{_SETTINGS.replace(' 0c00 ', ' 0e00 ', 1)} "
+    "0600 6c6162656c73 0e000000 0200 0100 61 0200 c3a9 0100 62 0000 "  # labels
+    "0b00 646561645f6c6574746572 04000000 64656164"  # dead_letter
+)
 
 _CURSOR = (
     "ffffffffffffffff e803000000000000 02000000 0300000000000000 0400000000000000 0500000000000000 "
@@ -156,7 +161,7 @@ VALUES: list[tuple[str, bytes, str]] = [
     ("failed messages", queue.encode_failed([_FAILED_MESSAGE]), _FAILED),
     ("attempts", queue.encode_attempts([Attempt(1, "me", 2, "no")]), _ATTEMPTS),
     ("settings", _CONFIG.encode(), _SETTINGS),
-    ("settings with labels", _LABELLED.encode(), f"{_SETTINGS.replace(' 0c00 ', ' 0d00 ', 1)} {_LABELS}"),
+    ("settings with all that can be missing", _LATER_CONFIG.encode(), _LATER_SETTINGS),
     ("cursor", Cursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9).encode(), _CURSOR),
     ("watermark", Watermark(1, 256, 65_536).encode(), _WATERMARK),
     ("dedup key", queue.encode_dedup(17, TIME), _DEDUP),
@@ -183,6 +188,11 @@ STEPS: list[tuple[str, Any, str]] = [
     ("failed", Ended(FAIL, 3, TIME, 2, "no", [17, 18]), f"06 {_ENDED} 0200 6e6f {_MESSAGES}"),
     ("extended", Ended(EXTEND, 3, TIME, 2, "", [17, 18]), f"07 {_ENDED} 0000 {_MESSAGES}"),
     ("expired", Expired(EXPIRE, 3, [17, 18]), f"08 03000000 {_MESSAGES}"),
+    (
+        "given up, and sent to queue 4",
+        Moved(3, TIME, 4, ((17, 128), (18, 0))),
+        "0a 03000000 0068e5cf8b010000 04000000 02000000 1100000000000000 80 1200000000000000 00",
+    ),
     ("failed and expired", Expired(EXPIRE_FAILED, 3, [17, 18]), f"09 03000000 {_MESSAGES}"),
 ]
 
@@ -195,6 +205,8 @@ def encode(step: Any) -> bytes:
         return statelog.encode_routed(*step)
     if isinstance(step, Claimed):
         return statelog.encode_claimed(*step)
+    if isinstance(step, Moved):
+        return statelog.encode_moved(*step)
     return statelog.encode_ended(*step) if isinstance(step, Ended) else statelog.encode_expired(*step)
 
 
@@ -225,7 +237,7 @@ DECODED: list[tuple[str, Callable[[bytes], Any], str, Any]] = [
     ("failed messages", queue.decode_failed, _FAILED, [_FAILED_MESSAGE]),
     ("attempts", queue.decode_attempts, _ATTEMPTS, [Attempt(1, "me", 2, "no")]),
     ("settings", Config.decode, _SETTINGS, _CONFIG),
-    ("settings with labels", Config.decode, f"{_SETTINGS.replace(' 0c00 ', ' 0d00 ', 1)} {_LABELS}", _LABELLED),
+    ("settings with all that can be missing", Config.decode, _LATER_SETTINGS, _LATER_CONFIG),
     ("cursor", Cursor.decode, _CURSOR, Cursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9)),
     ("watermark", Watermark.decode, _WATERMARK, Watermark(1, 256, 65_536)),
     ("dedup key", queue.decode_dedup, _DEDUP, (17, TIME)),

@@ -16,7 +16,7 @@ from detent.codec import journal, published, queue, statelog
 from detent.codec.keys import Prefix
 from detent.codec.published import BYTES_INLINE, RECORD_MESSAGES_MAX, URI
 from detent.codec.queue import AVAILABLE, DONE_MESSAGE, Attempt, Config, Cursor, Failed, InFlight, Watermark
-from detent.codec.statelog import Claimed, Ended, Expired, Published, Routed, Run
+from detent.codec.statelog import Claimed, Ended, Expired, Moved, Published, Routed, Run
 from detent.errors import Corrupt, Invalid, LimitExceeded
 from detent.queue.message import Receipt
 from unit import golden_queue as golden
@@ -193,6 +193,7 @@ class TestSmallRecords:
             U32,
             TEXT,
             st.dictionaries(TEXT, TEXT, max_size=4).map(lambda labels: tuple(sorted(labels.items()))),
+            TEXT,
         )
     )
     def test_config(self, config: Config) -> None:
@@ -304,12 +305,19 @@ class TestStateLog:
         step = Expired(kind, number, found)
         assert list(statelog.decode_steps(statelog.encode_expired(*step))) == [step]
 
+    @given(U32, I64, U32, st.lists(st.tuples(U64, U8), min_size=1, max_size=5))
+    def test_moved(self, number: int, at_ms: int, target: int, messages: list[tuple[int, int]]) -> None:
+        step = Moved(number, at_ms, target, tuple(messages))
+        assert list(statelog.decode_steps(statelog.encode_moved(*step))) == [step]
+
     @given(st.lists(st.sampled_from(golden.STEPS), min_size=1, max_size=6))
     def test_steps_stand_one_after_another(self, chosen: list[tuple[str, Any, str]]) -> None:
         value = bytes.fromhex("".join(encoded for _, _, encoded in chosen).replace(" ", ""))
         assert list(statelog.decode_steps(value)) == [step for _, step, _ in chosen]
 
-    @pytest.mark.parametrize("encoded", ["", "00", "0a", "01" + "00" * 30, "04" + "00" * 22 + "00000000"])
+    @pytest.mark.parametrize(
+        "encoded", ["", "00", "7f", "01" + "00" * 30, "04" + "00" * 22 + "00000000", "0a" + "00" * 20]
+    )
     def test_refused(self, encoded: str) -> None:
         with pytest.raises(Corrupt):
             list(statelog.decode_steps(bytes.fromhex(encoded)))
@@ -341,7 +349,7 @@ class TestGolden:
     def test_every_type_has_a_vector(self) -> None:
         kinds = {bytes.fromhex(encoded)[2] for _, _, encoded in golden.KEYS if encoded.startswith("05 01")}
         assert kinds == {*range(1, 7), *range(8, 16)}
-        assert {bytes.fromhex(encoded)[0] for _, _, encoded in golden.STEPS} == set(range(1, 10))
+        assert {bytes.fromhex(encoded)[0] for _, _, encoded in golden.STEPS} == set(range(1, 11))
         assert all(left != right for left, right in pairwise(sorted(encoded for _, _, encoded in golden.KEYS)))
 
     def test_the_format_names_every_type(self) -> None:

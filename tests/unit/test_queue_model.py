@@ -77,6 +77,7 @@ SETTINGS_CHANGES = (
     ops.Settings(priority_header="urgency"),
     ops.Settings(labels={"team": "a", "é": ""}),
     ops.Settings(labels={}),
+    *(ops.Settings(dead_letter=name) for name in (*NAMES, "")),
     ops.Settings(paused=True),
     ops.Settings(paused=True),
     ops.Settings(paused=False),
@@ -128,10 +129,13 @@ class Histories(RuleBasedStateMachine):
         exponent=st.sampled_from((0, 1, 1, 3)),
         small=st.booleans(),
         first=st.sets(names),
+        dead_letters=st.booleans(),
         base=st.sampled_from(BASES),
         window_ms=st.sampled_from(WINDOWS),
     )
-    def open(self, exponent: int, small: bool, first: set[str], base: ops.Settings, window_ms: int) -> None:
+    def open(
+        self, exponent: int, small: bool, first: set[str], dead_letters: bool, base: ops.Settings, window_ms: int
+    ) -> None:
         self.patches = contextlib.ExitStack()
         default = Config.__new__.__defaults__
         assert default is not None
@@ -150,6 +154,10 @@ class Histories(RuleBasedStateMachine):
         self.run(ops.SetDedupWindow(window_ms))
         for name in sorted(first | {"orders"}):
             self.run(ops.CreateQueue(name, msgspec.structs.replace(base, filter=START.get(name))))
+        if dead_letters and len(self.model.queues) > 1:
+            made = sorted(self.model.queues)
+            for name, target in zip(made, [*made[1:], made[0]], strict=True):
+                self.run(ops.ConfigureQueue(name, ops.Settings(dead_letter=target)))
 
     # -- running ------------------------------------------------------------------------------------------------
 

@@ -82,6 +82,11 @@ _SETTINGS = (
     click.option(
         "--priority-header", metavar="NAME", help="The header with the priority, 0 (first) to 255 [priority]."
     ),
+    click.option(
+        "--dead-letter",
+        metavar="QUEUE",
+        help="Messages given up go to this queue instead of being kept or discarded [none]; '' for none.",
+    ),
     click.option("--description", help="What the queue is for."),
     click.option(
         "--label",
@@ -338,6 +343,7 @@ def show_info(url: str, queue: str, force: bool, as_json: bool) -> None:
             "back-off": f"{_duration(info.backoff)}, at most {_duration(info.max_backoff)}",
             "done retention": _duration(info.done_retention),
             "failed messages": "discarded" if info.failed_policy == "discard" else "kept",
+            "dead letters": f"to {line_text(info.dead_letter)}" if info.dead_letter else "none",
             "priority header": line_text(info.priority_header),
             **{f"label {line_text(name)}": line_text(value) for name, value in info.labels.items()},
             **_number_lines(info),

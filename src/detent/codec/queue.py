@@ -253,6 +253,7 @@ class Config(NamedTuple):
     generation: int = 0
     description: str = ""
     labels: Labels = ()
+    dead_letter: str = ""
 
     def encode(self) -> bytes:
         """The record's value. Settings that came with a later release are written once they are used, so that the one
@@ -283,9 +284,9 @@ class Config(NamedTuple):
         return cls(*fixed, **settings)  # type: ignore[arg-type]
 
 
-_TEXTS: Final = frozenset({"failed_policy", "priority_header", "description"})
+_TEXTS: Final = frozenset({"failed_policy", "priority_header", "description", "dead_letter"})
 _FLAGS: Final = frozenset({"paused"})
-_LATER: Final = frozenset({"labels"})
+_LATER: Final = frozenset({"labels", "dead_letter"})
 _HIGHEST: Final = {"number": U32_MAX, "generation": U32_MAX, "bucket_exponent": BUCKET_EXPONENT_MAX, "paused": 1}
 
 

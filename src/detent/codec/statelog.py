@@ -15,7 +15,7 @@ import numpy as np
 from detent.codec.values import ByteReader, ByteWriter
 from detent.errors import Corrupt
 
-PUBLISH, ROUTE, CLAIM, ACK, RETURN, FAIL, EXTEND, EXPIRE, EXPIRE_FAILED = range(1, 10)
+PUBLISH, ROUTE, CLAIM, ACK, RETURN, FAIL, EXTEND, EXPIRE, EXPIRE_FAILED, MOVE = range(1, 11)
 
 
 class Run(NamedTuple):
@@ -75,7 +75,16 @@ class Expired(NamedTuple):
     numbers: list[int]
 
 
-Step = Published | Routed | Claimed | Ended | Expired
+class Moved(NamedTuple):
+    """Messages in flight were given up and went to another queue, each with the priority that it has there."""
+
+    queue: int
+    at_ms: int
+    target: int
+    messages: tuple[tuple[int, int], ...]
+
+
+Step = Published | Routed | Claimed | Ended | Expired | Moved
 
 _RUN: Final = struct.Struct("<QHHHqq")
 _PUBLISH: Final = struct.Struct("<BQHHHqqH")
@@ -83,6 +92,8 @@ _TARGET: Final = struct.Struct("<IB")
 _CLAIM: Final = struct.Struct("<BIqqQ")
 _ENDED: Final = struct.Struct("<BIqq")
 _EXPIRED: Final = struct.Struct("<BI")
+_MOVE: Final = struct.Struct("<BIqII")
+_MOVED: Final = struct.Struct("<QB")
 _COUNT: Final = struct.Struct("<I")
 
 NUMBERS_MAX: Final = 1 << 20
@@ -131,6 +142,11 @@ def encode_expired(kind: int, queue: int, expired: Sequence[int]) -> bytes:
     return _EXPIRED.pack(kind, queue) + numbers(expired)
 
 
+def encode_moved(queue: int, at_ms: int, target: int, messages: Sequence[tuple[int, int]]) -> bytes:
+    """The step of messages that were given up and go to the dead letter queue."""
+    return _MOVE.pack(MOVE, queue, at_ms, target, len(messages)) + b"".join(_MOVED.pack(*moved) for moved in messages)
+
+
 def numbers(values: Sequence[int]) -> bytes:
     """Numbers, with their count before them."""
     count = len(values)
@@ -164,6 +180,8 @@ def decode_steps(value: bytes) -> Iterator[Step]:
             yield Ended(kind, reader.u32(), reader.i64(), reader.i64(), reader.utf8(), _read_numbers(reader))
         elif kind in {EXPIRE, EXPIRE_FAILED}:
             yield Expired(kind, reader.u32(), _read_numbers(reader))
+        elif kind == MOVE:
+            yield Moved(reader.u32(), reader.i64(), reader.u32(), _read_moved(reader))
         else:
             raise reader.corrupt(f"a step of the unknown kind {kind}")
 
@@ -175,9 +193,19 @@ def _read_run(reader: ByteReader) -> Run:
     return run
 
 
-def _read_numbers(reader: ByteReader) -> list[int]:
-    count = reader.count(reader.u32(), 8)
+def _read_moved(reader: ByteReader) -> tuple[tuple[int, int], ...]:
+    count = _read_count(reader, _MOVED.size)
+    return tuple((reader.u64(), reader.u8()) for _ in range(count))
+
+
+def _read_count(reader: ByteReader, element_bytes: int) -> int:
+    count = reader.count(reader.u32(), element_bytes)
     if not 0 < count <= NUMBERS_MAX:
         raise reader.corrupt(f"a step for {count} messages")
+    return count
+
+
+def _read_numbers(reader: ByteReader) -> list[int]:
+    count = _read_count(reader, 8)
     found: list[int] = np.frombuffer(reader.take(8 * count), "<u8").tolist()
     return found

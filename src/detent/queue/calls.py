@@ -35,6 +35,7 @@ class Settings(TypedDict, total=False):
     paused: bool
     description: str
     labels: Mapping[str, str]
+    dead_letter: str | None
 
 
 def settings(queue: str, given: Settings) -> ops.Settings:
@@ -55,6 +56,7 @@ def settings(queue: str, given: Settings) -> ops.Settings:
         paused=given.get("paused"),
         description=given.get("description"),
         labels=_labels(given.get("labels")),
+        dead_letter=_or_none("dead_letter", given),
     )
 
 
@@ -62,6 +64,11 @@ def _filter(queue: str, given: Settings) -> str | None:
     if "filter" not in given:
         return None
     return default_filter(queue) if given["filter"] is None else given["filter"]
+
+
+def _or_none(name: str, given: Mapping[str, Any]) -> str | None:
+    """A text that a queue need not have: None takes it away, which the operation says as an empty one."""
+    return (given[name] or "") if name in given else None
 
 
 def _labels(labels: Mapping[str, str] | None) -> dict[str, str] | None:

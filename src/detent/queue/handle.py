@@ -122,7 +122,8 @@ class Queue(_QueueBase):
         `max_attempts` (5; 0 is no limit), `lease` ("30s"), `max_lease` ("12h"), `backoff` ("1s", doubling) up to
         `max_backoff` ("5m"), `done_retention` ("1h"; None is for ever), `failed` ("keep" or "discard"),
         `priority_header` ("priority"), `paused`, `description`, `labels` (a mapping of
-        text to text, kept for you; setting them replaces all).
+        text to text, kept for you; setting them replaces all), `dead_letter` (the name of another queue: what is given
+        up goes there, whatever `failed` says; None for none).
         """
         created: ops.QueueCreated = self._commit(self._create(settings, earliest, exist_ok))
         return created.new

@@ -89,10 +89,9 @@ def advance(machine: QueueMachine, now_ms: int) -> None:
     while left > 0 and (names := machine.wheel.due(now_ms, left)):
         left -= len(names)
         machine.fired = True
+        claiming.expire_leases(machine, [name for name in names if isinstance(name, Grant)], now_ms)
         for name in names:
-            if isinstance(name, Grant):
-                claiming.expire_lease(machine, name, now_ms)
-            else:
+            if not isinstance(name, Grant):
                 _fire(machine, name, now_ms)
 
 

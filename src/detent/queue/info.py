@@ -31,6 +31,7 @@ class QueueInfo:
     paused: bool
     description: str
     labels: dict[str, str]
+    dead_letter: str
     catching_up: bool
     available: int
     delayed: int
@@ -66,6 +67,7 @@ def queue_info(found: ops.QueueDescription) -> QueueInfo:
         paused=settings.paused,
         description=settings.description,
         labels=settings.labels,
+        dead_letter=settings.dead_letter,
         catching_up=found.behind and not settings.paused,
         available=found.available,
         delayed=found.delayed,

@@ -10,10 +10,10 @@ from detent.codec import log, statelog
 from detent.codec import queue as records
 from detent.codec.log import SEQUENCE_BLOCK_KEY, SegmentMeta, SequenceAllocator
 from detent.codec.queue import AVAILABLE, Config, Cursor, InFlight, Watermark
-from detent.codec.statelog import Claimed, Ended, Expired, Published, Routed
+from detent.codec.statelog import Claimed, Ended, Expired, Moved, Published, Routed
 from detent.errors import Corrupt
 from detent.kv import View
-from detent.queue import housekeeping, publishing
+from detent.queue import housekeeping, moving, publishing
 from detent.queue.bucket import HELD, Bucket
 from detent.queue.holdings import LIVE, Segment, messages_in
 from detent.queue.state import REPLAYED, Grant, QueueState
@@ -192,6 +192,9 @@ def _apply(machine: QueueMachine, step: statelog.Step) -> None:
             machine.next_delivery = max(machine.next_delivery, step.first_delivery + len(step.places))
         elif isinstance(step, Expired):
             _apply_expired(_known(machine, step.queue), step)
+        elif isinstance(step, Moved):
+            source, target = _known(machine, step.queue), _known(machine, step.target)
+            moving.move(source, target, step.at_ms, step.messages, REPLAYED, None)
         else:
             _apply_ended(_known(machine, step.queue), step)
     except (AssertionError, LookupError, ArithmeticError) as error:

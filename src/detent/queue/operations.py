@@ -88,6 +88,7 @@ class Settings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     paused: bool | None = None
     description: str | None = None
     labels: dict[str, str] | None = None
+    dead_letter: str | None = None
 
 
 class CreateQueue(Operation, frozen=True, tag=True, array_like=True):

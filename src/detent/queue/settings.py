@@ -24,16 +24,19 @@ def new_config(name: str, number: int, now_ms: int, settings: ops.Settings) -> C
         number=number,
         created_ms=now_ms,
     )
-    return changed(config, settings)
+    return changed(name, config, settings)
 
 
-def changed(config: Config, settings: ops.Settings) -> Config:
+def changed(name: str, config: Config, settings: ops.Settings) -> Config:
     """The settings with those laid over them that are given; refused if they do not go together."""
-    changes = {name: value for name in settings.__struct_fields__ if (value := getattr(settings, name)) is not None}
+    fields = settings.__struct_fields__
+    changes = {field: value for field in fields if (value := getattr(settings, field)) is not None}
     if settings.labels is not None:
         changes["labels"] = tuple(sorted(settings.labels.items()))
     new = config._replace(**changes)
     _check(new, lease_given=settings.lease_ms is not None)
+    if new.dead_letter == name:
+        raise Invalid(f"{name!r} cannot be its own dead letter queue: name another one, or none")
     if new.lease_ms > new.lease_max_ms:
         new = new._replace(lease_ms=new.lease_max_ms)
     if new.backoff_ms > new.backoff_max_ms:
@@ -64,6 +67,8 @@ def _check(config: Config, *, lease_given: bool) -> None:
     ops.check_text(config.priority_header, HEADER_NAME_BYTES_MAX, "the name of the priority header")
     ops.check_text(config.description, ops.DESCRIPTION_BYTES_MAX, "a description")
     _check_labels(config.labels)
+    if config.dead_letter:
+        ops.check_name(config.dead_letter)
 
 
 def _check_labels(labels: Labels) -> None:

@@ -195,6 +195,11 @@ class QueueState(Places, Failures):
         bucket, row = self._at(self.flights[message][0])
         return bucket.attempts[row]
 
+    def offset_of(self, message: int) -> int:
+        """Where a message in flight is in its record."""
+        bucket, row = self._at(self.flights[message][0])
+        return bucket.offsets[row]
+
     # -- ends of claims ----------------------------------------------------------------------------------------------
 
     def _land(self, messages: Sequence[int], undo: Undo | None) -> tuple[Rows, list[Flight]]:
@@ -276,10 +281,9 @@ class QueueState(Places, Failures):
         bucket.ready = None  # it would be offered twice when it comes back again
         self._uncount(bucket.priorities[row], state)
 
-    def fail(self, message: int, at_ms: int, reason: str, undo: Undo | None) -> None:
-        """The message has failed for good; the queue's policy says whether it is kept."""
+    def _give_up(self, message: int, at_ms: int, reason: str, undo: Undo | None) -> tuple[Failed, Grant]:
+        """The message leaves its place after its last attempt, and is still held."""
         ((bucket, (row,)),), ((_, delivery, grant),) = self._land([message], undo)
-        offset, count = bucket.offsets[row], bucket.counts[row]
         failed = Failed(
             message,
             at_ms,
@@ -287,15 +291,28 @@ class QueueState(Places, Failures):
             bucket.priorities[row],
             bucket.deadlines[row],
             delivery,
-            offset,
-            count,
+            bucket.offsets[row],
+            bucket.counts[row],
             reason,
         )
         self._vacate([(bucket, [row])], undo)
         self._tally("failures", 1, undo)
-        if self.config.failed_policy == "discard":
+        return failed, grant
+
+    def hand_over(self, message: int, at_ms: int, undo: Undo | None) -> Failed:
+        """The message was given up and goes to another queue, which holds it from now on."""
+        failed, _ = self._give_up(message, at_ms, "", undo)
+        self._forget_attempts(message, undo)
+        return failed
+
+    def fail(self, message: int, at_ms: int, reason: str, undo: Undo | None) -> None:
+        """The message has failed for good; the queue's policy says whether it is kept. What a dead letter queue could
+        not take is."""
+        failed, grant = self._give_up(message, at_ms, reason, undo)
+        if self.config.failed_policy == "discard" and not self.config.dead_letter:
             self._forget_attempts(message, undo)
-            self._holdings.release(message, offset, count, failed.deadline_ms, at_ms, undo)
+            place = (failed.offset, failed.record_count, failed.deadline_ms)
+            self._holdings.release(message, *place, at_ms, undo)
             return
         self._note_attempt(message, Attempt(grant.claimed_ms, grant.consumer, at_ms, reason), undo)
         self.add_failed(failed)

@@ -64,7 +64,8 @@ class Queues(World):
             return queuemodel.dump(self.queues, view)
 
     def survives(self) -> None:
-        """A crash at this moment loses nothing: the state log leads to what memory had."""
+        """A crash at this moment loses nothing: the state log leads to what memory had, once what time did is in it."""
+        self.engine.tick()
         before = self.memory()
         self.reopen()
         assert self.memory() == before

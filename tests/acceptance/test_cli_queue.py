@@ -116,6 +116,9 @@ def test_settings(store: detent.Store, url: str) -> None:
     assert store.queue("all/of-it").info().paused
     assert document("queue", "resume", url, "all/of-it")["paused"] is False
     assert "say what to change" in refused("queue", "configure", url, "q", code=2)
+    assert document("queue", "configure", url, "q", "--group-header", "g")["group_header"] == "g"
+    assert "group header:     g\n" in ok("queue", "info", url, "q").decode()
+    assert document("queue", "configure", url, "q", "--group-header", "")["group_header"] == ""
     assert "create it first" in refused("queue", "configure", url, "q", "--dead-letter", "nowhere", code=1)
     assert document("queue", "configure", url, "q", "--dead-letter", "all/of-it")["dead_letter"] == "all/of-it"
     assert "dead letters:     to all/of-it\n" in ok("queue", "info", url, "q").decode()

@@ -195,6 +195,7 @@ class TestSettings:
             {"filter": "headers.tier =="}, {"max_attempts": -1}, {"max_attempts": 70_000}, {"lease": "0s"},
             {"lease": "13h"}, {"max_lease": "8d"}, {"backoff": "soon"}, {"backoff": "10s", "max_backoff": "5s"},
             {"failed": "explode"}, {"nonsense": 1}, {"description": "x" * 5000}, {"backoff": "366d"},
+            {"group_header": "x" * 256}, {"dead_letter": "no name"}, {"group_header": 7}, {"dead_letter": b"q"},
             {"labels": {"": "x"}}, {"labels": {"x" * 256: ""}}, {"labels": {"x": "y" * 4097}}, {"labels": "x=y"},
             {"labels": {str(n): "" for n in range(129)}}, {"labels": {str(n): "x" * 4096 for n in range(16)}},
         ],
@@ -984,6 +985,45 @@ class TestDeadLetters:
         assert payloads(queue.failed()) == [b"poison"]
         queue.configure(dead_letter=None)
         assert queue.info().dead_letter == ""
+
+
+class TestGroups:
+    def test_a_group_is_given_out_in_order_one_after_another(self, store: Store) -> None:
+        """Whatever the priority; other groups, and messages in none, go on meanwhile."""
+        queue = store.queue("q")
+        queue.create(group_header="customer", backoff="0s")
+        for name, priority in (("a", "200"), ("a", "1"), ("b", "9")):
+            queue.publish(f"{name}{priority}".encode(), headers={"customer": name, "priority": priority})
+        queue.publish(b"alone")
+        first, second, third = queue.claim(), queue.claim(), queue.claim()
+        assert [payloads(found) for found in (first, second, third)] == [[b"b9"], [b"alone"], [b"a200"]]
+        assert queue.claim(5) == []
+        info = queue.info()
+        assert (info.group_header, info.available, info.blocked, info.in_flight) == ("customer", 0, 1, 3)
+        third[0].fail("again")
+        assert payloads(queue.claim(5)) == [b"a200", b"a1"]
+
+    def test_whoever_waits_is_woken_when_the_group_is_free(self, store: Store) -> None:
+        """A blocked message is nothing to claim, until the one before it is done."""
+        queue = store.queue("q")
+        queue.create(group_header="g")
+        queue.publish_many([b"1", b"2"], headers={"g": "x"})
+        first = claim_one(queue)
+        with in_thread(lambda: payloads(queue.claim(wait=WAIT))) as results:
+            eventually(lambda: waiting(store) == 1)
+            first.ack()
+        assert results == [[b"2"]]
+
+    def test_groups_are_refused_where_they_cannot_be(self, store: Store) -> None:
+        """A name that is too long, and another header for a queue that holds messages."""
+        queue = store.queue("q")
+        queue.create(group_header="g")
+        refused(lambda: queue.publish(b"x", headers={"g": "x" * 129}), detent.Invalid)
+        queue.publish(b"x", headers={"g": "x" * 128})
+        refused(lambda: queue.configure(group_header=None), detent.Invalid)
+        claim_one(queue).ack()
+        queue.configure(group_header=None)
+        assert queue.info().group_header == ""
 
 
 class TestPausing:

@@ -45,8 +45,15 @@ BASES = (
     ops.Settings(),
     ops.Settings(max_attempts=2, backoff_ms=400, backoff_max_ms=1_000),
     ops.Settings(max_attempts=2, backoff_ms=0, lease_ms=1_000, done_retention_s=2),
+    ops.Settings(max_attempts=3, backoff_ms=400, backoff_max_ms=1_000, group_header="group"),
+    ops.Settings(max_attempts=2, backoff_ms=0, lease_ms=1_000, done_retention_s=2, group_header="group"),
 )
-EVERYTHING = (ops.Settings(filter="true"), ops.Settings(filter='headers.tier == "gold"'), ops.Settings())
+EVERYTHING = (
+    ops.Settings(filter="true"),
+    ops.Settings(filter='headers.tier == "gold"'),
+    ops.Settings(),
+    ops.Settings(filter="true", group_header="group"),
+)
 HEADERS = (
     {},
     {"queue": "orders"},
@@ -56,7 +63,14 @@ HEADERS = (
     {"tier": "gold", "queue": "gold", "urgency": "1", "priority": "256"},
     {"a": "1", "tier": "lead", "urgency": "7"},
     {"queue": "all", "a": "2"},
+    {"queue": "orders", "group": "x"},
+    {"queue": "orders", "group": "x", "a": "1"},
+    {"queue": "orders", "group": "x", "priority": "3"},
+    {"queue": "orders", "group": "x", "priority": "200", "tier": "gold"},
+    {"queue": "orders", "group": "y", "priority": "3", "a": "y"},
+    {"queue": "orders", "group": "", "tier": "gold"},
 )
+TOO_LONG = {"queue": "orders", "group": "é" * 65, "a": "x"}
 TIMES = (*[0] * 16, 1, 1, 400, 400, 1_000, 1_000, 2_000, 6_000, 31_000, 3_700_000, 2 * 86_400_000)
 SETTINGS_CHANGES = (
     ops.Settings(filter="true"),
@@ -75,6 +89,9 @@ SETTINGS_CHANGES = (
     ops.Settings(failed_policy="discard"),
     ops.Settings(failed_policy="keep"),
     ops.Settings(priority_header="urgency"),
+    ops.Settings(group_header="group"),
+    ops.Settings(group_header="a"),
+    ops.Settings(group_header=""),
     ops.Settings(labels={"team": "a", "é": ""}),
     ops.Settings(labels={}),
     *(ops.Settings(dead_letter=name) for name in (*NAMES, "")),
@@ -99,7 +116,7 @@ numbers = st.integers(0, 1_000)
 leases = st.sampled_from((None, 1, 500, 60_000))
 publishes = st.fixed_dictionaries(
     {
-        "headers": st.lists(st.sampled_from(HEADERS), min_size=1, max_size=5),
+        "headers": st.lists(st.sampled_from((*HEADERS * 3, TOO_LONG)), min_size=1, max_size=5),
         "shared": st.booleans(),
         "keys": st.lists(st.sampled_from((None, "k1", "k2", "k3")), max_size=5),
         "delay_ms": st.sampled_from((0, 0, 0, 1, 700, 40_000)),
@@ -116,7 +133,7 @@ STEP = st.one_of(
     RECEIPTS,
     RECEIPTS,
     RECEIPTS,
-    st.tuples(st.just("create"), st.tuples(names, st.integers(0, 2), st.booleans(), st.booleans())),
+    st.tuples(st.just("create"), st.tuples(names, st.integers(0, 3), st.booleans(), st.booleans())),
     st.tuples(st.just("append"), st.none()),
 )
 REFUSED = st.sampled_from(("", "stale", "conflict", "not found", "invalid"))
@@ -448,10 +465,10 @@ class Histories(RuleBasedStateMachine):
             assert self.dump() == before
         self.pass_time(after)
 
-    @rule(name=names, number=st.integers(0, 2), paused=st.booleans(), earliest=st.booleans(), fault=faults)
+    @rule(name=names, number=st.integers(0, 3), paused=st.booleans(), earliest=st.booleans(), fault=faults)
     def create(self, name: str, number: int, paused: bool, earliest: bool, fault: str) -> None:
         given = EVERYTHING[number]
-        self.run(ops.CreateQueue(name, ops.Settings(filter=given.filter, paused=paused), earliest), fault=fault)
+        self.run(ops.CreateQueue(name, msgspec.structs.replace(given, paused=paused), earliest), fault=fault)
 
     @rule(name=names, change=st.sampled_from(SETTINGS_CHANGES), after=elapsed, fault=faults)
     def configure(self, name: str, change: ops.Settings, after: int, fault: str) -> None:

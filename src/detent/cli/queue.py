@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 DURATIONS = ("lease", "max_lease", "backoff", "max_backoff", "done_retention")
 COUNTERS = ("total_routed", "total_acked", "total_failed", "total_expired", "total_purged")
-NUMBERS = ("available", "delayed", "in_flight", "failed", "done", *COUNTERS)
+NUMBERS = ("available", "delayed", "blocked", "in_flight", "failed", "done", *COUNTERS)
 
 
 @click.group(short_help="Create queues, publish to them, claim from them.")
@@ -86,6 +86,12 @@ _SETTINGS = (
         "--dead-letter",
         metavar="QUEUE",
         help="Messages given up go to this queue instead of being kept or discarded [none]; '' for none.",
+    ),
+    click.option(
+        "--group-header",
+        metavar="NAME",
+        help="The header with the group, within which messages are given out one after another, in the order in which "
+        "they came [none]; '' for none. It can be changed while the queue is empty.",
     ),
     click.option("--description", help="What the queue is for."),
     click.option(
@@ -250,6 +256,7 @@ def remove(url: str, queue: str, yes: bool, dry_run: bool, force: bool, as_json:
 
 def contents_text(info: QueueInfo, *, available: bool = True, flying: bool = True, failed: bool = True) -> str:
     parts = [f"{info.available} available", f"{info.delayed} delayed"] if available else []
+    parts += [f"{info.blocked} blocked"] if available and info.blocked else []
     parts += [f"{info.in_flight} in flight"] if flying else []
     parts += [f"{info.failed} failed"] if failed else []
     return f"{', '.join(parts[:-1])} and {parts[-1]} messages" if len(parts) > 1 else f"{parts[0]} messages"
@@ -345,6 +352,7 @@ def show_info(url: str, queue: str, force: bool, as_json: bool) -> None:
             "failed messages": "discarded" if info.failed_policy == "discard" else "kept",
             "dead letters": f"to {line_text(info.dead_letter)}" if info.dead_letter else "none",
             "priority header": line_text(info.priority_header),
+            "group header": line_text(info.group_header) if info.group_header else "none",
             **{f"label {line_text(name)}": line_text(value) for name, value in info.labels.items()},
             **_number_lines(info),
         }

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from detent.codec.group import read_group, write_group
 from detent.codec.keys import SUBSYSTEM_QUEUE, Prefix, u32, u64
 from detent.codec.values import U16_MAX, U32_MAX, ByteReader, ByteWriter
 from detent.errors import Corrupt, LimitExceeded
@@ -104,25 +105,47 @@ def belongs_to(key: bytes, queue: int) -> bool:
 _OF_ONE_QUEUE: Final = frozenset(prefix.raw for prefix in (ACTIVE, DONE, FAILED, ATTEMPTS))
 
 
-def encode_active(available: np.ndarray, in_flight: Sequence[InFlight]) -> bytes:
-    """A bucket of active messages."""
+Groups = Sequence[bytes | None]
+"""The groups of a bucket's messages, or none: first of the available ones, then of those in flight."""
+
+
+def encode_active(available: np.ndarray, in_flight: Sequence[InFlight], groups: Groups | None = None) -> bytes:
+    """A bucket of active messages; what groups they are in follows, if any of them is in one."""
     if max(len(available), len(in_flight)) > U16_MAX:
         raise LimitExceeded(f"a bucket holds at most {U16_MAX} messages")
     writer = ByteWriter().u16(len(available)).raw(available.tobytes())
-    return writer.array(in_flight, lambda w, m: w.pack(_IN_FLIGHT, *m[:-1]).utf8(m.consumer)).finish()
+    writer.array(in_flight, lambda w, m: w.pack(_IN_FLIGHT, *m[:-1]).utf8(m.consumer))
+    names: dict[bytes | None, int] = {None: 0}
+    for group in groups or ():
+        names.setdefault(group, len(names))
+    if groups is not None and len(names) > 1:
+        writer.array(list(names)[1:], write_group)
+        writer.raw(np.array([names[group] for group in groups], "<u2").tobytes())
+    return writer.finish()
 
 
-def decode_active(value: bytes) -> tuple[np.ndarray, list[InFlight]]:
-    """Read a bucket back."""
+def decode_active(value: bytes) -> tuple[np.ndarray, list[InFlight], list[bytes | None] | None]:
+    """Read a bucket back; its groups are None if no message is in one."""
     reader = ByteReader(value, "active messages")
     count = reader.count(reader.u16(), AVAILABLE.itemsize)
     available = np.frombuffer(reader.take(count * AVAILABLE.itemsize), AVAILABLE)
     in_flight = reader.array(lambda r: InFlight(*(*r.unpack(_IN_FLIGHT), r.utf8())), element_bytes=_IN_FLIGHT.size + 2)
+    groups = _read_groups(reader, len(available) + len(in_flight)) if reader.remaining else None
     reader.finish()
     places = [*available["place"].tolist(), *(message.place for message in in_flight)]
     if len(set(places)) != len(places) or any(place >= 10**BUCKET_EXPONENT_MAX for place in places):
         raise reader.corrupt("two messages have one place in their bucket, or a place is outside of it")
-    return available, in_flight
+    return available, in_flight, groups
+
+
+def _read_groups(reader: ByteReader, count: int) -> list[bytes | None]:
+    names = [None, *reader.array(read_group)]
+    if len(names) == 1 or len(set(names)) < len(names):
+        raise reader.corrupt("groups are at least one, and each is there once")
+    indexes = np.frombuffer(reader.take(2 * count), "<u2").tolist()
+    if max(indexes, default=0) >= len(names):
+        raise reader.corrupt(f"a message is in group {max(indexes)} of {len(names) - 1}")
+    return [names[index] for index in indexes]
 
 
 # -- done, failed, attempts -------------------------------------------------------------------------------------
@@ -254,6 +277,7 @@ class Config(NamedTuple):
     description: str = ""
     labels: Labels = ()
     dead_letter: str = ""
+    group_header: str = ""
 
     def encode(self) -> bytes:
         """The record's value. Settings that came with a later release are written once they are used, so that the one
@@ -284,9 +308,9 @@ class Config(NamedTuple):
         return cls(*fixed, **settings)  # type: ignore[arg-type]
 
 
-_TEXTS: Final = frozenset({"failed_policy", "priority_header", "description", "dead_letter"})
+_TEXTS: Final = frozenset({"failed_policy", "priority_header", "description", "dead_letter", "group_header"})
 _FLAGS: Final = frozenset({"paused"})
-_LATER: Final = frozenset({"labels", "dead_letter"})
+_LATER: Final = frozenset({"labels", "dead_letter", "group_header"})
 _HIGHEST: Final = {"number": U32_MAX, "generation": U32_MAX, "bucket_exponent": BUCKET_EXPONENT_MAX, "paused": 1}
 
 

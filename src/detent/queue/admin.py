@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from detent.codec import queue as records
+from detent.codec.queue import Config
 from detent.codec.statelog import Run
 from detent.engine import Context, Done, Result
 from detent.errors import Exists, Invalid, LimitExceeded, NotFound
@@ -16,7 +17,7 @@ from detent.queue import operations as ops
 from detent.queue.filters import Filter
 from detent.queue.holdings import LIVE
 from detent.queue.moving import headers_of, there_already
-from detent.queue.settings import changed, new_config, priority_of
+from detent.queue.settings import changed, group_of, new_config, priority_of
 from detent.queue.state import QueueState
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ def configure(machine: QueueMachine, op: ops.ConfigureQueue, context: Context) -
     state = machine.queue(op.queue)
     config = changed(op.queue, state.config, op.settings)
     _check_dead_letter(machine, op.settings)
+    if config.group_header != state.config.group_header:
+        state = _regrouped(machine, state, config)
     state.config = config
     state.generation = config.generation
     machine.write(records.config_key(op.queue), config.encode(), None)
@@ -107,6 +110,20 @@ def configure(machine: QueueMachine, op: ops.ConfigureQueue, context: Context) -
     _place(machine, state)
     machine.checkpoint_wanted = True
     return Done()
+
+
+def _regrouped(machine: QueueMachine, state: QueueState, config: Config) -> QueueState:
+    """An empty queue goes on as one with groups, with others, or without."""
+    if state.available or state.flights or state.failed:
+        raise Invalid(
+            f"{state.name!r} holds messages, whose groups are by {state.config.group_header or 'no header'!r} and "
+            "cannot change under them: create another queue, or empty this one"
+        )
+    machine.router.remove(state)
+    new = machine.new_state(state.name, config, state.next_message)
+    new.take_over(state)
+    machine.queues[state.name] = machine.by_number[state.number] = new
+    return new
 
 
 def delete(machine: QueueMachine, op: ops.DeleteQueue, context: Context) -> Result:
@@ -155,7 +172,7 @@ def redrive(machine: QueueMachine, op: ops.Redrive, context: Context) -> Result:
     step = step[: ops.STEP_MESSAGES]
     after = step[-1] if step else op.after
     headers: dict[int, dict[str, str]] = {}
-    if wanted is not None or target is not source:
+    if wanted is not None or target is not source or target.config.group_header:
         headers = headers_of(machine, [(message, source.failed[message].offset) for message in step])
     if wanted is not None:
         step = [message for message in step if wanted.matches(headers[message])]
@@ -169,8 +186,9 @@ def redrive(machine: QueueMachine, op: ops.Redrive, context: Context) -> Result:
         return ops.Moved(0, after, more)
     for failed in source.drop_failed(step, None):
         run = Run(failed.message, 1, failed.offset, failed.record_count, context.now_ms, failed.deadline_ms)
-        priority = failed.priority if target is source else priority_of(target.config, headers[failed.message])
-        target.route(run, priority, context.now_ms, None)
+        about = headers.get(failed.message, {})  # nobody has asked for them if nothing depends on them
+        priority = failed.priority if target is source else priority_of(target.config, about)
+        target.route(run, priority, context.now_ms, None, group_of(target.config, about))
     machine.checkpoint_wanted = True
     return ops.Moved(len(step), after, more)
 

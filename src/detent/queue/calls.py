@@ -36,6 +36,7 @@ class Settings(TypedDict, total=False):
     description: str
     labels: Mapping[str, str]
     dead_letter: str | None
+    group_header: str | None
 
 
 def settings(queue: str, given: Settings) -> ops.Settings:
@@ -57,6 +58,7 @@ def settings(queue: str, given: Settings) -> ops.Settings:
         description=given.get("description"),
         labels=_labels(given.get("labels")),
         dead_letter=_or_none("dead_letter", given),
+        group_header=_or_none("group_header", given),
     )
 
 

@@ -13,10 +13,11 @@ from detent.engine import Context, Done, Result
 from detent.errors import Invalid, LimitExceeded, StaleReceipt
 from detent.queue import moving
 from detent.queue import operations as ops
+from detent.queue.grant import Grant
 from detent.queue.holdings import Undo
 from detent.queue.places import picked
 from detent.queue.settings import backoff_ms
-from detent.queue.state import Grant, QueueState
+from detent.queue.state import QueueState
 
 if TYPE_CHECKING:
     from detent.queue.machine import QueueMachine

@@ -13,14 +13,14 @@ from detent.codec import published, statelog
 from detent.codec.published import FOREVER
 from detent.codec.statelog import Run
 from detent.queue.holdings import Undo
-from detent.queue.settings import priority_of
+from detent.queue.settings import group_of, priority_of
 from detent.queue.state import QueueState
 
 if TYPE_CHECKING:
     from detent.queue.machine import QueueMachine
 
-Moves = Sequence[tuple[int, int]]
-"""Messages, each with the priority that it gets where it goes."""
+Moves = Sequence[tuple[int, int, bytes | None]]
+"""Messages, each with the priority and the group that it gets where it goes."""
 
 
 def give_up(
@@ -37,7 +37,7 @@ def give_up(
     going = [message for message in messages if message not in there]
     if target is not None and going:
         headers = headers_of(machine, [(message, state.offset_of(message)) for message in going])
-        moves = [(message, priority_of(target.config, headers[message])) for message in going]
+        moves = [(message, *_standing(target, headers[message])) for message in going]
         machine.log_step(statelog.encode_moved(state.number, now_ms, target.number, moves), undo)
         move(state, target, now_ms, moves, now_ms, undo)
     staying = [message for message in messages if message in there]
@@ -49,12 +49,16 @@ def give_up(
 
 def move(source: QueueState, target: QueueState, at_ms: int, moves: Moves, now_ms: int, undo: Undo | None) -> None:
     """Messages in flight leave their queue and come to another one, behind all others, as if never tried."""
-    for message, priority in moves:
+    for message, priority, group in moves:
         gone = source.hand_over(message, at_ms, undo)
         # One whose retention ended while it was in flight is given to nobody: it goes with the next timer.
         visible_ms = FOREVER if gone.deadline_ms <= at_ms else at_ms
         run = Run(message, 1, gone.offset, gone.record_count, visible_ms, gone.deadline_ms)
-        target.route(run, priority, now_ms, undo)
+        target.route(run, priority, now_ms, undo, group)
+
+
+def _standing(target: QueueState, headers: dict[str, str]) -> tuple[int, bytes | None]:
+    return priority_of(target.config, headers), group_of(target.config, headers)
 
 
 def there_already(machine: QueueMachine, target: QueueState, messages: Iterable[int]) -> set[int]:

@@ -89,6 +89,7 @@ class Settings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     description: str | None = None
     labels: dict[str, str] | None = None
     dead_letter: str | None = None
+    group_header: str | None = None
 
 
 class CreateQueue(Operation, frozen=True, tag=True, array_like=True):
@@ -311,6 +312,7 @@ class QueueDescription(msgspec.Struct, frozen=True, array_like=True):
     purged: int
     oldest_ms: int
     priorities: dict[int, int]
+    blocked: int = 0
 
 
 class QueueDescriptions(Result, frozen=True, tag=True, array_like=True):
@@ -342,7 +344,7 @@ class FailedMessages(Result, frozen=True, tag=True, array_like=True):
 
 
 class MessageState(msgspec.Struct, frozen=True, array_like=True):
-    """Where one message is in one queue: available, delayed, in flight, failed or done."""
+    """Where one message is in one queue: available, delayed, blocked, in flight, failed or done."""
 
     queue: str
     state: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from detent.codec.group import GROUP_BYTES_MAX
 from detent.codec.queue import NOT_KEPT, Config, Labels
 from detent.errors import Invalid, LimitExceeded
 from detent.queue import operations as ops
@@ -67,6 +68,7 @@ def _check(config: Config, *, lease_given: bool) -> None:
     ops.check_text(config.priority_header, HEADER_NAME_BYTES_MAX, "the name of the priority header")
     ops.check_text(config.description, ops.DESCRIPTION_BYTES_MAX, "a description")
     _check_labels(config.labels)
+    ops.check_text(config.group_header, HEADER_NAME_BYTES_MAX, "the name of the group header")
     if config.dead_letter:
         ops.check_name(config.dead_letter)
 
@@ -103,3 +105,12 @@ def priority_of(config: Config, headers: dict[str, str]) -> int:
         return ops.DEFAULT_PRIORITY
     number = int(text)
     return number if number <= 255 else ops.DEFAULT_PRIORITY
+
+
+def group_of(config: Config, headers: dict[str, str]) -> bytes | None:
+    """The group that a message's header puts it into. A name that is too long is refused when a message is published;
+    one that comes to the queue later all the same is cut, so that order is kept for more messages rather than fewer."""
+    if not config.group_header:
+        return None
+    value = headers.get(config.group_header)
+    return None if value is None else value.encode()[:GROUP_BYTES_MAX]

@@ -107,14 +107,14 @@ NUMBERS_MAX: Final = 1 << 20
 
 def encode_published(run: Run, targets: Sequence[tuple[int, int, bytes | None]]) -> bytes:
     """The step of a publish."""
+    if len(targets) == 1 and targets[0][2] is None:  # nearly always
+        return _PUBLISH.pack(PUBLISH, *run, 1) + _TARGET.pack(*targets[0][:2])
     if _has_groups(targets):
         writer = ByteWriter().pack(_PUBLISH, PUBLISH_GROUPED, *run, len(targets))
         for queue, priority, group in targets:
             write_group(writer.pack(_TARGET, queue, priority), group)
         return writer.finish()
     head = _PUBLISH.pack(PUBLISH, *run, len(targets))
-    if len(targets) == 1:
-        return head + _TARGET.pack(*targets[0][:2])
     return head + b"".join(_TARGET.pack(*target[:2]) for target in targets)
 
 

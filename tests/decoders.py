@@ -178,10 +178,13 @@ _METADATA_SAMPLES = [
 ]
 _STEP_SAMPLES = [
     statelog.encode_published(Run(7, 1, 0, 1, 5, 9), [])
-    + statelog.encode_published(Run(8, 2, 1, 4, 5, 9), [(1, 128), (2, 0)]),
-    statelog.encode_routed(3, 2**64 - 1, [(Run(7, 1, 0, 1, 5, 9), 128)]),
+    + statelog.encode_published(Run(8, 2, 1, 4, 5, 9), [(1, 128, None), (2, 0, None)]),
+    statelog.encode_routed(3, 2**64 - 1, [(Run(7, 1, 0, 1, 5, 9), 128, None)]),
     statelog.encode_claimed(3, 5, 9, 17, "me", [0, 1, 2]) + statelog.encode_ended(statelog.ACK, 3, 5, 0, "", [7]),
     statelog.encode_ended(statelog.FAIL, 3, 5, 0, "why", [7, 8]) + statelog.encode_expired(statelog.EXPIRE, 3, [7, 8]),
+    statelog.encode_moved(3, 5, 4, [(7, 128, None), (8, 0, None)]) + statelog.encode_moved(3, 5, 4, [(7, 128, b"g")]),
+    statelog.encode_published(Run(8, 2, 1, 4, 5, 9), [(1, 128, b"g"), (2, 0, None)])
+    + statelog.encode_routed(3, 2**64 - 1, [(Run(7, 1, 0, 1, 5, 9), 128, b"")]),
 ]
 
 _QUEUE_DECODERS = [
@@ -199,6 +202,9 @@ _QUEUE_DECODERS = [
         [
             queue.EMPTY_ACTIVE,
             queue.encode_active(_available_sample(3), [InFlight(7, 128, 1, 2, 1, 9, 4, 11, 0, 1, "me")]),
+            queue.encode_active(
+                _available_sample(3), [InFlight(7, 128, 1, 2, 1, 9, 4, 11, 0, 1, "me")], [b"a", None, b"b", b"a"]
+            ),
         ],
     ),
     DecoderCase("done messages", queue.decode_done, [queue.EMPTY_ARRAY, _done_sample(3)]),
@@ -211,7 +217,16 @@ _QUEUE_DECODERS = [
         ],
     ),
     DecoderCase("attempts", queue.decode_attempts, [queue.encode_attempts([Attempt(1, "me", 2, "why")] * 3)]),
-    DecoderCase("queue settings", Config.decode, [Config("true", 5, 3600, 1, 2).encode()]),
+    DecoderCase(
+        "queue settings",
+        Config.decode,
+        [
+            Config("true", 5, 3600, 1, 2).encode(),
+            Config(
+                "true", 5, 3600, 1, 2, labels=(("a", "x"), ("b", "")), dead_letter="dead", group_header="g"
+            ).encode(),
+        ],
+    ),
     DecoderCase("queue cursor", Cursor.decode, [Cursor(*range(10)).encode()]),
     DecoderCase("watermark", Watermark.decode, [Watermark(1, 2, 3).encode()]),
     DecoderCase("dedup record", queue.decode_dedup, [queue.encode_dedup(7, 9)]),

@@ -25,9 +25,10 @@ from detent.kv import View
 from detent.queue import QueueMachine, looking, publishing
 from detent.queue import operations as ops
 from detent.queue import places as places_module
-from detent.queue.bucket import HELD, HIDDEN, READY
+from detent.queue.bucket import BLOCKED, HELD, HIDDEN, READY
 from detent.queue.claiming import EXPIRED_REASON
 from detent.queue.failures import EXPIRE_FAILED
+from detent.queue.grouped import GroupedState
 from detent.queue.holdings import LIVE
 from detent.queue.places import EXPIRE, REVEAL
 from detent.queue.state import QueueState
@@ -64,6 +65,7 @@ class Entry:
     priority: int
     order: int
     visible_ms: int
+    group: bytes | None = None
     state: str = AVAILABLE
     attempts: int = 0
     history: list[tuple[int, str, int, str]] = field(default_factory=list)
@@ -92,6 +94,9 @@ class Queue:
     failed_policy: str = "keep"
     priority_header: str = "priority"
     paused: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
+    dead_letter: str = ""
+    group_header: str = ""
     entries: dict[int, Entry] = field(default_factory=dict)
     done: dict[int, tuple[int, int]] = field(default_factory=dict)
     forgettable: set[int] = field(default_factory=set)  # done messages that need not be known any more
@@ -110,9 +115,13 @@ class Queue:
         text = headers.get(self.priority_header, "")
         return int(text) if text in map(str, range(256)) else 128
 
-    def add(self, message: int, priority: int, visible_ms: int) -> None:
+    def group(self, headers: dict[str, str]) -> bytes | None:
+        value = headers.get(self.group_header) if self.group_header else None
+        return None if value is None else value.encode()[:128]
+
+    def add(self, message: int, priority: int, visible_ms: int, headers: dict[str, str]) -> None:
         assert message not in self.entries, f"message {message} is in {self.name} already"
-        self.entries[message] = Entry(message, priority, self.next_order, visible_ms)
+        self.entries[message] = Entry(message, priority, self.next_order, visible_ms, self.group(headers))
         self.next_order += 1
         self.routed += 1
 
@@ -128,6 +137,26 @@ class Queue:
 
     def among(self, *states: str) -> list[Entry]:
         return [entry for entry in self.entries.values() if entry.state in states]
+
+    def lines(self) -> list[list[Entry]]:
+        """The available messages that somebody may claim, behind one another: each group that has none in flight is a
+        line in the order of coming, and each message in no group is one by itself."""
+        busy = {entry.group for entry in self.among(IN_FLIGHT)}
+        groups: dict[bytes, list[Entry]] = {}
+        alone: list[list[Entry]] = []
+        for entry in sorted(self.among(AVAILABLE), key=lambda entry: entry.order):
+            if entry.group is None:
+                alone.append([entry])
+            elif entry.group not in busy:
+                groups.setdefault(entry.group, []).append(entry)
+        return [*alone, *groups.values()]
+
+    def standing(self, now_ms: int) -> dict[int, int]:
+        """How each available message stands."""
+        found = {entry.message: BLOCKED for entry in self.among(AVAILABLE)}
+        for first, *_ in self.lines():
+            found[first.message] = READY if first.visible_ms <= now_ms else HIDDEN
+        return found
 
 
 class Model:
@@ -158,10 +187,11 @@ class Model:
     def advance(self, now_ms: int) -> None:
         """All that the clock does by itself."""
         self.now_ms = now_ms
+        flying = [(entry, queue) for queue in self.queues.values() for entry in queue.among(IN_FLIGHT)]
+        for entry, queue in sorted(flying, key=lambda pair: (pair[0].lease_ms, pair[0].delivery)):
+            if entry.lease_ms <= now_ms:
+                self.end_attempt(queue, entry.message, EXPIRED_REASON, None, False)
         for queue in self.queues.values():
-            over = [entry.message for entry in queue.among(IN_FLIGHT) if entry.lease_ms <= now_ms]
-            for message in over:
-                self.end_attempt(queue, message, EXPIRED_REASON, None, False)
             for entry in queue.among(AVAILABLE, FAILED):
                 if self.has_ended(entry.message):
                     queue.expired += 1
@@ -202,7 +232,7 @@ class Model:
         for number in sorted(self.stored()):
             message = self.messages[number]
             if queue.cursor <= number < end and not self.has_ended(number) and queue.matches(message.headers):
-                queue.add(number, queue.priority(message.headers), message.visible_ms)
+                queue.add(number, queue.priority(message.headers), message.visible_ms, message.headers)
                 self.unmatched.discard(number)
                 self.unread.discard(number)
         queue.cursor = cursor
@@ -244,6 +274,7 @@ class Model:
         keys = op.dedup_keys or [None] * len(op.payloads)
         headers = op.headers or [{}]
         headers = headers * len(op.payloads) if len(headers) == 1 else headers
+        self.check_groups(headers)
         visible_ms = (self.now_ms if op.visible_ms is None else op.visible_ms) + op.delay_ms
         deadline_ms = self.now_ms + op.retention_s * 1000 if op.retention_s else FOREVER
         expires_ms = self.now_ms + max(self.window_ms, op.retention_s * 1000) if op.retention_s else FOREVER
@@ -271,25 +302,34 @@ class Model:
         self.log_end = first + len(new)
         return ops.PublishedMessages(first, len(new), duplicates)
 
+    def check_groups(self, headers: list[dict[str, str]]) -> None:
+        for each in headers:
+            for queue in self.queues.values():
+                too_long = len(each.get(queue.group_header, "").encode()) > 128
+                if too_long and queue.cursor is None and queue.group_header and queue.matches(each):
+                    raise Invalid("group")
+
     def deliver(self, number: int) -> None:
         message = self.messages[number]
         targets = [q for q in self.queues.values() if q.cursor is None and q.matches(message.headers)]
         for queue in targets:
-            queue.add(number, queue.priority(message.headers), message.visible_ms)
+            queue.add(number, queue.priority(message.headers), message.visible_ms, message.headers)
         if not targets:
             self.unmatched.add(number)
 
     def choose(self, queue: Queue, count: int) -> list[Entry]:
-        """By priority, then age; every now and then the oldest of all."""
-        left = [entry for entry in queue.among(AVAILABLE) if entry.visible_ms <= self.now_ms]
-        left.sort(key=lambda entry: (entry.priority, entry.order))
+        """Of those that are first in their lines: by priority, then age; every now and then the oldest of all."""
+        lines = queue.lines()
         turn = self.turns.get(queue.number, 0)
         chosen: list[Entry] = []
-        while left and len(chosen) < count:
+        while len(chosen) < count:
+            first = [line[0] for line in lines if line and line[0].visible_ms <= self.now_ms]
+            if not first:
+                break
             fair = turn % places_module.FAIR_EVERY == places_module.FAIR_EVERY - 1
-            several = len({entry.priority for entry in left}) > 1
-            entry = min(left, key=lambda entry: entry.order) if fair and several else left[0]
-            left.remove(entry)
+            by_age = fair and len({entry.priority for entry in first}) > 1
+            _, _, entry = min((0 if by_age else each.priority, each.order, each) for each in first)
+            next(line for line in lines if line and line[0] is entry).pop(0)
             chosen.append(entry)
             turn += 1
         self.turns[queue.number] = turn
@@ -352,14 +392,27 @@ class Model:
         entry.history.append((entry.claimed_ms, entry.consumer, self.now_ms, reason))
         if final or entry.attempts >= (queue.max_attempts or 65_535):
             queue.failures += 1
+            if self.goes_to_dead_letters(queue, message):
+                return
             entry.state, entry.failed_ms, entry.reason = FAILED, self.now_ms, reason
-            if queue.failed_policy == "discard":
+            if queue.failed_policy == "discard" and not queue.dead_letter:
                 self.leave(queue, message)
             return
         if delay_ms is None:
             delay_ms = min(queue.backoff_ms * 2 ** (entry.attempts - 1), queue.backoff_max_ms)
         entry.state = AVAILABLE
         entry.visible_ms = FOREVER if self.has_ended(message) else self.now_ms + delay_ms
+
+    def goes_to_dead_letters(self, queue: Queue, message: int) -> bool:
+        """Moves a message to the dead letter queue, unless there is none, or it has the message, or will read of it."""
+        target = self.queues.get(queue.dead_letter)
+        if target is None or message in target.entries or (target.cursor is not None and message >= target.cursor):
+            return False
+        del queue.entries[message]
+        visible_ms = FOREVER if self.has_ended(message) else self.now_ms
+        headers = self.messages[message].headers
+        target.add(message, target.priority(headers), visible_ms, headers)
+        return True
 
     def extend(self, op: ops.Extend, _hint: Any) -> ops.LeaseExtended:
         queue = self.receipts(op)
@@ -373,6 +426,7 @@ class Model:
             if op.exist_ok:
                 return ops.QueueCreated(self.queues[op.queue].number, False)
             raise Exists(op.queue)
+        self.check_settings(op.queue, op.settings)
         queue = Queue(op.queue, self.next_queue, None, f'headers.queue == "{op.queue}"')
         queue.set(op.settings)
         self.next_queue += 1
@@ -384,8 +438,18 @@ class Model:
         self.queues[op.queue] = queue
         return ops.QueueCreated(queue.number, True)
 
+    def check_settings(self, name: str, settings: ops.Settings) -> None:
+        if settings.dead_letter == name:
+            raise Invalid("itself")
+        if settings.dead_letter and settings.dead_letter not in self.queues:
+            raise NotFound(settings.dead_letter)
+        queue = self.queues.get(name)
+        if queue is not None and settings.group_header not in {None, queue.group_header} and queue.entries:
+            raise Invalid("groups")
+
     def configurequeue(self, op: ops.ConfigureQueue, _hint: Any) -> Done:
         queue = self.find(op.queue)
+        self.check_settings(op.queue, op.settings)
         queue.set(op.settings)
         if queue.paused and queue.cursor is None:
             queue.cursor = self.log_end
@@ -424,8 +488,9 @@ class Model:
             step = [message for message in step if message not in there]
         for message in step:
             entry = source.entries.pop(message)
-            priority = entry.priority if target is source else target.priority(self.messages[message].headers)
-            target.add(message, priority, self.now_ms)
+            headers = self.messages[message].headers
+            priority = entry.priority if target is source else target.priority(headers)
+            target.add(message, priority, self.now_ms, headers)
         return ops.Moved(len(step), after, more)
 
     def purge_all(self, name: str, *states: str) -> int:
@@ -441,8 +506,8 @@ class Model:
 
     def describe(self, name: str) -> dict[str, Any]:
         queue = self.queues[name]
-        available = queue.among(AVAILABLE)
-        ready = [entry for entry in available if entry.visible_ms <= self.now_ms]
+        standing = queue.standing(self.now_ms)
+        ready = [entry for entry in queue.among(AVAILABLE) if standing[entry.message] == READY]
         oldest = min(ready, key=lambda entry: entry.order, default=None)
         priorities: dict[int, int] = {}
         for entry in sorted(ready, key=lambda entry: entry.priority):
@@ -451,7 +516,8 @@ class Model:
             "number": queue.number,
             "behind": queue.cursor is not None,
             "available": len(ready),
-            "delayed": len(available) - len(ready),
+            "delayed": sum(how == HIDDEN for how in standing.values()),
+            "blocked": sum(how == BLOCKED for how in standing.values()),
             "in_flight": len(queue.among(IN_FLIGHT)),
             "failed": len(queue.among(FAILED)),
             "routed": queue.routed,
@@ -461,6 +527,9 @@ class Model:
             "purged": queue.purged,
             "oldest_ms": 0 if oldest is None else self.messages[oldest.message].received_ms,
             "priorities": priorities,
+            "labels": queue.labels,
+            "dead_letter": queue.dead_letter,
+            "group_header": queue.group_header,
         }
 
     def done_within(self, queue: Queue) -> set[int]:
@@ -480,9 +549,9 @@ class Model:
             elif entry.state == IN_FLIGHT:
                 changes = {"at_ms": entry.lease_ms, "consumer": entry.consumer, "delivery": entry.delivery}
             else:
-                changes = {"at_ms": entry.visible_ms}
-                if entry.visible_ms > self.now_ms:
-                    changes["state"] = "delayed"
+                how = queue.standing(self.now_ms)[number]
+                named = {READY: AVAILABLE, HIDDEN: "delayed", BLOCKED: "blocked"}
+                changes = {"at_ms": entry.visible_ms, "state": named[how]}
             found[queue.name] = msgspec.structs.replace(state, **changes)
         return found
 
@@ -493,6 +562,7 @@ class Model:
     def _content(self, queue: Queue) -> dict[str, Any]:
         rows: dict[int, Any] = {}
         failed: dict[int, Any] = {}
+        standing = queue.standing(self.now_ms)
         for entry in sorted(queue.entries.values(), key=lambda entry: entry.order):
             message = self.messages[entry.message]
             place = (message.number - message.record, message.deadline_ms, entry.priority, entry.attempts)
@@ -500,10 +570,10 @@ class Model:
                 failed[entry.message] = (*place, entry.failed_ms, entry.delivery, entry.reason, entry.history)
             elif entry.state == IN_FLIGHT:
                 lease = (entry.delivery, entry.claimed_ms, entry.lease_ms, entry.consumer)
-                rows[entry.message] = (*place, HELD, *lease, entry.history)
+                rows[entry.message] = (*place, HELD, entry.group, *lease, entry.history)
             else:
-                state = READY if entry.visible_ms <= self.now_ms else HIDDEN
-                rows[entry.message] = (*place, state, entry.visible_ms, entry.history)
+                how = standing[entry.message]
+                rows[entry.message] = (*place, how, entry.group, entry.visible_ms, entry.history)
         return {"rows": list(rows.items()), "failed": failed, "behind": queue.cursor is not None}
 
 
@@ -515,7 +585,7 @@ def held_by(state: QueueState) -> set[int]:
     return {*state.flights, *state.failed, *(message for message, _ in rows_of(state))}
 
 
-def rows_of(state: QueueState) -> list[tuple[int, tuple[int, ...]]]:
+def rows_of(state: QueueState) -> list[tuple[int, tuple[Any, ...]]]:
     """The messages at all places that are not empty, in order: (message, columns)."""
     found = []
     for number in sorted(state.buckets):
@@ -531,6 +601,7 @@ def rows_of(state: QueueState) -> list[tuple[int, tuple[int, ...]]]:
                     bucket.attempts[row],
                     bucket.offsets[row],
                     bucket.counts[row],
+                    None if bucket.groups is None else bucket.groups[row],
                 )
                 found.append((bucket.messages[row], columns))
     return found
@@ -541,16 +612,16 @@ def contents(machine: QueueMachine, view: View) -> dict[str, Any]:
     found = {}
     for state in machine.queues.values():
         rows = []
-        for message, (place, kind, priority, visible_ms, deadline_ms, attempts, offset, _) in rows_of(state):
+        for message, (place, kind, priority, visible_ms, deadline_ms, attempts, offset, _, group) in rows_of(state):
             common = (offset, deadline_ms, priority, attempts)
             history = looking.history(state, message, view)
             if kind == HELD:
                 held_at, delivery, grant = state.flights[message]
                 assert held_at == place
                 lease = (delivery, grant.claimed_ms, grant.lease_ms, grant.consumer)
-                rows.append((message, (*common, kind, *lease, history)))
+                rows.append((message, (*common, kind, group, *lease, history)))
             else:
-                rows.append((message, (*common, kind, visible_ms, history)))
+                rows.append((message, (*common, kind, group, visible_ms, history)))
         failed = {
             m: (f.offset, f.deadline_ms, f.priority, f.attempts, f.failed_ms, f.delivery, f.reason, history)
             for m, f in state.failed.items()
@@ -586,6 +657,7 @@ def dump(machine: QueueMachine, view: View) -> dict[str, Any]:
             "failed": dict(sorted(state.failed.items())),
             "ready": dict(sorted(state.ready.items())),
             "hidden": state.hidden,
+            "blocked": state.blocked,
             "done": sorted(done),
             "history": {m: looking.history(state, m, view) for m in sorted({*state.failed, *(m for m, _ in rows)})},
         }
@@ -621,6 +693,8 @@ def check_memory(machine: QueueMachine) -> None:
             _check_timers(state, timers)
         for bucket in state.buckets.values():
             _check_bucket(state, bucket)
+        if isinstance(state, GroupedState):
+            _check_groups(state, rows)
     _check_holds(machine, holds)
 
 
@@ -640,6 +714,7 @@ def _check_counts(state: QueueState, rows: list[tuple[int, tuple[int, ...]]]) ->
             ready[row[2]] = ready.get(row[2], 0) + 1
     assert state.ready == ready
     assert state.hidden == sum(row[1] == HIDDEN for _, row in rows)
+    assert state.blocked == sum(row[1] == BLOCKED for _, row in rows)
 
 
 def _check_timers(state: QueueState, timers: dict[Any, int]) -> None:
@@ -651,7 +726,7 @@ def _check_timers(state: QueueState, timers: dict[Any, int]) -> None:
             assert message in grant.held
         if kind == HIDDEN and visible_ms < FOREVER:
             assert timers[REVEAL, state.number, bucket] <= visible_ms, f"nobody reveals {message}"
-        if kind in {HIDDEN, READY} and deadline_ms < FOREVER:
+        if kind in {HIDDEN, READY, BLOCKED} and deadline_ms < FOREVER:
             assert timers[EXPIRE, state.number, bucket] <= deadline_ms, f"nobody lets {message} expire"
     for message, failed in state.failed.items():
         if failed.deadline_ms < FOREVER:
@@ -666,8 +741,39 @@ def _check_bucket(state: QueueState, bucket: Any) -> None:
         places = [place for ready in bucket.ready.values() for place in (*ready.fresh, *ready.returned)]
         offered = [place for place in places if bucket.states[place] == READY]
         assert sorted(offered) == claimable, "what is claimable is not offered once"
+    if bucket.groups is not None:
+        assert isinstance(state, GroupedState)
+        assert bucket.ready is None
+        assert len(bucket.groups) == len(bucket)
+        return
     for priority in {bucket.priorities[row] for row in claimable}:
         assert bucket.number in state.heads.get(priority, []), "a bucket with claimable messages is not listed"
+
+
+def _check_groups(state: GroupedState, rows: list[tuple[int, tuple[Any, ...]]]) -> None:
+    """Lines and offers are what the places say."""
+    waiting: dict[bytes, list[int]] = {}
+    held: dict[bytes, int] = {}
+    for _, (place, kind, priority, *_, group) in rows:
+        if kind == READY:
+            offers = state.offers[priority]
+            assert offers._heap.count(place) == 1, f"place {place} is claimable and not offered once"
+        if group is not None and kind == HELD:
+            held[group] = held.get(group, 0) + 1
+        elif group is not None:
+            waiting.setdefault(group, []).append(place)
+        else:
+            assert kind != BLOCKED, f"place {place} is blocked and in no group"
+    for offers in state.offers.values():
+        assert sorted(offers._listed) == sorted(offers._heap)
+    assert state.lines.keys() == waiting.keys() | held.keys(), "a group is remembered that has nothing, or forgotten"
+    kinds = {row[0]: row[1] for _, row in rows}
+    for group, line in state.lines.items():
+        places = waiting.get(group, [])
+        assert (line.waiting, line.held) == (len(places), held.get(group, 0))
+        assert list(line.places(state._is_available)) == places
+        assert line.front == (places[0] if places and not line.held else None)
+        assert all((kinds[place] == BLOCKED) == (place != line.front) for place in places)
 
 
 def _check_holds(machine: QueueMachine, holds: dict[int, int]) -> None:

@@ -95,18 +95,20 @@ def test_settings(store: detent.Store, url: str) -> None:
         *("queue", "create", url, "all/of-it", "--filter", "true", "--max-attempts", "3", "--lease", "5s"),
         *("--max-lease", "1m", "--backoff", "2s", "--max-backoff", "1h", "--done-retention", "forever"),
         *("--failed", "discard", "--priority-header", "prio", "--paused", "--description", "takes\nall"),
+        *("--label", "team=mail", "--label", "note=a=b"),
     )
     assert made["new"] is True
     expected = {
         "filter": "true", "max_attempts": 3, "lease_ms": 5000, "max_lease_ms": 60_000, "backoff_ms": 2000,
         "max_backoff_ms": 3_600_000, "done_retention_ms": None, "failed_policy": "discard", "priority_header": "prio",
-        "paused": True, "description": "takes\nall",
+        "paused": True, "description": "takes\nall", "labels": {"team": "mail", "note": "a=b"},
     }  # fmt: skip
     assert {name: made[name] for name in expected} == expected
     text = ok("queue", "info", url, "all/of-it").decode()
     assert "description:      takes\\nall\n" in text
     assert "done retention:   forever\n" in text
     assert "state:            paused\n" in text
+    assert "label note:       a=b\n" in text
 
     changed = document("queue", "configure", url, "all/of-it", "--done-retention", "0s", "--no-paused")
     assert (changed["done_retention_ms"], changed["paused"], changed["max_attempts"]) == (0, False, 3)
@@ -114,6 +116,18 @@ def test_settings(store: detent.Store, url: str) -> None:
     assert store.queue("all/of-it").info().paused
     assert document("queue", "resume", url, "all/of-it")["paused"] is False
     assert "say what to change" in refused("queue", "configure", url, "q", code=2)
+    assert document("queue", "configure", url, "q", "--group-header", "g")["group_header"] == "g"
+    assert "group header:     g\n" in ok("queue", "info", url, "q").decode()
+    assert document("queue", "configure", url, "q", "--group-header", "")["group_header"] == ""
+    assert "create it first" in refused("queue", "configure", url, "q", "--dead-letter", "nowhere", code=1)
+    assert document("queue", "configure", url, "q", "--dead-letter", "all/of-it")["dead_letter"] == "all/of-it"
+    assert "dead letters:     to all/of-it\n" in ok("queue", "info", url, "q").decode()
+    assert document("queue", "configure", url, "q", "--dead-letter", "")["dead_letter"] == ""
+    assert document("queue", "configure", url, "all/of-it", "--label", "only=one")["labels"] == {"only": "one"}
+    assert document("queue", "configure", url, "all/of-it", "--no-labels")["labels"] == {}
+    for wrong in (["--label", "x"], ["--label", "=x"], ["--label", "a=1", "--label", "a=2"]):
+        assert "label" in refused("queue", "configure", url, "q", *wrong, code=2)
+    assert "give one of them" in refused("queue", "configure", url, "q", "--no-labels", "--label", "a=b", code=2)
 
     assert "there is a queue 'q' already" in refused("queue", "create", url, "q", code=1)
     assert document("queue", "create", url, "q", "--exist-ok")["new"] is False

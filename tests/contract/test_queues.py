@@ -172,18 +172,28 @@ class TestSettings:
         queue.create(
             filter='headers.tier == "gold"', max_attempts=7, lease="5s", max_lease="1m", backoff="2s", max_backoff="3s",
             done_retention=None, failed="discard", priority_header="urgency", paused=True, description="ü",
+            labels={"team": "mail", "ü": ""},
         )  # fmt: skip
         before = queue.info()
         assert (before.filter, before.max_attempts, before.failed_policy) == ('headers.tier == "gold"', 7, "discard")
         assert (before.lease, before.max_lease) == (timedelta(seconds=5), timedelta(minutes=1))
         assert (before.backoff, before.max_backoff) == (timedelta(seconds=2), timedelta(seconds=3))
         assert (before.done_retention, before.priority_header) == (None, "urgency")
-        assert (before.paused, before.description) == (True, "ü")
+        assert (before.paused, before.description, before.labels) == (True, "ü", {"team": "mail", "ü": ""})
         queue.configure(max_attempts=0, done_retention="0s")
         after = queue.info()
         assert (after.max_attempts, after.done_retention) == (0, timedelta())
         same = ("filter", "lease", "max_lease", "backoff", "max_backoff", "failed_policy", "paused", "description")
-        assert [getattr(after, name) for name in same] == [getattr(before, name) for name in same]
+        assert [getattr(after, name) for name in (*same, "labels")] == [getattr(before, n) for n in (*same, "labels")]
+
+    def test_labels_are_replaced_all_together(self, queue: Queue) -> None:
+        """Nobody reads them but their owner; a new set takes the place of the old one."""
+        assert queue.info().labels == {}
+        queue.configure(labels={"a": "1", "b": "2"})
+        queue.configure(labels={"b": "3"})
+        assert queue.info().labels == {"b": "3"}
+        queue.configure(labels={})
+        assert queue.info().labels == {}
 
     @pytest.mark.parametrize(
         "settings",
@@ -191,6 +201,9 @@ class TestSettings:
             {"filter": "headers.tier =="}, {"max_attempts": -1}, {"max_attempts": 70_000}, {"lease": "0s"},
             {"lease": "13h"}, {"max_lease": "8d"}, {"backoff": "soon"}, {"backoff": "10s", "max_backoff": "5s"},
             {"failed": "explode"}, {"nonsense": 1}, {"description": "x" * 5000}, {"backoff": "366d"},
+            {"group_header": "x" * 256}, {"dead_letter": "no name"}, {"group_header": 7}, {"dead_letter": b"q"},
+            {"labels": {"": "x"}}, {"labels": {"x" * 256: ""}}, {"labels": {"x": "y" * 4097}}, {"labels": "x=y"},
+            {"labels": {str(n): "" for n in range(129)}}, {"labels": {str(n): "x" * 4096 for n in range(16)}},
         ],
     )  # fmt: skip
     def test_settings_that_cannot_be(self, store: Store, queue: Queue, settings: dict[str, Any]) -> None:
@@ -945,6 +958,78 @@ class TestFailed:
         checkpoint(store)
         assert records(store, published_records.PAYLOAD) == []
         assert records(store, queue_records.ATTEMPTS) == []
+
+
+class TestDeadLetters:
+    def test_what_is_given_up_goes_on_in_the_dead_letter_queue(self, store: Store) -> None:
+        """It leaves its queue for the other one in the transaction that gave it up, with all that it is."""
+        dead, queue = store.queue("dead"), store.queue("q")
+        dead.create()
+        queue.create(dead_letter="dead", max_attempts=2, backoff="0s")
+        queue.publish(b"poison", headers={"a": "b"})
+        for _ in range(2):
+            claim_one(queue).fail("no")
+        (found,) = dead.claim()
+        assert (found.payload, found.headers["a"], found.attempts) == (b"poison", "b", 1)
+        info, other = queue.info(), dead.info()
+        assert (info.dead_letter, info.failed, info.total_failed) == ("dead", 0, 1)
+        assert (other.in_flight, other.total_routed) == (1, 1)
+        found.ack()
+        checkpoint(store)
+        assert records(store, published_records.PAYLOAD) == []
+
+    def test_without_a_place_to_go_it_is_kept(self, store: Store) -> None:
+        """A dead letter queue must be there when it is named; once it is deleted, failed messages stay."""
+        queue = store.queue("q")
+        refused(lambda: queue.create(dead_letter="dead"), detent.NotFound)
+        store.queue("dead").create()
+        queue.create(dead_letter="dead", failed="discard")
+        refused(lambda: queue.configure(dead_letter="q"), detent.Invalid)
+        store.queue("dead").delete()
+        queue.publish(b"poison")
+        claim_one(queue).fail("no", final=True)
+        assert payloads(queue.failed()) == [b"poison"]
+        queue.configure(dead_letter=None)
+        assert queue.info().dead_letter == ""
+
+
+class TestGroups:
+    def test_a_group_is_given_out_in_order_one_after_another(self, store: Store) -> None:
+        """Whatever the priority; other groups, and messages in none, go on meanwhile."""
+        queue = store.queue("q")
+        queue.create(group_header="customer", backoff="0s")
+        for name, priority in (("a", "200"), ("a", "1"), ("b", "9")):
+            queue.publish(f"{name}{priority}".encode(), headers={"customer": name, "priority": priority})
+        queue.publish(b"alone")
+        first, second, third = queue.claim(), queue.claim(), queue.claim()
+        assert [payloads(found) for found in (first, second, third)] == [[b"b9"], [b"alone"], [b"a200"]]
+        assert queue.claim(5) == []
+        info = queue.info()
+        assert (info.group_header, info.available, info.blocked, info.in_flight) == ("customer", 0, 1, 3)
+        third[0].fail("again")
+        assert payloads(queue.claim(5)) == [b"a200", b"a1"]
+
+    def test_whoever_waits_is_woken_when_the_group_is_free(self, store: Store) -> None:
+        """A blocked message is nothing to claim, until the one before it is done."""
+        queue = store.queue("q")
+        queue.create(group_header="g")
+        queue.publish_many([b"1", b"2"], headers={"g": "x"})
+        first = claim_one(queue)
+        with in_thread(lambda: payloads(queue.claim(wait=WAIT))) as results:
+            eventually(lambda: waiting(store) == 1)
+            first.ack()
+        assert results == [[b"2"]]
+
+    def test_groups_are_refused_where_they_cannot_be(self, store: Store) -> None:
+        """A name that is too long, and another header for a queue that holds messages."""
+        queue = store.queue("q")
+        queue.create(group_header="g")
+        refused(lambda: queue.publish(b"x", headers={"g": "x" * 129}), detent.Invalid)
+        queue.publish(b"x", headers={"g": "x" * 128})
+        refused(lambda: queue.configure(group_header=None), detent.Invalid)
+        claim_one(queue).ack()
+        queue.configure(group_header=None)
+        assert queue.info().group_header == ""
 
 
 class TestPausing:

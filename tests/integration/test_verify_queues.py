@@ -16,7 +16,7 @@ from detent.codec.keys import u32, u64
 from detent.codec.log import SEQUENCE_BLOCK_KEY, EntryKey, SegmentMeta, SeqBlock
 from detent.codec.published import FOREVER, LOG_KEY, PAYLOAD
 from detent.codec.queue import Attempt, Config, Cursor, InFlight, Watermark
-from detent.codec.statelog import ACK, encode_ended
+from detent.codec.statelog import ACK, encode_claimed, encode_ended, encode_moved
 from detent.engine.verify import Counts, Finding
 from detent.kv import Batch, Reader, open_reader, prefix_end
 from detent.kv.memory import MemorySpace, MemoryWriter
@@ -142,7 +142,7 @@ class Damage:
 
     def bucket(self, queue: int | None = None) -> tuple[bytes, Any, list[InFlight]]:
         key = records.queue_key(records.ACTIVE, self.orders if queue is None else queue, 0)
-        available, in_flight = records.decode_active(self.get(key))
+        available, in_flight, _ = records.decode_active(self.get(key))
         return key, available.copy(), in_flight
 
     def row(self, index: int = -1, **changes: int) -> None:
@@ -233,8 +233,17 @@ def test_a_file_store_that_is_in_use(tmp_path: Any) -> None:
     reader.close()
 
 
-SETTINGS = [{"paused": True}, {"paused": False}, {"filter": "true"}, {"filter": 'headers["x"] == "1"'}]
 QUEUES = ("a", "b", "c")
+SETTINGS = [
+    {"paused": True},
+    {"paused": False},
+    {"filter": "true"},
+    {"filter": 'headers["x"] == "1"'},
+    {"labels": {"a": "b"}},
+    *({"dead_letter": name} for name in QUEUES),
+    {"group_header": "x"},
+    {"group_header": ""},
+]
 
 
 class History:
@@ -260,6 +269,7 @@ class History:
             failed_policy=rng.choice(["keep", "discard"]),
             paused=rng.random() < 0.2,
             filter=rng.choice([None, None, "true", 'headers["x"] == "1"']),
+            group_header=rng.choice([None, None, "x", "priority"]),
         )
         return ops.CreateQueue(queue, settings, rng.random() < 0.5, True)
 
@@ -362,10 +372,21 @@ def state_log_garbage(d: Damage) -> None:
     d.put(key, value[:-1])
 
 
-def state_log_of_a_stranger(d: Damage) -> None:
+def add_step(d: Damage, step: bytes) -> None:
     key, _ = d.scan(records.STATE_LOG.raw)[-1]
-    number = int.from_bytes(key[3:], "big") + 1
-    d.put(records.state_log_key(number), encode_ended(ACK, d.orders, 1, 0, "", [9_999]))
+    d.put(records.state_log_key(int.from_bytes(key[3:], "big") + 1), step)
+
+
+def state_log_of_a_stranger(d: Damage) -> None:
+    add_step(d, encode_ended(ACK, d.orders, 1, 0, "", [9_999]))
+
+
+def dead_letter_of_a_stranger(d: Damage) -> None:
+    add_step(d, encode_moved(d.orders, 1, d.behind, [(9_999, 1, None)]))
+
+
+def dead_letter_to_nobody(d: Damage) -> None:
+    add_step(d, encode_moved(d.orders, 1, 77, [(d.bucket()[2][0].message, 1, None)]))
 
 
 def two_at_one_place(d: Damage) -> None:
@@ -552,6 +573,10 @@ DAMAGES: list[tuple[Callable[[Damage], None], str]] = [
     (lambda d: d.config(filter="headers["), "a filter that does not compile"),
     (lambda d: d.config(lease_ms=0), "settings that no queue can have"),
     (lambda d: d.config(failed_policy="burn"), "settings that no queue can have"),
+    (lambda d: d.config(labels=(("b", ""), ("a", ""))), "stand in the order of their names"),
+    (lambda d: d.config(labels=(("a", "x" * 5_000),)), "settings that no queue can have"),
+    (lambda d: d.config(dead_letter="orders"), "settings that no queue can have: 'orders' cannot be its own"),
+    (lambda d: d.config(dead_letter="bad name"), "settings that no queue can have"),
     (lambda d: d.config(backoff_ms=400_000), "a default is above its maximum"),
     (lambda d: d.config(generation=9), "the settings of 9"),
     (lambda d: d.config(number=0), 'is also the number of "the store\'s own"'),
@@ -570,6 +595,8 @@ DAMAGES: list[tuple[Callable[[Damage], None], str]] = [
     (lambda d: d.cursor(done_kept=99), "done messages are kept, and the cursor counts 99"),
     (state_log_gap, "the state log goes on with record"),
     (state_log_garbage, "state log, at byte"),
+    (dead_letter_of_a_stranger, "the state log does not fit its checkpoint"),
+    (dead_letter_to_nobody, "there are messages of queue number 77, and no such queue"),
     (state_log_of_a_stranger, "the state log does not fit its checkpoint"),
     (lambda d: d.put(records.STATE_LOG.key(b"\x01"), b""), "state log key, at byte"),
     # buckets
@@ -733,3 +760,78 @@ def test_random_bytes_raise_nothing(template: MemorySpace, seed: int) -> None:
         else:
             damage.put(key[:3] + rng.randbytes(rng.randrange(20)), value)
         run(damage.writer)
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+class Groups:
+    """A queue with four messages, of which the first two are in flight, in a checkpoint. And a step after it."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.world.commit(ops.CreateQueue("q", ops.Settings(group_header="g")))
+        headers = [{"queue": "q", "g": "a"}] * 3 + [{"queue": "q"}]
+        self.world.commit(ops.Publish([b"x"] * 4, headers))
+        claim(self.world, "q", 2)
+        self.world.commit(ops.Checkpoint())
+        self.world.commit(ops.Publish([b"x"], headers[:1]))
+        self.key = records.queue_key(records.ACTIVE, 1, 0)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        batch = Batch()
+        batch.put(key, value)
+        self.world.writer.commit(batch)
+
+    def bucket(self) -> tuple[Any, list[InFlight], list[bytes | None] | None]:
+        with self.world.writer.view() as view:
+            return records.decode_active(view.get(self.key) or b"")
+
+    def groups(self, *groups: bytes | None) -> None:
+        """The groups of messages 2 and 3, which are available, and of 0 and 1, which are in flight."""
+        available, in_flight, _ = self.bucket()
+        self.put(self.key, records.encode_active(available, in_flight, groups))
+
+    def settings(self, **changes: Any) -> None:
+        with self.world.writer.view() as view:
+            config = Config.decode(view.get(records.config_key("q")) or b"")
+        self.put(records.config_key("q"), config._replace(**changes).encode())
+
+    def two_claims(self) -> None:
+        available, (first, second), groups = self.bucket()
+        self.put(self.key, records.encode_active(available, [first, second._replace(consumer="other")], groups))
+
+    def step(self, step: bytes) -> None:
+        with self.world.writer.view() as view:
+            number = len(list(view.scan(*records.STATE_LOG.range())))
+            first = Watermark.decode(view.get(records.WATERMARK.raw) or b"").next_record
+        self.put(records.state_log_key(first + number), step)
+
+
+GROUP_DAMAGES: list[tuple[Callable[[Groups], None], str]] = [
+    (lambda d: d.settings(group_header=""), "its messages are in groups, and the queue has none"),
+    (lambda d: d.settings(group_header=""), "has groups, and the queue has none"),
+    (lambda d: d.settings(group_header="x" * 300), "settings that no queue can have"),
+    (lambda d: d.settings(group_header="h"), "message 0 belongs to group None, and is in b'a' of queue 'q'"),
+    (lambda d: d.groups(b"c", None, b"a", b"a"), "and is in b'c' of queue 'q'"),
+    (lambda d: d.groups(None, None, b"a", b"a"), "and is in None of queue 'q'"),
+    (lambda d: d.groups(b"x" * 129, None, b"a", b"a"), "the name of a group has 129 bytes"),
+    (Groups.two_claims, "was claimed while another of group b'a' was"),
+    (
+        lambda d: d.step(encode_claimed(1, 1, 2, 9, "me", [4])),
+        "place 4 is claimed before 2, which is of",
+    ),
+    (lambda d: d.step(encode_moved(1, 1, 1, [(9, 1, b"a")])), "the state log does not fit its checkpoint"),
+]
+
+
+def test_a_healthy_queue_with_groups_has_no_findings() -> None:
+    assert run(Groups().world.writer)[0] == []
+
+
+@pytest.mark.parametrize(("damage", "expected"), GROUP_DAMAGES, ids=[expected for _, expected in GROUP_DAMAGES])
+def test_damage_to_groups_is_named(damage: Callable[[Groups], None], expected: str) -> None:
+    groups = Groups()
+    damage(groups)
+    problems = [finding.problem for finding in run(groups.world.writer)[0]]
+    assert any(expected in problem for problem in problems), problems

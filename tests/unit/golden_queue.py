@@ -28,6 +28,7 @@ from detent.codec.statelog import (
     Claimed,
     Ended,
     Expired,
+    Moved,
     Published,
     Routed,
     Run,
@@ -88,6 +89,9 @@ _ACTIVE = (
     "0a00 0200 0300 0200 6d65"
 )
 
+# the groups, each a count and the name; the group of each message, counted from one
+_GROUPED = f"{_ACTIVE} 0100 02 6731 0000 0100"
+
 _DONE = "0100 1100000000000000 0068e5cf8b010000 0200"
 _FAILED = (
     # message, failed, attempts, priority, deadline, delivery, offset, count, reason
@@ -111,6 +115,14 @@ _SETTINGS = (
     "0600 706175736564 08000000 0000000000000000 "  # paused
     "0a00 67656e65726174696f6e 08000000 0200000000000000 "  # generation
     "0b00 6465736372697074696f6e 02000000 c3a9"  # description
+)
+
+_LATER_CONFIG = _CONFIG._replace(labels=(("a", "é"), ("b", "")), dead_letter="dead", group_header="g")
+_LATER_SETTINGS = (
+    f"{_SETTINGS.replace(' 0c00 ', ' 0f00 ', 1)} "
+    "0600 6c6162656c73 0e000000 0200 0100 61 0200 c3a9 0100 62 0000 "  # labels
+    "0b00 646561645f6c6574746572 04000000 64656164 "  # dead_letter
+    "0c00 67726f75705f686561646572 01000000 67"  # group_header
 )
 
 _CURSOR = (
@@ -150,9 +162,12 @@ VALUES: list[tuple[str, bytes, str]] = [
     ),
     ("metadata from before 1970", published.encode_plain_metadata(0, 1, -1, 0, 0, 0, b"\x00"), _OLD_ENTRY),
     ("active messages", queue.encode_active(_AVAILABLE, [_FLYING]), _ACTIVE),
+    ("active messages in groups", queue.encode_active(_AVAILABLE, [_FLYING], [None, b"g1"]), _GROUPED),
+    ("active messages in no group", queue.encode_active(_AVAILABLE, [_FLYING], [None, None]), _ACTIVE),
     ("failed messages", queue.encode_failed([_FAILED_MESSAGE]), _FAILED),
     ("attempts", queue.encode_attempts([Attempt(1, "me", 2, "no")]), _ATTEMPTS),
     ("settings", _CONFIG.encode(), _SETTINGS),
+    ("settings with all that can be missing", _LATER_CONFIG.encode(), _LATER_SETTINGS),
     ("cursor", Cursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9).encode(), _CURSOR),
     ("watermark", Watermark(1, 256, 65_536).encode(), _WATERMARK),
     ("dedup key", queue.encode_dedup(17, TIME), _DEDUP),
@@ -166,8 +181,8 @@ _MESSAGES = "02000000 1100000000000000 1200000000000000"
 
 STEPS: list[tuple[str, Any, str]] = [
     ("published to nobody", Published(_RUN, ()), f"01 {_RUN_BYTES} 0000"),
-    ("published", Published(_RUN, ((3, 128), (4, 0))), f"01 {_RUN_BYTES} 0200 03000000 80 04000000 00"),
-    ("routed", Routed(3, LIVE, ((_RUN, 128),)), f"02 03000000 ffffffffffffffff 0100 {_RUN_BYTES} 80"),
+    ("published", Published(_RUN, ((3, 128, None), (4, 0, None))), f"01 {_RUN_BYTES} 0200 03000000 80 04000000 00"),
+    ("routed", Routed(3, LIVE, ((_RUN, 128, None),)), f"02 03000000 ffffffffffffffff 0100 {_RUN_BYTES} 80"),
     (
         "claimed",
         Claimed(3, 1, 2, 7, "me", [0, 258]),
@@ -179,6 +194,26 @@ STEPS: list[tuple[str, Any, str]] = [
     ("failed", Ended(FAIL, 3, TIME, 2, "no", [17, 18]), f"06 {_ENDED} 0200 6e6f {_MESSAGES}"),
     ("extended", Ended(EXTEND, 3, TIME, 2, "", [17, 18]), f"07 {_ENDED} 0000 {_MESSAGES}"),
     ("expired", Expired(EXPIRE, 3, [17, 18]), f"08 03000000 {_MESSAGES}"),
+    (
+        "given up, and sent to queue 4",
+        Moved(3, TIME, 4, ((17, 128, None), (18, 0, None))),
+        "0a 03000000 0068e5cf8b010000 04000000 02000000 1100000000000000 80 1200000000000000 00",
+    ),
+    (
+        "published to a queue with groups",
+        Published(_RUN, ((3, 128, b"g1"), (4, 0, None), (5, 1, b""))),
+        f"0b {_RUN_BYTES} 0300 03000000 80 02 6731 04000000 00 ff 05000000 01 00",
+    ),
+    (
+        "routed to a queue with groups",
+        Routed(3, LIVE, ((_RUN, 128, b"g1"), (_RUN, 1, None))),
+        f"0c 03000000 ffffffffffffffff 0200 {_RUN_BYTES} 80 02 6731 {_RUN_BYTES} 01 ff",
+    ),
+    (
+        "sent to a queue with groups",
+        Moved(3, TIME, 4, ((17, 128, None), (18, 0, b"g1"))),
+        "0d 03000000 0068e5cf8b010000 04000000 02000000 1100000000000000 80 ff 1200000000000000 00 02 6731",
+    ),
     ("failed and expired", Expired(EXPIRE_FAILED, 3, [17, 18]), f"09 03000000 {_MESSAGES}"),
 ]
 
@@ -191,12 +226,14 @@ def encode(step: Any) -> bytes:
         return statelog.encode_routed(*step)
     if isinstance(step, Claimed):
         return statelog.encode_claimed(*step)
+    if isinstance(step, Moved):
+        return statelog.encode_moved(*step)
     return statelog.encode_ended(*step) if isinstance(step, Ended) else statelog.encode_expired(*step)
 
 
 def _active(value: bytes) -> object:
-    available, in_flight = queue.decode_active(value)
-    return available.tolist(), in_flight
+    available, in_flight, groups = queue.decode_active(value)
+    return available.tolist(), in_flight, groups
 
 
 DECODED: list[tuple[str, Callable[[bytes], Any], str, Any]] = [
@@ -216,11 +253,13 @@ DECODED: list[tuple[str, Callable[[bytes], Any], str, Any]] = [
         [Metadata(17, 1, 2, 3, 4, {}), Metadata(18, 1, 2, 3, 4, {"queue": "q", "": "é"})],
     ),
     ("metadata from before 1970", published.decode_metadata, _OLD_ENTRY, [Metadata(0, -1, 0, 0, 0, {})]),
-    ("active messages", _active, _ACTIVE, (_AVAILABLE.tolist(), [_FLYING])),
+    ("active messages", _active, _ACTIVE, (_AVAILABLE.tolist(), [_FLYING], None)),
+    ("active messages in groups", _active, _GROUPED, (_AVAILABLE.tolist(), [_FLYING], [None, b"g1"])),
     ("done messages", lambda value: queue.decode_done(value).tolist(), _DONE, [(17, TIME, 2)]),
     ("failed messages", queue.decode_failed, _FAILED, [_FAILED_MESSAGE]),
     ("attempts", queue.decode_attempts, _ATTEMPTS, [Attempt(1, "me", 2, "no")]),
     ("settings", Config.decode, _SETTINGS, _CONFIG),
+    ("settings with all that can be missing", Config.decode, _LATER_SETTINGS, _LATER_CONFIG),
     ("cursor", Cursor.decode, _CURSOR, Cursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9)),
     ("watermark", Watermark.decode, _WATERMARK, Watermark(1, 256, 65_536)),
     ("dedup key", queue.decode_dedup, _DEDUP, (17, TIME)),

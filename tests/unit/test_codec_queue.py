@@ -16,7 +16,7 @@ from detent.codec import journal, published, queue, statelog
 from detent.codec.keys import Prefix
 from detent.codec.published import BYTES_INLINE, RECORD_MESSAGES_MAX, URI
 from detent.codec.queue import AVAILABLE, DONE_MESSAGE, Attempt, Config, Cursor, Failed, InFlight, Watermark
-from detent.codec.statelog import Claimed, Ended, Expired, Published, Routed, Run
+from detent.codec.statelog import Claimed, Ended, Expired, Moved, Published, Routed, Run
 from detent.errors import Corrupt, Invalid, LimitExceeded
 from detent.queue.message import Receipt
 from unit import golden_queue as golden
@@ -27,6 +27,7 @@ POSITIVE = st.integers(0, (1 << 63) - 1)
 TEXT = st.text(max_size=12)
 PAYLOADS = st.lists(st.binary(max_size=20), min_size=1, max_size=9)
 HEADERS = st.dictionaries(TEXT, TEXT, max_size=4)
+GROUP = st.one_of(st.none(), st.binary(max_size=128))
 NUMBERS = st.lists(U64, min_size=1, max_size=9)
 
 
@@ -139,8 +140,20 @@ class TestBuckets:
         available = np.array(rows, AVAILABLE)
         available["place"] = places[: len(rows)]
         in_flight = [flight._replace(place=places[6 + index]) for index, flight in enumerate(flights)]
-        decoded, flying = queue.decode_active(queue.encode_active(available, in_flight))
+        decoded, flying, none = queue.decode_active(queue.encode_active(available, in_flight))
+        assert (decoded.tolist(), flying, none) == (available.tolist(), in_flight, None)
+        names = [None if place % 3 == 0 else b"%d" % (place % 4) for place in places[: len(rows) + len(flights)]]
+        decoded, flying, groups = queue.decode_active(queue.encode_active(available, in_flight, names))
         assert (decoded.tolist(), flying) == (available.tolist(), in_flight)
+        assert groups == (names if any(names) else None)
+
+    @pytest.mark.parametrize(
+        "tail", ["0000", "0100 ff 0000", "0200 01 61 01 61 0000", "0100 01 61 0200", "0100 81" + "61" * 129 + "0100"]
+    )
+    def test_groups_that_are_none(self, tail: str) -> None:
+        value = queue.encode_active(np.zeros(1, AVAILABLE), []) + bytes.fromhex(tail)
+        with pytest.raises(Corrupt):
+            queue.decode_active(value)
 
     @given(st.lists(st.tuples(U64, I64, U16), max_size=9))
     def test_done(self, rows: list[tuple[int, int, int]]) -> None:
@@ -191,6 +204,9 @@ class TestSmallRecords:
             TEXT,
             st.booleans(),
             U32,
+            TEXT,
+            st.dictionaries(TEXT, TEXT, max_size=4).map(lambda labels: tuple(sorted(labels.items()))),
+            TEXT,
             TEXT,
         )
     )
@@ -275,12 +291,12 @@ class TestKeys:
 
 
 class TestStateLog:
-    @given(RUNS, st.lists(st.tuples(U32, U8), max_size=5))
-    def test_published(self, run: Run, targets: list[tuple[int, int]]) -> None:
+    @given(RUNS, st.lists(st.tuples(U32, U8, GROUP), max_size=5))
+    def test_published(self, run: Run, targets: list[tuple[int, int, bytes | None]]) -> None:
         assert list(statelog.decode_steps(statelog.encode_published(run, targets))) == [Published(run, tuple(targets))]
 
-    @given(U32, U64, st.lists(st.tuples(RUNS, U8), max_size=5))
-    def test_routed(self, number: int, next_message: int, found: list[tuple[Run, int]]) -> None:
+    @given(U32, U64, st.lists(st.tuples(RUNS, U8, GROUP), max_size=5))
+    def test_routed(self, number: int, next_message: int, found: list[tuple[Run, int, bytes | None]]) -> None:
         value = statelog.encode_routed(number, next_message, found)
         assert list(statelog.decode_steps(value)) == [Routed(number, next_message, tuple(found))]
 
@@ -303,12 +319,19 @@ class TestStateLog:
         step = Expired(kind, number, found)
         assert list(statelog.decode_steps(statelog.encode_expired(*step))) == [step]
 
+    @given(U32, I64, U32, st.lists(st.tuples(U64, U8, GROUP), min_size=1, max_size=5))
+    def test_moved(self, number: int, at_ms: int, target: int, messages: list[tuple[int, int, bytes | None]]) -> None:
+        step = Moved(number, at_ms, target, tuple(messages))
+        assert list(statelog.decode_steps(statelog.encode_moved(*step))) == [step]
+
     @given(st.lists(st.sampled_from(golden.STEPS), min_size=1, max_size=6))
     def test_steps_stand_one_after_another(self, chosen: list[tuple[str, Any, str]]) -> None:
         value = bytes.fromhex("".join(encoded for _, _, encoded in chosen).replace(" ", ""))
         assert list(statelog.decode_steps(value)) == [step for _, step, _ in chosen]
 
-    @pytest.mark.parametrize("encoded", ["", "00", "0a", "01" + "00" * 30, "04" + "00" * 22 + "00000000"])
+    @pytest.mark.parametrize(
+        "encoded", ["", "00", "7f", "01" + "00" * 30, "04" + "00" * 22 + "00000000", "0a" + "00" * 20]
+    )
     def test_refused(self, encoded: str) -> None:
         with pytest.raises(Corrupt):
             list(statelog.decode_steps(bytes.fromhex(encoded)))
@@ -340,7 +363,7 @@ class TestGolden:
     def test_every_type_has_a_vector(self) -> None:
         kinds = {bytes.fromhex(encoded)[2] for _, _, encoded in golden.KEYS if encoded.startswith("05 01")}
         assert kinds == {*range(1, 7), *range(8, 16)}
-        assert {bytes.fromhex(encoded)[0] for _, _, encoded in golden.STEPS} == set(range(1, 10))
+        assert {bytes.fromhex(encoded)[0] for _, _, encoded in golden.STEPS} == set(range(1, 14))
         assert all(left != right for left, right in pairwise(sorted(encoded for _, _, encoded in golden.KEYS)))
 
     def test_the_format_names_every_type(self) -> None:

@@ -45,8 +45,15 @@ BASES = (
     ops.Settings(),
     ops.Settings(max_attempts=2, backoff_ms=400, backoff_max_ms=1_000),
     ops.Settings(max_attempts=2, backoff_ms=0, lease_ms=1_000, done_retention_s=2),
+    ops.Settings(max_attempts=3, backoff_ms=400, backoff_max_ms=1_000, group_header="group"),
+    ops.Settings(max_attempts=2, backoff_ms=0, lease_ms=1_000, done_retention_s=2, group_header="group"),
 )
-EVERYTHING = (ops.Settings(filter="true"), ops.Settings(filter='headers.tier == "gold"'), ops.Settings())
+EVERYTHING = (
+    ops.Settings(filter="true"),
+    ops.Settings(filter='headers.tier == "gold"'),
+    ops.Settings(),
+    ops.Settings(filter="true", group_header="group"),
+)
 HEADERS = (
     {},
     {"queue": "orders"},
@@ -56,7 +63,14 @@ HEADERS = (
     {"tier": "gold", "queue": "gold", "urgency": "1", "priority": "256"},
     {"a": "1", "tier": "lead", "urgency": "7"},
     {"queue": "all", "a": "2"},
+    {"queue": "orders", "group": "x"},
+    {"queue": "orders", "group": "x", "a": "1"},
+    {"queue": "orders", "group": "x", "priority": "3"},
+    {"queue": "orders", "group": "x", "priority": "200", "tier": "gold"},
+    {"queue": "orders", "group": "y", "priority": "3", "a": "y"},
+    {"queue": "orders", "group": "", "tier": "gold"},
 )
+TOO_LONG = {"queue": "orders", "group": "é" * 65, "a": "x"}
 TIMES = (*[0] * 16, 1, 1, 400, 400, 1_000, 1_000, 2_000, 6_000, 31_000, 3_700_000, 2 * 86_400_000)
 SETTINGS_CHANGES = (
     ops.Settings(filter="true"),
@@ -75,6 +89,12 @@ SETTINGS_CHANGES = (
     ops.Settings(failed_policy="discard"),
     ops.Settings(failed_policy="keep"),
     ops.Settings(priority_header="urgency"),
+    ops.Settings(group_header="group"),
+    ops.Settings(group_header="a"),
+    ops.Settings(group_header=""),
+    ops.Settings(labels={"team": "a", "é": ""}),
+    ops.Settings(labels={}),
+    *(ops.Settings(dead_letter=name) for name in (*NAMES, "")),
     ops.Settings(paused=True),
     ops.Settings(paused=True),
     ops.Settings(paused=False),
@@ -96,7 +116,7 @@ numbers = st.integers(0, 1_000)
 leases = st.sampled_from((None, 1, 500, 60_000))
 publishes = st.fixed_dictionaries(
     {
-        "headers": st.lists(st.sampled_from(HEADERS), min_size=1, max_size=5),
+        "headers": st.lists(st.sampled_from((*HEADERS * 3, TOO_LONG)), min_size=1, max_size=5),
         "shared": st.booleans(),
         "keys": st.lists(st.sampled_from((None, "k1", "k2", "k3")), max_size=5),
         "delay_ms": st.sampled_from((0, 0, 0, 1, 700, 40_000)),
@@ -113,7 +133,7 @@ STEP = st.one_of(
     RECEIPTS,
     RECEIPTS,
     RECEIPTS,
-    st.tuples(st.just("create"), st.tuples(names, st.integers(0, 2), st.booleans(), st.booleans())),
+    st.tuples(st.just("create"), st.tuples(names, st.integers(0, 3), st.booleans(), st.booleans())),
     st.tuples(st.just("append"), st.none()),
 )
 REFUSED = st.sampled_from(("", "stale", "conflict", "not found", "invalid"))
@@ -126,10 +146,13 @@ class Histories(RuleBasedStateMachine):
         exponent=st.sampled_from((0, 1, 1, 3)),
         small=st.booleans(),
         first=st.sets(names),
+        dead_letters=st.booleans(),
         base=st.sampled_from(BASES),
         window_ms=st.sampled_from(WINDOWS),
     )
-    def open(self, exponent: int, small: bool, first: set[str], base: ops.Settings, window_ms: int) -> None:
+    def open(
+        self, exponent: int, small: bool, first: set[str], dead_letters: bool, base: ops.Settings, window_ms: int
+    ) -> None:
         self.patches = contextlib.ExitStack()
         default = Config.__new__.__defaults__
         assert default is not None
@@ -148,6 +171,10 @@ class Histories(RuleBasedStateMachine):
         self.run(ops.SetDedupWindow(window_ms))
         for name in sorted(first | {"orders"}):
             self.run(ops.CreateQueue(name, msgspec.structs.replace(base, filter=START.get(name))))
+        if dead_letters and len(self.model.queues) > 1:
+            made = sorted(self.model.queues)
+            for name, target in zip(made, [*made[1:], made[0]], strict=True):
+                self.run(ops.ConfigureQueue(name, ops.Settings(dead_letter=target)))
 
     # -- running ------------------------------------------------------------------------------------------------
 
@@ -438,10 +465,10 @@ class Histories(RuleBasedStateMachine):
             assert self.dump() == before
         self.pass_time(after)
 
-    @rule(name=names, number=st.integers(0, 2), paused=st.booleans(), earliest=st.booleans(), fault=faults)
+    @rule(name=names, number=st.integers(0, 3), paused=st.booleans(), earliest=st.booleans(), fault=faults)
     def create(self, name: str, number: int, paused: bool, earliest: bool, fault: str) -> None:
         given = EVERYTHING[number]
-        self.run(ops.CreateQueue(name, ops.Settings(filter=given.filter, paused=paused), earliest), fault=fault)
+        self.run(ops.CreateQueue(name, msgspec.structs.replace(given, paused=paused), earliest), fault=fault)
 
     @rule(name=names, change=st.sampled_from(SETTINGS_CHANGES), after=elapsed, fault=faults)
     def configure(self, name: str, change: ops.Settings, after: int, fault: str) -> None:
@@ -524,7 +551,7 @@ class Histories(RuleBasedStateMachine):
         assert [queue.name for queue in described.queues] == sorted(model.queues)
         for queue in described.queues:
             expected = model.describe(queue.name)
-            seen = {name: getattr(queue, name) for name in expected}
+            seen = {name: getattr(queue if hasattr(queue, name) else queue.settings, name) for name in expected}
             assert seen == expected, f"{queue.name} is seen as {seen}, and must be {expected}"
             kept = model.done_within(model.queues[queue.name])
             assert len(kept) <= queue.done_kept <= queue.acked

@@ -10,6 +10,7 @@ import detent
 from detent.errors import Denied
 from detent.journal import operations as journals
 from detent.queue import operations as queues
+from detent.queue.filters import default_filter
 from detent.remote import LocalOwner, rights
 from detent.remote.wire import MACHINES
 from detent.server.access import ANYBODY, Caller, Grant
@@ -59,6 +60,10 @@ def test_every_field_of_the_table_is_one_of_its_operation() -> None:
         (queues.FindMessage(0), [("consume", "everywhere")]),
         (queues.SetDedupWindow(1), [("admin", "everywhere")]),
         (queues.DeleteQueue("q"), [("admin", "queue", "q")]),
+        (queues.CreateQueue("q"), [("admin", "queue", "q")]),
+        (queues.CreateQueue("q", queues.Settings(filter=default_filter("q"))), [("admin", "queue", "q")]),
+        (queues.CreateQueue("q", queues.Settings(filter="true")), [("admin", "queue", "q"), ("consume", "everywhere")]),
+        (queues.ConfigureQueue("q", queues.Settings(dead_letter="d")), [("admin", "queue", "q"), ("publish", "queue", "d")]),
         (journals.Append("j", [b"x"]), [("publish", "journal", "j")]),
         (journals.CheckRegisters("j", {}), [("publish", "journal", "j")]),
         (journals.TrimJournal("j", 0), [("admin", "journal", "j")]),

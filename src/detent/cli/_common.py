@@ -162,15 +162,24 @@ def raw_reader(url: str) -> Iterator[Reader]:
 
 def parse_headers(texts: Iterable[str]) -> dict[str, str]:
     """The headers of a message, from what `--header` takes."""
-    headers: dict[str, str] = {}
+    return _parse_pairs(texts, "header", "message")
+
+
+def parse_labels(texts: Iterable[str]) -> dict[str, str]:
+    """The labels of a queue, from what `--label` takes."""
+    return _parse_pairs(texts, "label", "queue")
+
+
+def _parse_pairs(texts: Iterable[str], what: str, owner: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
     for text in texts:
-        header, equals, value = text.partition("=")
-        if not equals or not header:
-            raise click.UsageError(f"a header is NAME=VALUE, not {text!r}")
-        if header in headers:
-            raise click.UsageError(f"the header {header!r} is given twice; a message has each header once")
-        headers[header] = value
-    return headers
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"a {what} is NAME=VALUE, not {text!r}")
+        if name in pairs:
+            raise click.UsageError(f"the {what} {name!r} is given twice; a {owner} has each {what} once")
+        pairs[name] = value
+    return pairs
 
 
 def parse_time(text: str, wrong: str = "is no time: write") -> datetime:

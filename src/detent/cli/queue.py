@@ -18,6 +18,7 @@ from detent.cli._common import (
     force_option,
     json_option,
     open_for_writing,
+    parse_labels,
     takes_store,
 )
 from detent.cli._output import (
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 DURATIONS = ("lease", "max_lease", "backoff", "max_backoff", "done_retention")
 COUNTERS = ("total_routed", "total_acked", "total_failed", "total_expired", "total_purged")
-NUMBERS = ("available", "delayed", "in_flight", "failed", "done", *COUNTERS)
+NUMBERS = ("available", "delayed", "blocked", "in_flight", "failed", "done", *COUNTERS)
 
 
 @click.group(short_help="Create queues, publish to them, claim from them.")
@@ -81,7 +82,25 @@ _SETTINGS = (
     click.option(
         "--priority-header", metavar="NAME", help="The header with the priority, 0 (first) to 255 [priority]."
     ),
+    click.option(
+        "--dead-letter",
+        metavar="QUEUE",
+        help="Messages given up go to this queue instead of being kept or discarded [none]; '' for none.",
+    ),
+    click.option(
+        "--group-header",
+        metavar="NAME",
+        help="The header with the group, within which messages are given out one after another, in the order in which "
+        "they came [none]; '' for none. It can be changed while the queue is empty.",
+    ),
     click.option("--description", help="What the queue is for."),
+    click.option(
+        "--label",
+        "labels",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A label to keep with the queue; repeat it for more. They replace all that there were.",
+    ),
 )
 
 
@@ -97,7 +116,9 @@ def settings_options(function: Function) -> Function:
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """The settings that were given, as the library takes them; what is wrong with them is said before a store is opened
     or made."""
-    settings = {name: value for name, value in given.items() if value is not None}
+    settings = {name: value for name, value in given.items() if value is not None and value != ()}
+    if "labels" in settings:
+        settings["labels"] = parse_labels(settings["labels"])
     if settings.get("done_retention") == FOREVER:
         settings["done_retention"] = None
     for name in DURATIONS:
@@ -145,9 +166,10 @@ def create(url: str, queue: str, earliest: bool, exist_ok: bool, force: bool, as
 @takes_store("QUEUE")
 @settings_options
 @click.option("--paused/--no-paused", default=None, help="The same as `detent queue pause` and `resume`.")
+@click.option("--no-labels", is_flag=True, help="Take all labels away.")
 @force_option
 @json_option
-def configure(url: str, queue: str, force: bool, as_json: bool, **settings: Any) -> None:
+def configure(url: str, queue: str, no_labels: bool, force: bool, as_json: bool, **settings: Any) -> None:
     """Change a queue's settings; what is not named stays.
 
     A new filter applies to messages that are published from now on.
@@ -157,6 +179,10 @@ def configure(url: str, queue: str, force: bool, as_json: bool, **settings: Any)
       detent queue configure file:./data orders --max-attempts 3 --done-retention forever
     """
     wanted = _settings(settings)
+    if no_labels:
+        if "labels" in wanted:
+            raise click.UsageError("--no-labels takes all labels away, and --label sets some: give one of them")
+        wanted["labels"] = {}
     if not wanted:
         raise click.UsageError("say what to change, such as --max-attempts 3; --help lists the settings")
     _configure(url, queue, wanted, "is configured", force=force, as_json=as_json)
@@ -230,6 +256,7 @@ def remove(url: str, queue: str, yes: bool, dry_run: bool, force: bool, as_json:
 
 def contents_text(info: QueueInfo, *, available: bool = True, flying: bool = True, failed: bool = True) -> str:
     parts = [f"{info.available} available", f"{info.delayed} delayed"] if available else []
+    parts += [f"{info.blocked} blocked"] if available and info.blocked else []
     parts += [f"{info.in_flight} in flight"] if flying else []
     parts += [f"{info.failed} failed"] if failed else []
     return f"{', '.join(parts[:-1])} and {parts[-1]} messages" if len(parts) > 1 else f"{parts[0]} messages"
@@ -323,7 +350,10 @@ def show_info(url: str, queue: str, force: bool, as_json: bool) -> None:
             "back-off": f"{_duration(info.backoff)}, at most {_duration(info.max_backoff)}",
             "done retention": _duration(info.done_retention),
             "failed messages": "discarded" if info.failed_policy == "discard" else "kept",
+            "dead letters": f"to {line_text(info.dead_letter)}" if info.dead_letter else "none",
             "priority header": line_text(info.priority_header),
+            "group header": line_text(info.group_header) if info.group_header else "none",
+            **{f"label {line_text(name)}": line_text(value) for name, value in info.labels.items()},
             **_number_lines(info),
         }
     )

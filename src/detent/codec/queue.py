@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from detent.codec.group import read_group, write_group
 from detent.codec.keys import SUBSYSTEM_QUEUE, Prefix, u32, u64
 from detent.codec.values import U16_MAX, U32_MAX, ByteReader, ByteWriter
 from detent.errors import Corrupt, LimitExceeded
@@ -104,25 +105,47 @@ def belongs_to(key: bytes, queue: int) -> bool:
 _OF_ONE_QUEUE: Final = frozenset(prefix.raw for prefix in (ACTIVE, DONE, FAILED, ATTEMPTS))
 
 
-def encode_active(available: np.ndarray, in_flight: Sequence[InFlight]) -> bytes:
-    """A bucket of active messages."""
+Groups = Sequence[bytes | None]
+"""The groups of a bucket's messages, or none: first of the available ones, then of those in flight."""
+
+
+def encode_active(available: np.ndarray, in_flight: Sequence[InFlight], groups: Groups | None = None) -> bytes:
+    """A bucket of active messages; what groups they are in follows, if any of them is in one."""
     if max(len(available), len(in_flight)) > U16_MAX:
         raise LimitExceeded(f"a bucket holds at most {U16_MAX} messages")
     writer = ByteWriter().u16(len(available)).raw(available.tobytes())
-    return writer.array(in_flight, lambda w, m: w.pack(_IN_FLIGHT, *m[:-1]).utf8(m.consumer)).finish()
+    writer.array(in_flight, lambda w, m: w.pack(_IN_FLIGHT, *m[:-1]).utf8(m.consumer))
+    names: dict[bytes | None, int] = {None: 0}
+    for group in groups or ():
+        names.setdefault(group, len(names))
+    if groups is not None and len(names) > 1:
+        writer.array(list(names)[1:], write_group)
+        writer.raw(np.array([names[group] for group in groups], "<u2").tobytes())
+    return writer.finish()
 
 
-def decode_active(value: bytes) -> tuple[np.ndarray, list[InFlight]]:
-    """Read a bucket back."""
+def decode_active(value: bytes) -> tuple[np.ndarray, list[InFlight], list[bytes | None] | None]:
+    """Read a bucket back; its groups are None if no message is in one."""
     reader = ByteReader(value, "active messages")
     count = reader.count(reader.u16(), AVAILABLE.itemsize)
     available = np.frombuffer(reader.take(count * AVAILABLE.itemsize), AVAILABLE)
     in_flight = reader.array(lambda r: InFlight(*(*r.unpack(_IN_FLIGHT), r.utf8())), element_bytes=_IN_FLIGHT.size + 2)
+    groups = _read_groups(reader, len(available) + len(in_flight)) if reader.remaining else None
     reader.finish()
     places = [*available["place"].tolist(), *(message.place for message in in_flight)]
     if len(set(places)) != len(places) or any(place >= 10**BUCKET_EXPONENT_MAX for place in places):
         raise reader.corrupt("two messages have one place in their bucket, or a place is outside of it")
-    return available, in_flight
+    return available, in_flight, groups
+
+
+def _read_groups(reader: ByteReader, count: int) -> list[bytes | None]:
+    names = [None, *reader.array(read_group)]
+    if len(names) == 1 or len(set(names)) < len(names):
+        raise reader.corrupt("groups are at least one, and each is there once")
+    indexes = np.frombuffer(reader.take(2 * count), "<u2").tolist()
+    if max(indexes, default=0) >= len(names):
+        raise reader.corrupt(f"a message is in group {max(indexes)} of {len(names) - 1}")
+    return [names[index] for index in indexes]
 
 
 # -- done, failed, attempts -------------------------------------------------------------------------------------
@@ -230,6 +253,10 @@ def decode_attempts(value: bytes) -> list[Attempt]:
 # -- settings, cursors, counters --------------------------------------------------------------------------------
 
 
+Labels = tuple[tuple[str, str], ...]
+"""Free pairs of name and value that are kept with a queue's settings, in the order of their names."""
+
+
 class Config(NamedTuple):
     """What was configured of a queue. The first three fields are the fixed ones, the others a list of pairs."""
 
@@ -248,11 +275,16 @@ class Config(NamedTuple):
     paused: bool = False
     generation: int = 0
     description: str = ""
+    labels: Labels = ()
+    dead_letter: str = ""
+    group_header: str = ""
 
     def encode(self) -> bytes:
-        """The record's value."""
+        """The record's value. Settings that came with a later release are written once they are used, so that the one
+        before it goes on reading the queues that do without."""
         writer = ByteWriter().var_bytes(self.filter.encode()).u16(self.max_attempts).u32(self.done_retention_s)
-        pairs = [(name, _setting(getattr(self, name))) for name in self._fields[3:]]
+        used = [name for name in self._fields[3:] if name not in _LATER or getattr(self, name)]
+        pairs = [(name, _setting(getattr(self, name))) for name in used]
         return writer.array(pairs, lambda w, pair: w.utf8(pair[0]).var_bytes(pair[1])).finish()
 
     @classmethod
@@ -266,7 +298,7 @@ class Config(NamedTuple):
         fixed = (text, reader.u16(), reader.u32())
         pairs = reader.array(lambda r: (r.utf8(), r.var_bytes()), element_bytes=6)
         reader.finish()
-        settings: dict[str, int | str | bool] = {}
+        settings: dict[str, int | str | bool | Labels] = {}
         for name, data in pairs:
             if name not in cls._fields[3:] or name in settings:
                 raise reader.corrupt(f"the setting {name!r} is unknown, or there twice")
@@ -276,16 +308,31 @@ class Config(NamedTuple):
         return cls(*fixed, **settings)  # type: ignore[arg-type]
 
 
-_TEXTS: Final = frozenset({"failed_policy", "priority_header", "description"})
+_TEXTS: Final = frozenset({"failed_policy", "priority_header", "description", "dead_letter", "group_header"})
 _FLAGS: Final = frozenset({"paused"})
+_LATER: Final = frozenset({"labels", "dead_letter", "group_header"})
 _HIGHEST: Final = {"number": U32_MAX, "generation": U32_MAX, "bucket_exponent": BUCKET_EXPONENT_MAX, "paused": 1}
 
 
-def _setting(value: int | str | bool) -> bytes:
+def _setting(value: int | str | bool | Labels) -> bytes:
+    if isinstance(value, tuple):
+        return ByteWriter().array(value, lambda w, label: w.utf8(label[0]).utf8(label[1])).finish()
     return value.encode() if isinstance(value, str) else int(value).to_bytes(8, "little", signed=True)
 
 
-def _read_setting(name: str, data: bytes, reader: ByteReader) -> int | str | bool:
+def _read_labels(data: bytes) -> Labels:
+    reader = ByteReader(data, "labels")
+    labels = tuple(reader.array(lambda r: (r.utf8(), r.utf8()), element_bytes=4))
+    reader.finish()
+    names = [name for name, _ in labels]
+    if not labels or names != sorted(set(names)):
+        raise reader.corrupt("labels are at least one, and stand in the order of their names, each once")
+    return labels
+
+
+def _read_setting(name: str, data: bytes, reader: ByteReader) -> int | str | bool | Labels:
+    if name == "labels":
+        return _read_labels(data)
     try:
         if name in _TEXTS:
             return data.decode()

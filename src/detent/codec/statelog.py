@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from detent.codec.group import read_group, write_group
 from detent.codec.values import ByteReader, ByteWriter
 from detent.errors import Corrupt
 
-PUBLISH, ROUTE, CLAIM, ACK, RETURN, FAIL, EXTEND, EXPIRE, EXPIRE_FAILED = range(1, 10)
+PUBLISH, ROUTE, CLAIM, ACK, RETURN, FAIL, EXTEND, EXPIRE, EXPIRE_FAILED, MOVE = range(1, 11)
+PUBLISH_GROUPED, ROUTE_GROUPED, MOVE_GROUPED = range(11, 14)
 
 
 class Run(NamedTuple):
@@ -30,18 +32,20 @@ class Run(NamedTuple):
 
 
 class Published(NamedTuple):
-    """Messages came in, and went to these queues, each with its priority; to none, if none matched."""
+    """Messages came in, and went to these queues, with a priority and perhaps a group in each; to none, if none
+    matched."""
 
     run: Run
-    targets: tuple[tuple[int, int], ...]
+    targets: tuple[tuple[int, int, bytes | None], ...]
 
 
 class Routed(NamedTuple):
-    """A queue that was behind has read the log up to `next_message`, and took these."""
+    """A queue that was behind has read the log up to `next_message`, and took these, each with its priority and its
+    group."""
 
     queue: int
     next_message: int
-    runs: tuple[tuple[Run, int], ...]
+    runs: tuple[tuple[Run, int, bytes | None], ...]
 
 
 class Claimed(NamedTuple):
@@ -75,7 +79,17 @@ class Expired(NamedTuple):
     numbers: list[int]
 
 
-Step = Published | Routed | Claimed | Ended | Expired
+class Moved(NamedTuple):
+    """Messages in flight were given up and went to another queue, each with the priority and the group that it has
+    there."""
+
+    queue: int
+    at_ms: int
+    target: int
+    messages: tuple[tuple[int, int, bytes | None], ...]
+
+
+Step = Published | Routed | Claimed | Ended | Expired | Moved
 
 _RUN: Final = struct.Struct("<QHHHqq")
 _PUBLISH: Final = struct.Struct("<BQHHHqqH")
@@ -83,24 +97,40 @@ _TARGET: Final = struct.Struct("<IB")
 _CLAIM: Final = struct.Struct("<BIqqQ")
 _ENDED: Final = struct.Struct("<BIqq")
 _EXPIRED: Final = struct.Struct("<BI")
+_MOVE: Final = struct.Struct("<BIqII")
+_MOVED_BYTES: Final = 9
 _COUNT: Final = struct.Struct("<I")
 
 NUMBERS_MAX: Final = 1 << 20
 """Places or messages in one step; far above what one operation may name."""
 
 
-def encode_published(run: Run, targets: Sequence[tuple[int, int]]) -> bytes:
+def encode_published(run: Run, targets: Sequence[tuple[int, int, bytes | None]]) -> bytes:
     """The step of a publish."""
+    if len(targets) == 1 and targets[0][2] is None:  # nearly always
+        return _PUBLISH.pack(PUBLISH, *run, 1) + _TARGET.pack(*targets[0][:2])
+    if _has_groups(targets):
+        writer = ByteWriter().pack(_PUBLISH, PUBLISH_GROUPED, *run, len(targets))
+        for queue, priority, group in targets:
+            write_group(writer.pack(_TARGET, queue, priority), group)
+        return writer.finish()
     head = _PUBLISH.pack(PUBLISH, *run, len(targets))
-    if len(targets) == 1:
-        return head + _TARGET.pack(*targets[0])
-    return head + b"".join(_TARGET.pack(*target) for target in targets)
+    return head + b"".join(_TARGET.pack(*target[:2]) for target in targets)
 
 
-def encode_routed(queue: int, next_message: int, runs: Sequence[tuple[Run, int]]) -> bytes:
+def encode_routed(queue: int, next_message: int, runs: Sequence[tuple[Run, int, bytes | None]]) -> bytes:
     """The step of a queue that catches up."""
-    writer = ByteWriter().u8(ROUTE).u32(queue).u64(next_message)
-    return writer.array(runs, lambda w, run: w.pack(_RUN, *run[0]).u8(run[1])).finish()
+    grouped = _has_groups(runs)
+    writer = ByteWriter().u8(ROUTE_GROUPED if grouped else ROUTE).u32(queue).u64(next_message).u16(len(runs))
+    for run, priority, group in runs:
+        writer.pack(_RUN, *run).u8(priority)
+        if grouped:
+            write_group(writer, group)
+    return writer.finish()
+
+
+def _has_groups(found: Sequence[tuple[Any, int, bytes | None]]) -> bool:
+    return any(group is not None for _, _, group in found)
 
 
 def encode_claimed(
@@ -131,6 +161,17 @@ def encode_expired(kind: int, queue: int, expired: Sequence[int]) -> bytes:
     return _EXPIRED.pack(kind, queue) + numbers(expired)
 
 
+def encode_moved(queue: int, at_ms: int, target: int, messages: Sequence[tuple[int, int, bytes | None]]) -> bytes:
+    """The step of messages that were given up and go to the dead letter queue."""
+    grouped = _has_groups(messages)
+    writer = ByteWriter().pack(_MOVE, MOVE_GROUPED if grouped else MOVE, queue, at_ms, target, len(messages))
+    for message, priority, group in messages:
+        writer.u64(message).u8(priority)
+        if grouped:
+            write_group(writer, group)
+    return writer.finish()
+
+
 def numbers(values: Sequence[int]) -> bytes:
     """Numbers, with their count before them."""
     count = len(values)
@@ -149,14 +190,15 @@ def decode_steps(value: bytes) -> Iterator[Step]:
         raise reader.corrupt("a record without steps")
     while reader.remaining:
         kind = reader.u8()
-        if kind == PUBLISH:
+        group = read_group if kind in {PUBLISH_GROUPED, ROUTE_GROUPED, MOVE_GROUPED} else _no_group
+        if kind in {PUBLISH, PUBLISH_GROUPED}:
             run = _read_run(reader)
             count = reader.count(reader.u16(), _TARGET.size)
-            yield Published(run, tuple((reader.u32(), reader.u8()) for _ in range(count)))
-        elif kind == ROUTE:
-            queue, next_message = reader.u32(), reader.u64()
-            runs = reader.array(lambda r: (_read_run(r), r.u8()), element_bytes=_RUN.size + 1)
-            yield Routed(queue, next_message, tuple(runs))
+            yield Published(run, tuple((reader.u32(), reader.u8(), group(reader)) for _ in range(count)))
+        elif kind in {ROUTE, ROUTE_GROUPED}:
+            queue, next_message, count = reader.u32(), reader.u64(), reader.count(reader.u16(), _RUN.size + 1)
+            runs = tuple((_read_run(reader), reader.u8(), group(reader)) for _ in range(count))
+            yield Routed(queue, next_message, runs)
         elif kind == CLAIM:
             fields = (reader.u32(), reader.i64(), reader.i64(), reader.u64(), reader.utf8())
             yield Claimed(*fields, _read_numbers(reader))
@@ -164,6 +206,10 @@ def decode_steps(value: bytes) -> Iterator[Step]:
             yield Ended(kind, reader.u32(), reader.i64(), reader.i64(), reader.utf8(), _read_numbers(reader))
         elif kind in {EXPIRE, EXPIRE_FAILED}:
             yield Expired(kind, reader.u32(), _read_numbers(reader))
+        elif kind in {MOVE, MOVE_GROUPED}:
+            queue, at_ms, target, count = reader.u32(), reader.i64(), reader.u32(), _read_count(reader, _MOVED_BYTES)
+            moved = tuple((reader.u64(), reader.u8(), group(reader)) for _ in range(count))
+            yield Moved(queue, at_ms, target, moved)
         else:
             raise reader.corrupt(f"a step of the unknown kind {kind}")
 
@@ -175,9 +221,18 @@ def _read_run(reader: ByteReader) -> Run:
     return run
 
 
-def _read_numbers(reader: ByteReader) -> list[int]:
-    count = reader.count(reader.u32(), 8)
+def _no_group(reader: ByteReader) -> None:
+    del reader
+
+
+def _read_count(reader: ByteReader, element_bytes: int) -> int:
+    count = reader.count(reader.u32(), element_bytes)
     if not 0 < count <= NUMBERS_MAX:
         raise reader.corrupt(f"a step for {count} messages")
+    return count
+
+
+def _read_numbers(reader: ByteReader) -> list[int]:
+    count = _read_count(reader, 8)
     found: list[int] = np.frombuffer(reader.take(8 * count), "<u8").tolist()
     return found

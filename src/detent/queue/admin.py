@@ -6,21 +6,18 @@ These are rare, and end their group with a checkpoint: so the state log never re
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from detent.codec import published
 from detent.codec import queue as records
-from detent.codec.queue import Failed
+from detent.codec.queue import Config
 from detent.codec.statelog import Run
 from detent.engine import Context, Done, Result
 from detent.errors import Exists, Invalid, LimitExceeded, NotFound
-from detent.kv import View
 from detent.queue import operations as ops
 from detent.queue.filters import Filter
 from detent.queue.holdings import LIVE
-from detent.queue.settings import changed, new_config, priority_of
+from detent.queue.moving import headers_of, there_already
+from detent.queue.settings import changed, group_of, new_config, priority_of
 from detent.queue.state import QueueState
 
 if TYPE_CHECKING:
@@ -40,6 +37,7 @@ def create(machine: QueueMachine, op: ops.CreateQueue, context: Context) -> Resu
         raise LimitExceeded(f"there are {ops.QUEUES_MAX} queues already")
     name, number, undo = op.queue, machine.next_queue, context.undo
     config = new_config(name, number, context.now_ms, op.settings)
+    _check_dead_letter(machine, op.settings)
     state = machine.new_state(name, config, _first_message(machine, op.earliest or config.paused, op.earliest))
     machine.next_queue += 1
     machine.queues[name] = machine.by_number[number] = state
@@ -86,6 +84,12 @@ def _place(machine: QueueMachine, state: QueueState) -> None:
     machine.note_behind()
 
 
+def _check_dead_letter(machine: QueueMachine, settings: ops.Settings) -> None:
+    """A dead letter queue is there when it is named. It may be deleted later: then failed messages are kept."""
+    if settings.dead_letter and settings.dead_letter not in machine.queues:
+        raise NotFound(f"there is no queue {settings.dead_letter!r} that dead letters could go to; create it first")
+
+
 def _alone(context: Context, what: str) -> None:
     if not context.last:
         raise Invalid(f"{what} stands alone in its transaction")
@@ -95,7 +99,10 @@ def configure(machine: QueueMachine, op: ops.ConfigureQueue, context: Context) -
     """Other settings. A queue that is paused stops reading the log; one that is not reads on from there."""
     _alone(context, "a change of settings")
     state = machine.queue(op.queue)
-    config = changed(state.config, op.settings)
+    config = changed(op.queue, state.config, op.settings)
+    _check_dead_letter(machine, op.settings)
+    if config.group_header != state.config.group_header:
+        state = _regrouped(machine, state, config)
     state.config = config
     state.generation = config.generation
     machine.write(records.config_key(op.queue), config.encode(), None)
@@ -103,6 +110,20 @@ def configure(machine: QueueMachine, op: ops.ConfigureQueue, context: Context) -
     _place(machine, state)
     machine.checkpoint_wanted = True
     return Done()
+
+
+def _regrouped(machine: QueueMachine, state: QueueState, config: Config) -> QueueState:
+    """An empty queue goes on as one with groups, with others, or without."""
+    if state.available or state.flights or state.failed:
+        raise Invalid(
+            f"{state.name!r} holds messages, whose groups are by {state.config.group_header or 'no header'!r} and "
+            "cannot change under them: create another queue, or empty this one"
+        )
+    machine.router.remove(state)
+    new = machine.new_state(state.name, config, state.next_message)
+    new.take_over(state)
+    machine.queues[state.name] = machine.by_number[state.number] = new
+    return new
 
 
 def delete(machine: QueueMachine, op: ops.DeleteQueue, context: Context) -> Result:
@@ -134,9 +155,6 @@ def set_dedup_window(machine: QueueMachine, op: ops.SetDedupWindow, context: Con
 # -- failed messages, purges ------------------------------------------------------------------------------------
 
 
-_NO_HEADERS: Final[dict[str, str]] = {}
-
-
 def redrive(machine: QueueMachine, op: ops.Redrive, context: Context) -> Result:
     """Failed messages become available again, behind all others, as if never tried."""
     _alone(context, "a redrive")
@@ -153,54 +171,26 @@ def redrive(machine: QueueMachine, op: ops.Redrive, context: Context) -> Result:
     more = len(step) > ops.STEP_MESSAGES
     step = step[: ops.STEP_MESSAGES]
     after = step[-1] if step else op.after
-    if wanted is None and target is source:
-        chosen = [(source.failed[message], _NO_HEADERS) for message in step]  # nobody asks for them
-    else:
-        with machine.reader.view() as view:
-            found = _with_headers(machine, source, step, view)
-        chosen = [(failed, headers) for failed, headers in found if wanted is None or wanted.matches(headers)]
+    headers: dict[int, dict[str, str]] = {}
+    if wanted is not None or target is not source or target.config.group_header:
+        headers = headers_of(machine, [(message, source.failed[message].offset) for message in step])
+    if wanted is not None:
+        step = [message for message in step if wanted.matches(headers[message])]
     if target is not source:
-        chosen = _not_there(target, chosen, named=op.messages is not None)
-    if not chosen:
+        there = there_already(machine, target, step)
+        if there and op.messages is not None:
+            raise Exists(f"message {min(there)} is in {op.to!r} already, or {op.to!r} has yet to read of it")
+        step = [message for message in step if message not in there]
+    if not step:
         context.idle += 1
         return ops.Moved(0, after, more)
-    source.drop_failed([failed.message for failed, _ in chosen], None)
-    for failed, headers in chosen:
+    for failed in source.drop_failed(step, None):
         run = Run(failed.message, 1, failed.offset, failed.record_count, context.now_ms, failed.deadline_ms)
-        priority = failed.priority if target is source else priority_of(target.config, headers)
-        target.route(run, priority, context.now_ms, None)
+        about = headers.get(failed.message, {})  # nobody has asked for them if nothing depends on them
+        priority = failed.priority if target is source else priority_of(target.config, about)
+        target.route(run, priority, context.now_ms, None, group_of(target.config, about))
     machine.checkpoint_wanted = True
-    return ops.Moved(len(chosen), after, more)
-
-
-def _with_headers(
-    machine: QueueMachine, source: QueueState, messages: list[int], view: View
-) -> list[tuple[Failed, dict[str, str]]]:
-    found = []
-    entries: dict[int, published.Entry] = {}
-    for message in messages:
-        failed = source.failed[message]
-        record = message - failed.offset
-        if record not in entries:
-            stored = machine.stored(machine.holdings.entry_key(record), view)
-            assert stored is not None, f"the metadata of message {message} is missing"
-            entries[record] = published.decode_entry(stored)
-        about = entries[record].at(failed.offset)
-        assert about is not None, f"message {message} is not in its entry"
-        found.append((failed, about.headers))
-    return found
-
-
-def _not_there(
-    target: QueueState, chosen: list[tuple[Failed, dict[str, str]]], *, named: bool
-) -> list[tuple[Failed, dict[str, str]]]:
-    """Those that the target has not got already, and will not read of by itself: a queue has a message once."""
-    messages = [failed.message for failed, _ in chosen]
-    held = target.holds(np.array(messages, np.uint64))
-    held.update(message for message in messages if message >= target.next_message)
-    if held and named:
-        raise Exists(f"message {min(held)} is in {target.name!r} already, or {target.name!r} has yet to read of it")
-    return [(failed, headers) for failed, headers in chosen if failed.message not in held]
+    return ops.Moved(len(step), after, more)
 
 
 def purge(machine: QueueMachine, op: ops.Purge, context: Context) -> Result:

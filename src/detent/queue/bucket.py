@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -13,10 +14,11 @@ from detent.codec import queue as records
 from detent.codec.published import FOREVER, RECORD_MESSAGES_MAX
 from detent.codec.statelog import Run
 
-GONE, HIDDEN, READY, HELD = range(4)
-"""A place's states: empty; available and not visible yet; available; in flight."""
+GONE, HIDDEN, READY, HELD, BLOCKED = range(5)
+"""A place's states: empty; available and not visible yet; available; in flight; available, behind another message of
+its group, and so not looked at."""
 
-AVAILABLE: Final = frozenset({HIDDEN, READY})
+AVAILABLE: Final = frozenset({HIDDEN, READY, BLOCKED})
 
 _NEVER: Final = FOREVER
 _OFFSETS: Final = array("H", range(RECORD_MESSAGES_MAX))
@@ -47,6 +49,7 @@ class Bucket:
         "deadlines",
         "dirty",
         "expire_ms",
+        "groups",
         "listed",
         "live",
         "messages",
@@ -69,6 +72,7 @@ class Bucket:
         self.attempts = array("H")
         self.offsets = array("H")
         self.counts = array("H")
+        self.groups: list[bytes | None] | None = None  # in a queue without groups
         self.states = bytearray()
         self.live = 0  # places that are not empty
         self.ready: dict[int, Ready] | None = {}  # by priority; None: not worked out
@@ -83,9 +87,11 @@ class Bucket:
 
     # -- coming and going ---------------------------------------------------------------------------------------
 
-    def append(self, run: Run, priority: int, state: int) -> int:
+    def append(self, run: Run, priority: int, state: int, group: bytes | None = None) -> int:
         """Put a run of messages behind the others; the place of the first."""
         place, count = len(self.states), run.length
+        if self.groups is not None:
+            self.groups += [group] * count
         self.states += bytes((state,)) * count
         self.priorities += bytes((priority,)) * count
         if count == 1:
@@ -117,6 +123,8 @@ class Bucket:
             del column[place:]
         del self.states[place:]
         del self.priorities[place:]
+        if self.groups is not None:
+            del self.groups[place:]
 
     def offer(self, place: int) -> None:
         """Make the message at a place claimable."""
@@ -176,16 +184,24 @@ class Bucket:
 
     def reveal(self, now_ms: int) -> dict[int, int]:
         """Make the hidden messages claimable whose time has come; how many there are of each priority."""
-        states = np.frombuffer(self.states, np.uint8)
-        places = np.flatnonzero((states == HIDDEN) & (np.frombuffer(self.visible, "<i8") <= now_ms))
+        places = self._due_to_show(now_ms)
         if not len(places):
             return {}
-        states[places] = READY
+        np.frombuffer(self.states, np.uint8)[places] = READY
         if self.ready is not None:
             for place in places.tolist():
                 heapq.heappush(self._ready(self.priorities[place]).returned, place)
         found = np.bincount(np.frombuffer(self.priorities, np.uint8)[places])
         return {priority: int(found[priority]) for priority in np.flatnonzero(found).tolist()}
+
+    def due_to_show(self, now_ms: int) -> list[int]:
+        """Hidden places whose time has come."""
+        places: list[int] = self._due_to_show(now_ms).tolist()
+        return places
+
+    def _due_to_show(self, now_ms: int) -> np.ndarray:
+        states = np.frombuffer(self.states, np.uint8)
+        return np.flatnonzero((states == HIDDEN) & (np.frombuffer(self.visible, "<i8") <= now_ms))
 
     def due_to_expire(self, now_ms: int) -> list[int]:
         """Available places whose retention has ended."""
@@ -205,7 +221,7 @@ class Bucket:
 
     def _available(self) -> np.ndarray:
         states = np.frombuffer(self.states, np.uint8)
-        mask: np.ndarray = (states == HIDDEN) | (states == READY)
+        mask: np.ndarray = (states != GONE) & (states != HELD)
         return mask
 
     # -- bytes --------------------------------------------------------------------------------------------------
@@ -225,8 +241,9 @@ class Bucket:
         return table
 
     @classmethod
-    def of(cls, number: int, rows: np.ndarray, length: int) -> Bucket:
-        """A bucket with these rows, each at its place; hidden all of them, until somebody looks at the clock."""
+    def of(cls, number: int, rows: np.ndarray, length: int, groups: Sequence[bytes | None] | None = None) -> Bucket:
+        """A bucket with these rows, each at its place; hidden all of them, until somebody looks at the clock. In a
+        queue with groups, each has its group."""
         bucket = cls(number)
         places = rows["place"]
 
@@ -246,6 +263,10 @@ class Bucket:
         states[places] = HIDDEN
         bucket.states += states.tobytes()
         bucket.live = len(rows)
+        if groups is not None:
+            bucket.groups = [None] * length
+            for place, group in zip(places.tolist(), groups, strict=True):
+                bucket.groups[place] = group
         bucket.ready = None
         bucket.stored = True
         return bucket

@@ -36,6 +36,9 @@ class Settings(TypedDict, total=False):
     priority_header: str
     paused: bool
     description: str
+    labels: Mapping[str, str]
+    dead_letter: str | None
+    group_header: str | None
 
 
 def settings(queue: str, given: Settings) -> ops.Settings:
@@ -55,6 +58,9 @@ def settings(queue: str, given: Settings) -> ops.Settings:
         priority_header=given.get("priority_header"),
         paused=given.get("paused"),
         description=given.get("description"),
+        labels=_labels(given.get("labels")),
+        dead_letter=_or_none("dead_letter", given),
+        group_header=_or_none("group_header", given),
     )
 
 
@@ -62,6 +68,19 @@ def _filter(queue: str, given: Settings) -> str | None:
     if "filter" not in given:
         return None
     return default_filter(queue) if given["filter"] is None else given["filter"]
+
+
+def _or_none(name: str, given: Mapping[str, Any]) -> str | None:
+    """A text that a queue need not have: None takes it away, which the operation says as an empty one."""
+    return (given[name] or "") if name in given else None
+
+
+def _labels(labels: Mapping[str, str] | None) -> dict[str, str] | None:
+    if labels is None:
+        return None
+    if not isinstance(labels, Mapping) or set(map(type, (*labels, *labels.values()))) - {str}:
+        raise Invalid(f"labels are a mapping of text to text, not {labels!r}"[:500])
+    return dict(labels)
 
 
 def _number(value: int | None, what: str) -> int | None:

@@ -14,7 +14,7 @@ from detent.codec import published
 from detent.codec import queue as records
 from detent.codec.queue import InFlight, Watermark
 from detent.kv import Batch, View
-from detent.queue.bucket import HELD
+from detent.queue.bucket import HELD, Bucket
 from detent.queue.state import QueueState
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _write_buckets(state: QueueState, batch: Batch) -> None:
     for number, bucket in dirty.items():
         key = records.queue_key(records.ACTIVE, state.number, number)
         if bucket.live or number == 0:  # the first one is there from the start
-            batch.put(key, records.encode_active(bucket.available(), flying[number]))
+            batch.put(key, _active(bucket, flying[number]))
             bucket.stored = True
         elif bucket.stored:
             batch.delete(key)
@@ -95,6 +95,14 @@ def _write_buckets(state: QueueState, batch: Batch) -> None:
     for number in state.dead_buckets:
         batch.delete(records.queue_key(records.ACTIVE, state.number, number))
     state.dead_buckets.clear()
+
+
+def _active(bucket: Bucket, flying: list[InFlight]) -> bytes:
+    available, groups = bucket.available(), bucket.groups
+    if groups is None:
+        return records.encode_active(available, flying)
+    places = [*available["place"].tolist(), *(message.place for message in flying)]
+    return records.encode_active(available, flying, [groups[place] for place in places])
 
 
 def _in_flight(state: QueueState, message: int, number: int, row: int) -> InFlight:

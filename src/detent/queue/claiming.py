@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
-from operator import sub
+from itertools import groupby
+from operator import itemgetter, sub
 from typing import TYPE_CHECKING, Final
 
 from detent.codec import statelog
 from detent.engine import Context, Done, Result
 from detent.errors import Invalid, LimitExceeded, StaleReceipt
+from detent.queue import moving
 from detent.queue import operations as ops
+from detent.queue.grant import Grant
 from detent.queue.holdings import Undo
 from detent.queue.places import picked
 from detent.queue.settings import backoff_ms
-from detent.queue.state import Grant, QueueState
+from detent.queue.state import QueueState
 
 if TYPE_CHECKING:
     from detent.queue.machine import QueueMachine
@@ -140,11 +144,27 @@ def read_held(machine: QueueMachine, op: ops.ReadHeld, context: Context) -> Resu
     return ops.HeldMessages(messages, list(map(state.record_of, messages)))
 
 
-def expire_lease(machine: QueueMachine, grant: Grant, now_ms: int) -> None:
-    """A lease is over: what is still held under it returns, or has failed."""
-    state = machine.by_number.get(grant.queue)
-    if state is not None and grant.held and grant.lease_ms <= now_ms:
-        end_attempts(machine, state, list(grant.held), EXPIRED_REASON, None, False, now_ms, None)
+def expire_leases(machine: QueueMachine, grants: Iterable[Grant], now_ms: int) -> None:
+    """Leases are over: what is still held under them returns, or was given up.
+
+    Dead letters come to their queue in the order in which the leases ended, and of those that ended together in the
+    order in which they were claimed.
+    """
+    once = dict.fromkeys(grants)  # the wheel may name one twice
+    over = [grant for grant in once if grant.held and grant.lease_ms <= now_ms and grant.queue in machine.by_number]
+    states = [machine.by_number[grant.queue] for grant in over]
+    if not any(state.config.dead_letter for state in states):
+        for state, grant in zip(states, over, strict=True):
+            end_attempts(machine, state, list(grant.held), EXPIRED_REASON, None, False, now_ms, None)
+        return
+    held = [
+        (grant.lease_ms, state.flights[message][1], grant.queue, message)
+        for state, grant in zip(states, over, strict=True)
+        for message in grant.held
+    ]
+    for number, group in groupby(sorted(held), itemgetter(2)):
+        messages = [message for _, _, _, message in group]
+        end_attempts(machine, machine.by_number[number], messages, EXPIRED_REASON, None, False, now_ms, None)
 
 
 def end_attempts(
@@ -169,11 +189,10 @@ def end_attempts(
             delay = backoff_ms(config, attempts) if delay_ms is None else delay_ms
             groups.setdefault(now_ms + delay, []).append(message)
     for visible_ms, group in groups.items():
-        kind = statelog.FAIL if visible_ms is None else statelog.RETURN
-        step = statelog.encode_ended(kind, state.number, now_ms, visible_ms or 0, reason, group)
+        if visible_ms is None:
+            moving.give_up(machine, state, group, reason, now_ms, undo)
+            continue
+        step = statelog.encode_ended(statelog.RETURN, state.number, now_ms, visible_ms, reason, group)
         machine.log_step(step, undo)
         for message in group:
-            if visible_ms is None:
-                state.fail(message, now_ms, reason, undo)
-            else:
-                state.give_back(message, now_ms, visible_ms, reason, now_ms, undo)
+            state.give_back(message, now_ms, visible_ms, reason, now_ms, undo)

@@ -121,7 +121,10 @@ class Queue(_QueueBase):
         takes everything. With `earliest` the queue also gets what is stored already. Settings: `filter`,
         `max_attempts` (5; 0 is no limit), `lease` ("30s"), `max_lease` ("12h"), `backoff` ("1s", doubling) up to
         `max_backoff` ("5m"), `done_retention` ("1h"; None is for ever), `failed` ("keep" or "discard"),
-        `priority_header` ("priority"), `paused`, `description`.
+        `priority_header` ("priority"), `paused`, `description`, `labels` (a mapping of text to text, kept for you;
+        setting them replaces all), `dead_letter` (the name of another queue: what is given up goes there, whatever
+        `failed` says; None for none), `group_header` (the name of a header: messages with the same value are given out
+        one after another, in the order in which they came, whatever their priority; None for none).
         """
         created: ops.QueueCreated = self._commit(self._create(settings, earliest, exist_ok))
         return created.new

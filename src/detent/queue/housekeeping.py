@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,11 +17,12 @@ from detent.kv import View
 from detent.queue import checkpoint, claiming
 from detent.queue import operations as ops
 from detent.queue.failures import EXPIRE_FAILED
+from detent.queue.grant import Grant
 from detent.queue.holdings import LIVE, Segment
 from detent.queue.places import EXPIRE, REVEAL
 from detent.queue.router import filter_of
-from detent.queue.settings import priority_of
-from detent.queue.state import FORGET_DONE, Grant, QueueState
+from detent.queue.settings import group_of, priority_of
+from detent.queue.state import FORGET_DONE, QueueState
 from detent.queue.timers import TimerWheel
 
 if TYPE_CHECKING:
@@ -89,10 +90,9 @@ def advance(machine: QueueMachine, now_ms: int) -> None:
     while left > 0 and (names := machine.wheel.due(now_ms, left)):
         left -= len(names)
         machine.fired = True
+        claiming.expire_leases(machine, [name for name in names if isinstance(name, Grant)], now_ms)
         for name in names:
-            if isinstance(name, Grant):
-                claiming.expire_lease(machine, name, now_ms)
-            else:
+            if not isinstance(name, Grant):
                 _fire(machine, name, now_ms)
 
 
@@ -185,7 +185,7 @@ def catch_up(machine: QueueMachine, op: ops.CatchUp, context: Context) -> Result
         context.idle += 1
         return Done()
     matching = filter_of(state).matches
-    runs: list[tuple[Run, int]] = []
+    runs: list[tuple[Run, int, bytes | None]] = []
     read, at = 0, state.next_message
     with machine.reader.view() as view:
         for entry in entries_from(machine, view, at):
@@ -193,7 +193,8 @@ def catch_up(machine: QueueMachine, op: ops.CatchUp, context: Context) -> Result
                 stays = machine.holdings.count(message.message) and message.deadline_ms > context.now_ms
                 if stays and matching(message.headers):
                     run = Run(message.message, 1, index, len(entry), message.visible_ms, message.deadline_ms)
-                    runs.append((run, priority_of(state.config, message.headers)))
+                    config, headers = state.config, message.headers
+                    runs.append((run, priority_of(config, headers), group_of(config, headers)))
             at = entry[-1].message + 1
             read += len(entry)
             if read >= CATCH_UP_STEP:
@@ -206,13 +207,17 @@ def catch_up(machine: QueueMachine, op: ops.CatchUp, context: Context) -> Result
 
 
 def routed(
-    machine: QueueMachine, state: QueueState, next_message: int, runs: list[tuple[Run, int]] | Any, now_ms: int
+    machine: QueueMachine,
+    state: QueueState,
+    next_message: int,
+    runs: Sequence[tuple[Run, int, bytes | None]],
+    now_ms: int,
 ) -> None:
     """A queue has read up to a message, and takes these. Once at the end, it takes part in publishes."""
-    for run, priority in runs:
+    for run, priority, group in runs:
         machine.holdings.hold(run.first, run.length, 1, None)
-        state.route(run, priority, now_ms, None)
-    taken = np.array([run.first for run, _ in runs], np.uint64)
+        state.route(run, priority, now_ms, None, group)
+    taken = np.array([run.first for run, _, _ in runs], np.uint64)
     places = machine.own.places_of(taken)
     if places:
         machine.own.remove(places, "purged")  # the store need not keep what a queue has

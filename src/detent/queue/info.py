@@ -30,9 +30,13 @@ class QueueInfo:
     priority_header: str
     paused: bool
     description: str
+    labels: dict[str, str]
+    dead_letter: str
+    group_header: str
     catching_up: bool
     available: int
     delayed: int
+    blocked: int
     in_flight: int
     failed: int
     done: int
@@ -64,9 +68,13 @@ def queue_info(found: ops.QueueDescription) -> QueueInfo:
         priority_header=settings.priority_header,
         paused=settings.paused,
         description=settings.description,
+        labels=settings.labels,
+        dead_letter=settings.dead_letter,
+        group_header=settings.group_header,
         catching_up=found.behind and not settings.paused,
         available=found.available,
         delayed=found.delayed,
+        blocked=found.blocked,
         in_flight=found.in_flight,
         failed=found.failed,
         done=found.done_kept,
@@ -125,8 +133,9 @@ def failed_message(queue: str, entry: ops.FailedEntry, content: Content | None) 
 
 @dataclass(frozen=True, slots=True)
 class MessagePlace:
-    """Where a message is in one queue. `state` is available, delayed, in flight, failed or done; `at` is when it
-    becomes or became visible, when its lease ends, when it failed or was done."""
+    """Where a message is in one queue. `state` is available, delayed, blocked (by others of its group that came before
+    it), in flight, failed or done; `at` is when it becomes or became visible, when its lease ends, when it failed or
+    was done."""
 
     queue: str
     state: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,13 +11,15 @@ from detent.codec import log, statelog
 from detent.codec import queue as records
 from detent.codec.log import SEQUENCE_BLOCK_KEY, SegmentMeta, SequenceAllocator
 from detent.codec.queue import AVAILABLE, Config, Cursor, InFlight, Watermark
-from detent.codec.statelog import Claimed, Ended, Expired, Published, Routed
+from detent.codec.statelog import Claimed, Ended, Expired, Moved, Published, Routed
 from detent.errors import Corrupt
 from detent.kv import View
-from detent.queue import housekeeping, publishing
+from detent.queue import housekeeping, moving, publishing
 from detent.queue.bucket import HELD, Bucket
+from detent.queue.grant import Grant
+from detent.queue.grouped import GroupedState
 from detent.queue.holdings import LIVE, Segment, messages_in
-from detent.queue.state import REPLAYED, Grant, QueueState
+from detent.queue.state import REPLAYED, QueueState
 
 if TYPE_CHECKING:
     from detent.queue.machine import QueueMachine
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 def load(machine: QueueMachine, view: View) -> None:
     """Fill an empty memory."""
+    machine.now_ms = REPLAYED
     stored = view.get(records.WATERMARK.raw)
     watermark = Watermark(0, 0, 1) if stored is None else Watermark.decode(stored)
     machine.log_end, machine.next_delivery = watermark.log_end, watermark.next_delivery
@@ -79,10 +83,10 @@ def _load_buckets(machine: QueueMachine, view: View) -> list[np.ndarray]:
     for key, value in view.scan(*records.ACTIVE.range()):
         number, bucket_number = records.decode_queue_key(records.ACTIVE, key)
         state = _known(machine, number)
-        available, in_flight = records.decode_active(value)
+        available, in_flight, groups = records.decode_active(value)
         rows = _rows(available, in_flight)
         held.append(rows["message"])
-        _add_bucket(state, bucket_number, rows, in_flight)
+        _add_bucket(state, bucket_number, rows, in_flight, groups)
     for key, value in view.scan(*records.FAILED.range()):
         number, bucket_number = records.decode_queue_key(records.FAILED, key)
         state = _known(machine, number)
@@ -93,7 +97,10 @@ def _load_buckets(machine: QueueMachine, view: View) -> list[np.ndarray]:
     for state in machine.by_number.values():
         number, length = divmod(state.next_place, state.size)
         if length and number not in state.buckets:
-            state.buckets[number] = Bucket.of(number, np.empty(0, AVAILABLE), length)
+            nobody = () if state.config.group_header else None
+            state.buckets[number] = Bucket.of(number, np.empty(0, AVAILABLE), length, nobody)
+        if isinstance(state, GroupedState):
+            state.load_groups()
     return held
 
 
@@ -122,14 +129,24 @@ def _rows(available: np.ndarray, in_flight: list[InFlight]) -> np.ndarray:
     return np.concatenate((available, rows))
 
 
-def _add_bucket(state: QueueState, number: int, rows: np.ndarray, in_flight: list[InFlight]) -> None:
+def _add_bucket(
+    state: QueueState,
+    number: int,
+    rows: np.ndarray,
+    in_flight: list[InFlight],
+    groups: Sequence[bytes | None] | None,
+) -> None:
     full, length = divmod(state.next_place, state.size)
     length = state.size if number < full else length
     if number > full or (len(rows) and int(rows["place"].max()) >= length):
         raise Corrupt(f"bucket {number} of queue number {state.number} has places that were never given out")
     if not len(rows) and number < full:
         return  # the first one is stored even when it is empty
-    bucket = state.buckets[number] = Bucket.of(number, rows, length)
+    if state.config.group_header:
+        groups = groups or [None] * len(rows)
+    elif groups is not None:
+        raise Corrupt(f"bucket {number} of queue number {state.number} has groups, and the queue has none")
+    bucket = state.buckets[number] = Bucket.of(number, rows, length, groups)
     state.hidden += len(rows) - len(in_flight)
     grants: dict[tuple[int, int, str], Grant] = {}
     for flying in in_flight:
@@ -166,7 +183,6 @@ def _arm(machine: QueueMachine, view: View) -> None:
 
 
 def _replay(machine: QueueMachine, view: View) -> None:
-    machine.now_ms = REPLAYED
     for key, value in view.scan(*records.STATE_LOG.range()):
         number = int.from_bytes(key[3:], "big")
         if number != machine.next_record:
@@ -180,7 +196,7 @@ def _replay(machine: QueueMachine, view: View) -> None:
 def _apply(machine: QueueMachine, step: statelog.Step) -> None:
     try:
         if isinstance(step, Published):
-            targets = [(_known(machine, number), priority) for number, priority in step.targets]
+            targets = [(_known(machine, number), priority, group) for number, priority, group in step.targets]
             publishing.deliver(machine, step.run, targets, REPLAYED, None)
             machine.log_end = step.run.first + step.run.length
         elif isinstance(step, Routed):
@@ -192,6 +208,9 @@ def _apply(machine: QueueMachine, step: statelog.Step) -> None:
             machine.next_delivery = max(machine.next_delivery, step.first_delivery + len(step.places))
         elif isinstance(step, Expired):
             _apply_expired(_known(machine, step.queue), step)
+        elif isinstance(step, Moved):
+            source, target = _known(machine, step.queue), _known(machine, step.target)
+            moving.move(source, target, step.at_ms, step.messages, REPLAYED, None)
         else:
             _apply_ended(_known(machine, step.queue), step)
     except (AssertionError, LookupError, ArithmeticError) as error:

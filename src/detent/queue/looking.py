@@ -12,7 +12,7 @@ from detent.engine import Context, Result
 from detent.errors import Invalid
 from detent.kv import View
 from detent.queue import operations as ops
-from detent.queue.bucket import HIDDEN, READY
+from detent.queue.bucket import BLOCKED, HIDDEN, READY
 from detent.queue.settings import settings_of
 from detent.queue.state import QueueState
 
@@ -46,7 +46,7 @@ def _describe(machine: QueueMachine, state: QueueState, view: View) -> ops.Queue
         created_ms=state.config.created_ms,
         settings=settings_of(state.config),
         behind=state.number in machine.behind,
-        available=state.available - state.hidden,
+        available=sum(state.ready.values()),
         delayed=state.hidden,
         in_flight=len(state.flights),
         failed=len(state.failed),
@@ -58,6 +58,7 @@ def _describe(machine: QueueMachine, state: QueueState, view: View) -> ops.Queue
         purged=state.purged,
         oldest_ms=_oldest_ms(machine, state, view),
         priorities=dict(sorted(state.ready.items())),
+        blocked=state.blocked,
     )
 
 
@@ -152,6 +153,8 @@ def _find(state: QueueState, message: int, view: View) -> tuple[int, ops.Message
         name, at_ms, consumer = "in flight", grant.lease_ms, grant.consumer
     elif bucket.states[row] == HIDDEN:
         name = "delayed"
+    elif bucket.states[row] == BLOCKED:
+        name = "blocked"
     where = ops.MessageState(
         state.name,
         name,

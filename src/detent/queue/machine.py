@@ -21,6 +21,7 @@ from detent.errors import Invalid, NotFound
 from detent.kv import Batch, Reader, View
 from detent.queue import admin, checkpoint, claiming, housekeeping, loading, looking, publishing
 from detent.queue import operations as ops
+from detent.queue.grouped import GroupedState
 from detent.queue.holdings import LIVE, Holdings, Undo
 from detent.queue.router import Router
 from detent.queue.state import QueueState
@@ -136,6 +137,8 @@ class QueueMachine:
     def new_state(self, name: str, config: Config, next_message: int) -> QueueState:
         """A queue with nothing in it."""
         cursor = Cursor(next_message, 0, config.generation, 0, 0, 0, 0, 0, 0, 0)
+        if config.group_header:
+            return GroupedState(name, config, cursor, self.wheel, self.holdings, lambda: self.now_ms)
         return QueueState(name, config, cursor, self.wheel, self.holdings)
 
     # -- the machine's interface --------------------------------------------------------------------------------

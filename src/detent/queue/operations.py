@@ -34,6 +34,12 @@ CONSUMER_BYTES_MAX: Final = 255
 REASON_BYTES_MAX: Final = 4 << 10
 DESCRIPTION_BYTES_MAX: Final = 4 << 10
 
+LABELS_MAX: Final = 128
+LABEL_NAME_BYTES_MAX: Final = 255
+LABEL_VALUE_BYTES_MAX: Final = 4 << 10
+LABELS_BYTES_MAX: Final = 64 << 10
+"""Labels are in one record with the settings, in the memory of the owner, and in each description of their queue."""
+
 CLAIM_MAX: Final = 10_000
 """Messages in one claim, acknowledgement or failure."""
 
@@ -82,6 +88,9 @@ class Settings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     priority_header: str | None = None
     paused: bool | None = None
     description: str | None = None
+    labels: dict[str, str] | None = None
+    dead_letter: str | None = None
+    group_header: str | None = None
 
 
 class CreateQueue(Operation, frozen=True, tag=True, array_like=True):
@@ -326,6 +335,7 @@ class QueueDescription(msgspec.Struct, frozen=True, array_like=True):
     purged: int
     oldest_ms: int
     priorities: dict[int, int]
+    blocked: int = 0
 
 
 class QueueDescriptions(Result, frozen=True, tag=True, array_like=True):
@@ -358,7 +368,7 @@ class FailedMessages(Result, frozen=True, tag=True, array_like=True):
 
 
 class MessageState(msgspec.Struct, frozen=True, array_like=True):
-    """Where one message is in one queue: available, delayed, in flight, failed or done."""
+    """Where one message is in one queue: available, delayed, blocked, in flight, failed or done."""
 
     queue: str
     state: str

@@ -14,7 +14,7 @@ import numpy as np
 from detent.codec.published import FOREVER
 from detent.codec.queue import Config
 from detent.codec.statelog import Run
-from detent.queue.bucket import GONE, HIDDEN, READY, Bucket
+from detent.queue.bucket import AVAILABLE, GONE, HIDDEN, READY, Bucket
 from detent.queue.holdings import Undo
 from detent.queue.timers import TimerWheel
 
@@ -59,6 +59,7 @@ class Places:
         self.heads: dict[int, list[int]] = {}  # by priority, a heap of the buckets that may have something to claim
         self.ready: dict[int, int] = {}  # by priority, how many can be claimed
         self.hidden = 0
+        self.blocked = 0  # behind others of their groups, if the queue has groups
         self.turn = 0
         # What the next checkpoint writes.
         self.touched = False
@@ -67,7 +68,7 @@ class Places:
     @property
     def available(self) -> int:
         """Messages that nobody holds, visible or not."""
-        return self.hidden + sum(self.ready.values())
+        return self.hidden + self.blocked + sum(self.ready.values())
 
     @property
     def claimable(self) -> int:
@@ -76,16 +77,19 @@ class Places:
 
     # -- coming in ---------------------------------------------------------------------------------------------------
 
-    def route(self, run: Run, priority: int, now_ms: int, undo: Undo | None) -> None:
+    def route(self, run: Run, priority: int, now_ms: int, undo: Undo | None, group: bytes | None = None) -> None:
         """Messages come in, behind all others. Whoever calls this has noted that the queue holds them."""
+        assert group is None, f"queue {self.number} has no groups"
+        self._come_in(run, priority, READY if run.visible_ms <= now_ms else HIDDEN, undo, None)
+
+    def _come_in(self, run: Run, priority: int, state: int, undo: Undo | None, group: bytes | None) -> None:
         self.touched = True
-        state = READY if run.visible_ms <= now_ms else HIDDEN
         left = run
         while left.length:
             bucket = self._tail()
             room = self.size - len(bucket)
             part = left if left.length <= room else left._replace(length=room)
-            place = bucket.append(part, priority, state)
+            place = bucket.append(part, priority, state, group)
             bucket.dirty = True
             self.next_place += part.length
             self.routed += part.length
@@ -320,6 +324,6 @@ class Places:
         return [base + row for row in rows]
 
     def _rearm_after(self, bucket: Bucket, now_ms: int) -> None:
-        later = [d for d, s in zip(bucket.deadlines, bucket.states, strict=True) if s in {HIDDEN, READY} and d > now_ms]
+        later = [d for d, s in zip(bucket.deadlines, bucket.states, strict=True) if s in AVAILABLE and d > now_ms]
         if later:
             self.arm_expire(bucket, min(later))

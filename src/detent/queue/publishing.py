@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from detent.codec import log, published
 from detent.codec import queue as records
+from detent.codec.group import GROUP_BYTES_MAX
 from detent.codec.log import SEQUENCE_BLOCK_KEY, SegmentMeta
 from detent.codec.published import FOREVER, LOG_KEY, RECORD_BYTES_MAX, RECORD_MESSAGES_MAX
 from detent.codec.statelog import Run, encode_published
@@ -36,6 +37,8 @@ def publish(machine: QueueMachine, op: ops.Publish, context: Context) -> ops.Pub
         raise Invalid("times are milliseconds since 1970, below 2**53")
     if op.to:
         check_address(machine, op)
+    if machine.router.group_headers and op.headers is not None:
+        _check_groups(machine, op.headers)
     undo = None if context.last else context.undo
     payloads, headers = op.payloads, op.headers
     keys: Sequence[str | None] = ()
@@ -74,6 +77,21 @@ def check_address(machine: QueueMachine, op: ops.Publish) -> None:
                 f"the filter of {op.to!r} does not match these headers: it takes {state.config.filter}; add what it "
                 "asks for, or publish to whichever queues match with store.publish"
             )
+
+
+def _check_groups(machine: QueueMachine, given: list[dict[str, str]]) -> None:
+    """A header that names the group in some queue that would get the message is not too long for that."""
+    names = set(machine.router.group_headers.values())
+    for headers in given:
+        sizes = {name: len(headers[name].encode()) for name in names if name in headers}
+        if max(sizes.values(), default=0) <= GROUP_BYTES_MAX:
+            continue
+        for state, _, group in machine.router.targets(headers):
+            if group is not None and sizes[state.config.group_header] > GROUP_BYTES_MAX:
+                raise Invalid(
+                    f"the header {state.config.group_header!r} names the group of a message in {state.name!r}, and has "
+                    f"at most {GROUP_BYTES_MAX} bytes, not {sizes[state.config.group_header]}"
+                )
 
 
 def _allocate(machine: QueueMachine, count: int, now_ms: int, undo: Undo | None) -> int:
@@ -134,7 +152,8 @@ def _publish_record(
     deadline_ms = received_ms + retention_s * 1000 if retention_s else FOREVER
     for start, end, targets in runs:
         run = Run(first + start, end - start, start, count, visible_ms, deadline_ms)
-        machine.log_step(encode_published(run, [(state.number, priority) for state, priority in targets]), undo)
+        numbered = [(state.number, priority, group) for state, priority, group in targets]
+        machine.log_step(encode_published(run, numbered), undo)
         deliver(machine, run, targets, received_ms, undo)
 
 
@@ -158,8 +177,8 @@ def _runs(machine: QueueMachine, headers: list[dict[str, str]]) -> Iterator[tupl
 def deliver(machine: QueueMachine, run: Run, targets: Sequence[Target], now_ms: int, undo: Undo | None) -> None:
     """Put messages into their queues; those that match none stay with the store."""
     machine.holdings.hold(run.first, run.length, max(1, len(targets)), undo)
-    for state, priority in targets:
-        state.route(run, priority, now_ms, undo)
+    for state, priority, group in targets:
+        state.route(run, priority, now_ms, undo, group)
     if not targets:
         machine.own.route(run._replace(visible_ms=0), 0, now_ms, undo)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from detent.queue.filters import Filter, addressed_queue
-from detent.queue.settings import priority_of
+from detent.queue.settings import group_of, priority_of
 from detent.queue.state import QueueState
 
-Target = tuple[QueueState, int]
-"""A queue, and the priority that a message has there."""
+Target = tuple[QueueState, int, bytes | None]
+"""A queue, and the priority and the group that a message has there."""
 
 
 class Router:
@@ -20,10 +20,13 @@ class Router:
         self._addressed: dict[str, list[QueueState]] = {}
         self._filtered: list[QueueState] = []
         self._names: dict[int, str | None] = {}  # by number, under which name a queue is addressed
+        self.group_headers: dict[int, str] = {}  # by number, of the queues that have groups
 
     def add(self, state: QueueState) -> None:
         """A queue takes part in publishes from now on, with the filter that it has now."""
         self.remove(state)
+        if state.config.group_header:
+            self.group_headers[state.number] = state.config.group_header
         name = self._names[state.number] = addressed_queue(state.config.filter)
         if name is None:
             self._filtered.append(state)
@@ -35,6 +38,7 @@ class Router:
         if state.number not in self._names:
             return
         name = self._names.pop(state.number)
+        self.group_headers.pop(state.number, None)
         if name is None:
             self._filtered.remove(state)
             return
@@ -48,7 +52,7 @@ class Router:
         found = [] if name is None else self._addressed.get(name, [])
         if self._filtered:
             found = [*found, *(state for state in self._filtered if filter_of(state).matches(headers))]
-        return [(state, priority_of(state.config, headers)) for state in found]
+        return [(state, priority_of(state.config, headers), group_of(state.config, headers)) for state in found]
 
 
 def filter_of(state: QueueState) -> Filter:

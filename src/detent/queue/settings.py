@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from detent.codec.queue import NOT_KEPT, Config
+from detent.codec.group import GROUP_BYTES_MAX
+from detent.codec.queue import NOT_KEPT, Config, Labels
 from detent.errors import Invalid, LimitExceeded
 from detent.queue import operations as ops
 from detent.queue.filters import Filter, default_filter
@@ -24,14 +25,19 @@ def new_config(name: str, number: int, now_ms: int, settings: ops.Settings) -> C
         number=number,
         created_ms=now_ms,
     )
-    return changed(config, settings)
+    return changed(name, config, settings)
 
 
-def changed(config: Config, settings: ops.Settings) -> Config:
+def changed(name: str, config: Config, settings: ops.Settings) -> Config:
     """The settings with those laid over them that are given; refused if they do not go together."""
-    changes = {name: value for name in settings.__struct_fields__ if (value := getattr(settings, name)) is not None}
+    fields = settings.__struct_fields__
+    changes = {field: value for field in fields if (value := getattr(settings, field)) is not None}
+    if settings.labels is not None:
+        changes["labels"] = tuple(sorted(settings.labels.items()))
     new = config._replace(**changes)
     _check(new, lease_given=settings.lease_ms is not None)
+    if new.dead_letter == name:
+        raise Invalid(f"{name!r} cannot be its own dead letter queue: name another one, or none")
     if new.lease_ms > new.lease_max_ms:
         new = new._replace(lease_ms=new.lease_max_ms)
     if new.backoff_ms > new.backoff_max_ms:
@@ -61,11 +67,29 @@ def _check(config: Config, *, lease_given: bool) -> None:
         )
     ops.check_text(config.priority_header, HEADER_NAME_BYTES_MAX, "the name of the priority header")
     ops.check_text(config.description, ops.DESCRIPTION_BYTES_MAX, "a description")
+    _check_labels(config.labels)
+    ops.check_text(config.group_header, HEADER_NAME_BYTES_MAX, "the name of the group header")
+    if config.dead_letter:
+        ops.check_name(config.dead_letter)
+
+
+def _check_labels(labels: Labels) -> None:
+    if len(labels) > ops.LABELS_MAX:
+        raise LimitExceeded(f"a queue has at most {ops.LABELS_MAX} labels, not {len(labels)}")
+    for name, value in labels:
+        ops.check_text(name, ops.LABEL_NAME_BYTES_MAX, "a label's name")
+        ops.check_text(value, ops.LABEL_VALUE_BYTES_MAX, "a label")
+        if not name:
+            raise Invalid("a label has a name: give it one of at least one character")
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in labels)
+    if size > ops.LABELS_BYTES_MAX:
+        raise LimitExceeded(f"labels of together {size} bytes are over the limit of {ops.LABELS_BYTES_MAX}")
 
 
 def settings_of(config: Config) -> ops.Settings:
     """All settings of a queue."""
-    return ops.Settings(**{name: getattr(config, name) for name in ops.Settings.__struct_fields__})
+    settings = {name: getattr(config, name) for name in ops.Settings.__struct_fields__}
+    return ops.Settings(**{**settings, "labels": dict(config.labels)})
 
 
 def backoff_ms(config: Config, attempts: int) -> int:
@@ -81,3 +105,12 @@ def priority_of(config: Config, headers: dict[str, str]) -> int:
         return ops.DEFAULT_PRIORITY
     number = int(text)
     return number if number <= 255 else ops.DEFAULT_PRIORITY
+
+
+def group_of(config: Config, headers: dict[str, str]) -> bytes | None:
+    """The group that a message's header puts it into. A name that is too long is refused when a message is published;
+    one that comes to the queue later all the same is cut, so that order is kept for more messages rather than fewer."""
+    if not config.group_header:
+        return None
+    value = headers.get(config.group_header)
+    return None if value is None else value.encode()[:GROUP_BYTES_MAX]

@@ -20,6 +20,7 @@ from detent.codec.queue import BUCKET_EXPONENT_MAX, NOT_KEPT, Attempt, Config, C
 from detent.queue.bucket import AVAILABLE, HELD, HIDDEN, READY, Bucket
 from detent.queue.failures import Failures
 from detent.queue.filters import Filter
+from detent.queue.grant import Flight, Grant
 from detent.queue.holdings import Holdings, Undo
 from detent.queue.places import Places, Rows, pick, picked
 from detent.queue.timers import TimerWheel
@@ -29,23 +30,6 @@ REPLAYED: Final = -1
 
 FORGET_DONE: Final = "forget done"
 """What a timer of done messages is for."""
-
-
-class Grant:
-    """What one claim gave out: a lease on some messages, all until the same time."""
-
-    __slots__ = ("claimed_ms", "consumer", "held", "lease_ms", "queue")
-
-    def __init__(self, queue: int, claimed_ms: int, lease_ms: int, consumer: str) -> None:
-        self.queue = queue
-        self.claimed_ms = claimed_ms
-        self.lease_ms = lease_ms
-        self.consumer = consumer
-        self.held: dict[int, None] = {}
-
-
-Flight = tuple[int, int, Grant]
-"""A message in flight: its place, which delivery this is, and the lease. (A plain tuple: claims make thousands.)"""
 
 
 def _ended(counter: str) -> int:
@@ -102,6 +86,22 @@ class QueueState(Places, Failures):
             self.purged,
             self.done_kept,
         )
+
+    def take_over(self, empty: QueueState) -> None:
+        """Go on as a queue that has no messages does; this one has other rules for those that come."""
+        self.set_cursor(empty.cursor)
+        self.turn, self.touched = empty.turn, True
+        self.done_messages, self.done_times, self.done_attempts = (
+            empty.done_messages,
+            empty.done_times,
+            empty.done_attempts,
+        )
+        self.dirty_failed, self.old_attempts = empty.dirty_failed, empty.old_attempts
+        self.buckets, self.dead_buckets = empty.buckets, empty.dead_buckets
+        for bucket in self.buckets.values():
+            bucket.groups = [None] * len(bucket) if self.config.group_header else None
+            bucket.ready = None
+            bucket.listed.clear()
 
     def _tally(self, counter: str, count: int, undo: Undo | None) -> None:
         value: int = getattr(self, counter)
@@ -180,15 +180,22 @@ class QueueState(Places, Failures):
         self.turn -= len(grant.held)
         for message in list(grant.held):
             place = self.flights.pop(message)[0]
-            bucket, row = self._at(place)
-            bucket.attempts[row] -= 1
-            state = HIDDEN if place in hidden else READY
-            if state == READY:
-                bucket.offer(row)
-            else:
-                bucket.states[row] = state
-            self._count(bucket, bucket.priorities[row], state)
+            self._unhold(place, HIDDEN if place in hidden else READY)
         grant.held.clear()
+
+    def _unhold(self, place: int, state: int) -> None:
+        bucket, row = self._at(place)
+        bucket.attempts[row] -= 1
+        self._return(bucket, row, state)
+
+    def _return(self, bucket: Bucket, row: int, state: int) -> None:
+        """A place that was held is available again."""
+        if state == READY:
+            bucket.offer(row)
+        else:
+            bucket.states[row] = HIDDEN
+            self.arm_reveal(bucket, bucket.visible[row])
+        self._count(bucket, bucket.priorities[row], state)
 
     def attempts_of(self, message: int) -> int:
         """How often a message in flight was claimed."""
@@ -197,8 +204,12 @@ class QueueState(Places, Failures):
 
     def record_of(self, message: int) -> int:
         """The first message of the record that holds a message in flight."""
+        return message - self.offset_of(message)
+
+    def offset_of(self, message: int) -> int:
+        """Where a message in flight is in its record."""
         bucket, row = self._at(self.flights[message][0])
-        return message - bucket.offsets[row]
+        return bucket.offsets[row]
 
     # -- ends of claims ----------------------------------------------------------------------------------------------
 
@@ -266,12 +277,7 @@ class QueueState(Places, Failures):
         state = READY if visible_ms <= now_ms else HIDDEN
         bucket.visible[row] = visible_ms
         self._note_attempt(message, Attempt(grant.claimed_ms, grant.consumer, at_ms, reason), undo)
-        if state == READY:
-            bucket.offer(row)
-        else:
-            bucket.states[row] = HIDDEN
-            self.arm_reveal(bucket, visible_ms)
-        self._count(bucket, bucket.priorities[row], state)
+        self._return(bucket, row, state)
         self.arm_expire(bucket, bucket.deadlines[row])
         if undo is not None:
             undo.append(partial(self._take_back, bucket, row, old, state))
@@ -281,10 +287,9 @@ class QueueState(Places, Failures):
         bucket.ready = None  # it would be offered twice when it comes back again
         self._uncount(bucket.priorities[row], state)
 
-    def fail(self, message: int, at_ms: int, reason: str, undo: Undo | None) -> None:
-        """The message has failed for good; the queue's policy says whether it is kept."""
+    def _give_up(self, message: int, at_ms: int, reason: str, undo: Undo | None) -> tuple[Failed, Grant]:
+        """The message leaves its place after its last attempt, and is still held."""
         ((bucket, (row,)),), ((_, delivery, grant),) = self._land([message], undo)
-        offset, count = bucket.offsets[row], bucket.counts[row]
         failed = Failed(
             message,
             at_ms,
@@ -292,15 +297,28 @@ class QueueState(Places, Failures):
             bucket.priorities[row],
             bucket.deadlines[row],
             delivery,
-            offset,
-            count,
+            bucket.offsets[row],
+            bucket.counts[row],
             reason,
         )
         self._vacate([(bucket, [row])], undo)
         self._tally("failures", 1, undo)
-        if self.config.failed_policy == "discard":
+        return failed, grant
+
+    def hand_over(self, message: int, at_ms: int, undo: Undo | None) -> Failed:
+        """The message was given up and goes to another queue, which holds it from now on."""
+        failed, _ = self._give_up(message, at_ms, "", undo)
+        self._forget_attempts(message, undo)
+        return failed
+
+    def fail(self, message: int, at_ms: int, reason: str, undo: Undo | None) -> None:
+        """The message has failed for good; the queue's policy says whether it is kept. What a dead letter queue could
+        not take is."""
+        failed, grant = self._give_up(message, at_ms, reason, undo)
+        if self.config.failed_policy == "discard" and not self.config.dead_letter:
             self._forget_attempts(message, undo)
-            self._holdings.release(message, offset, count, failed.deadline_ms, at_ms, undo)
+            place = (failed.offset, failed.record_count, failed.deadline_ms)
+            self._holdings.release(message, *place, at_ms, undo)
             return
         self._note_attempt(message, Attempt(grant.claimed_ms, grant.consumer, at_ms, reason), undo)
         self.add_failed(failed)

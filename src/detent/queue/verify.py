@@ -152,11 +152,11 @@ class QueueSurvey:
             self._configs[config.number] = config
             self.names[config.number] = name
             self._tally.counts.queues += 1
-            yield from self._check_settings(key, config)
+            yield from self._check_settings(key, name, config)
 
-    def _check_settings(self, key: bytes, config: Config) -> Iterator[Finding]:
+    def _check_settings(self, key: bytes, name: str, config: Config) -> Iterator[Finding]:
         try:
-            if changed(config, ops.Settings()) != config:
+            if changed(name, config, ops.Settings()) != config:
                 raise Invalid("a default is above its maximum")
         except DetentError as error:
             yield self._at(key, config.number, f"settings that no queue can have: {error}")

@@ -18,8 +18,10 @@ from detent.engine.verify import Finding, Tally, record_at
 from detent.errors import Corrupt
 from detent.kv import View
 from detent.queue.bucket import GONE, HELD
+from detent.queue.grouped import GroupedState
 from detent.queue.holdings import Segment
 from detent.queue.machine import STORES_OWN, QueueMachine
+from detent.queue.settings import group_of
 from detent.queue.state import QueueState
 
 _LOG: Final = Prefix(SUBSYSTEM_LOG, LOG_VERSION)
@@ -193,6 +195,15 @@ def holder(queue: int, names: Mapping[int, str]) -> str:
     return f"queue {names[queue]!r}" if queue in names else f"queue number {queue}, which is deleted,"
 
 
+def _groups_of(state: GroupedState) -> dict[int, bytes | None]:
+    """The groups of a queue's messages, but for those that have failed."""
+    found: dict[int, bytes | None] = {}
+    for bucket in state.buckets.values():
+        rows = np.flatnonzero(np.frombuffer(bucket.states, np.uint8) != GONE).tolist()
+        found.update((bucket.messages[row], bucket.groups[row]) for row in rows if bucket.groups is not None)
+    return found
+
+
 def _is_text(data: bytes) -> bool:
     try:
         data.decode()
@@ -257,6 +268,9 @@ class LogCheck:
         self._begun: dict[int, int] = {}  # the first entry of each segment
         self._reserved = 0
         self._end = 0
+        states = () if machine is None else machine.by_number.values()
+        self._grouped = {state.number: state for state in states if isinstance(state, GroupedState)}
+        self._groups = {number: _groups_of(state) for number, state in self._grouped.items()}
 
     def findings(self) -> Iterator[Finding]:
         """Look at every record; what describes the log comes before its entries."""
@@ -322,6 +336,7 @@ class LogCheck:
         deadlines = [message.deadline_ms for message in entry]
         for _, message, deadline_ms, count, queue in self._holds.of(first).tolist():
             if count == len(entry) and 0 <= message - first < count and deadlines[message - first] == deadline_ms:
+                yield from self._compare_group(key, queue, entry[message - first])
                 continue
             who = holder(queue, self._names)
             if count != len(entry) or not 0 <= message - first < count:
@@ -330,6 +345,14 @@ class LogCheck:
                 continue
             kept = f"message {message} is kept until {deadlines[message - first]}"
             yield Finding(record_at(key), f"{kept}, by {who} until {deadline_ms}")
+
+    def _compare_group(self, key: bytes, queue: int, message: Metadata) -> Iterator[Finding]:
+        if queue not in self._grouped or message.message not in self._groups[queue]:
+            return  # a queue without groups, or a message that has failed and is in none
+        group, expected = self._groups[queue][message.message], group_of(self._grouped[queue].config, message.headers)
+        if group != expected:
+            problem = f"message {message.message} belongs to group {expected!r}, and is in {group!r} of"
+            yield Finding(record_at(key), f"{problem} {holder(queue, self._names)}")
 
     def _ends(self) -> Iterator[Finding]:
         for index, segment in enumerate(self._segments):

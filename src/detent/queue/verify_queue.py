@@ -45,6 +45,8 @@ class QueueCheck:
         self._deleted = deleted
         self._held: list[tuple[bytes, np.ndarray]] = []
         self._deliveries: set[int] = set()
+        self._grouped = bool(config.group_header)
+        self._flying: dict[bytes, tuple[int, str]] = {}  # by group, which claim has messages of it
 
     def findings(self) -> Iterator[Finding]:
         """Check everything but attempts, which are compared with the state that the state log leads to."""
@@ -60,7 +62,7 @@ class QueueCheck:
         for key, value in self._tally.scan(self._view, *records.ACTIVE.range(u32(self._number))):
             try:
                 _, bucket = records.decode_queue_key(records.ACTIVE, key)
-                available, in_flight = records.decode_active(value)
+                available, in_flight, groups = records.decode_active(value)
             except Corrupt as error:
                 yield self._at(key, str(error))
                 continue
@@ -81,6 +83,17 @@ class QueueCheck:
                     yield self._at(key, "a message of the store's own is kept for no known reason")
             for message in in_flight:
                 yield from self._in_flight(key, message)
+            if groups is not None:
+                yield from self._groups(key, groups[len(available) :], in_flight)
+
+    def _groups(self, key: bytes, groups: list[bytes | None], in_flight: list[InFlight]) -> Iterator[Finding]:
+        if not self._grouped:
+            yield self._at(key, "its messages are in groups, and the queue has none")
+        for group, message in zip(groups, in_flight, strict=True):
+            claim = (message.claimed_ms, message.consumer)
+            if group is not None and self._flying.setdefault(group, claim) != claim:
+                problem = f"message {message.message}, in flight, was claimed while another of group {group!r} was"
+                yield self._at(key, problem)
 
     def _in_flight(self, key: bytes, message: InFlight) -> Iterator[Finding]:
         name = f"message {message.message}, in flight,"

@@ -9,6 +9,7 @@ from detent.engine import Operation
 from detent.journal import operations as journals
 from detent.queue import QueueMachine
 from detent.queue import operations as queues
+from detent.queue.filters import default_filter
 
 Right = Literal["publish", "consume", "admin"]
 Kind = Literal["queue", "journal"]
@@ -73,6 +74,16 @@ NEEDS: Final[dict[type[Operation], Need]] = {
 }
 
 
+def _reaches_beyond(caller: Caller, operation: queues.CreateQueue | queues.ConfigureQueue) -> None:
+    """`Denied` for settings that reach beyond the queue itself. A filter picks from all messages of the store, so it
+    needs the right to consume everywhere; a dead letter queue gets messages, as if they were published there."""
+    wanted = operation.settings.filter
+    if wanted is not None and wanted != default_filter(operation.queue):
+        caller.require_everywhere("consume")
+    if operation.settings.dead_letter:
+        caller.require("publish", "queue", operation.settings.dead_letter)
+
+
 def require(caller: Caller, operations: Sequence[Operation], machine: QueueMachine) -> None:
     """`Denied` unless the caller may do all of these."""
     for operation in operations:
@@ -84,6 +95,8 @@ def require(caller: Caller, operations: Sequence[Operation], machine: QueueMachi
             caller.require(need.right, need.kind, named)
         else:
             caller.require_everywhere(need.right)
+        if isinstance(operation, queues.CreateQueue | queues.ConfigureQueue):
+            _reaches_beyond(caller, operation)
         for also in _also(operation, need):
             caller.require(need.right, need.kind, also)
 

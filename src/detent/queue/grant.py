@@ -1,0 +1,20 @@
+"""A claim that is not over: what it gave out, to whom, and until when."""
+
+from __future__ import annotations
+
+
+class Grant:
+    """What one claim gave out: a lease on some messages, all until the same time."""
+
+    __slots__ = ("claimed_ms", "consumer", "held", "lease_ms", "queue")
+
+    def __init__(self, queue: int, claimed_ms: int, lease_ms: int, consumer: str) -> None:
+        self.queue = queue
+        self.claimed_ms = claimed_ms
+        self.lease_ms = lease_ms
+        self.consumer = consumer
+        self.held: dict[int, None] = {}
+
+
+Flight = tuple[int, int, Grant]
+"""A message in flight: its place, which delivery this is, and the lease. (A plain tuple: claims make thousands.)"""

@@ -1,0 +1,326 @@
+"""A queue with groups: within a group, messages are given out strictly in the order in which they came.
+
+Of each group one message at most is not blocked: its first one, while none of the group is in flight. Only that one has
+a time to wait for, or is offered to consumers; all that stand behind it are not looked at until it is gone. So a claim
+costs what it takes, however many are blocked.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+from detent.codec.published import FOREVER
+from detent.codec.queue import Config, Cursor
+from detent.codec.statelog import Run
+from detent.queue import places as places_module
+from detent.queue.bucket import AVAILABLE, BLOCKED, HELD, HIDDEN, READY, Bucket
+from detent.queue.grant import Flight
+from detent.queue.groups import Line, Offers
+from detent.queue.holdings import Holdings, Undo
+from detent.queue.places import Rows
+from detent.queue.state import QueueState
+from detent.queue.timers import TimerWheel
+
+Clock = Callable[[], int]
+
+
+class GroupedState(QueueState):
+    """One queue with groups. What it adds to any queue: who stands behind whom."""
+
+    def __init__(
+        self, name: str, config: Config, cursor: Cursor, wheel: TimerWheel, holdings: Holdings, clock: Clock
+    ) -> None:
+        super().__init__(name, config, cursor, wheel, holdings)
+        self._clock = clock
+        self.lines: dict[bytes, Line] = {}
+        self.offers: dict[int, Offers] = {}
+
+    # -- one place ---------------------------------------------------------------------------------------------------
+
+    def group_at(self, place: int) -> bytes | None:
+        """The group of the message at a place."""
+        bucket, row = self._at(place)
+        assert bucket.groups is not None
+        return bucket.groups[row]
+
+    def _is_available(self, place: int) -> bool:
+        bucket = self.buckets.get(place // self.size)
+        return bucket is not None and bucket.states[place % self.size] in AVAILABLE
+
+    def _is_ready(self, priority: int, place: int) -> bool:
+        bucket, row = self.buckets.get(place // self.size), place % self.size
+        if bucket is None or row >= len(bucket):
+            return False
+        return bucket.states[row] == READY and bucket.priorities[row] == priority
+
+    def _visible_state(self, visible_ms: int) -> int:
+        return READY if visible_ms <= self._clock() else HIDDEN
+
+    def _count(self, bucket: Bucket, priority: int, state: int, count: int = 1) -> None:
+        del bucket
+        if state == BLOCKED:
+            self.blocked += count
+        elif state == HIDDEN:
+            self.hidden += count
+        else:
+            self.ready[priority] = self.ready.get(priority, 0) + count
+
+    def _uncount(self, priority: int, state: int, count: int = 1) -> None:
+        if state == BLOCKED:
+            self.blocked -= count
+        else:
+            super()._uncount(priority, state, count)
+
+    def _set(self, place: int, state: int) -> None:
+        """A place that is not counted becomes available in one of the ways to be so."""
+        bucket, row = self._at(place)
+        priority = bucket.priorities[row]
+        bucket.states[row] = state
+        self._count(bucket, priority, state)
+        if state == READY:
+            self._offer(priority, place)
+        elif state == HIDDEN:
+            self.arm_reveal(bucket, bucket.visible[row])
+
+    def _change(self, place: int, state: int) -> None:
+        """A place that is available becomes so in another way."""
+        bucket, row = self._at(place)
+        if bucket.states[row] != state:
+            self._uncount(bucket.priorities[row], bucket.states[row])
+            self._set(place, state)
+
+    def _offer(self, priority: int, place: int) -> None:
+        offers = self.offers.get(priority)
+        if offers is None:
+            offers = self.offers[priority] = Offers()
+        offers.add(place)
+
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    def _line(self, group: bytes) -> Line:
+        line = self.lines.get(group)
+        if line is None:
+            line = self.lines[group] = Line()
+        return line
+
+    def settle(self, groups: Iterable[bytes]) -> None:
+        """After any change: of each group the first one waits for its time or can be claimed, unless one of the group
+        is in flight; the others are blocked. A group that has nothing any more is forgotten."""
+        for group in groups:
+            line = self.lines.get(group)
+            if line is None:
+                continue
+            if not line.waiting and not line.held:
+                del self.lines[group]
+                continue
+            front = None if line.held else line.first(self._is_available)
+            if line.front is not None and line.front != front:
+                self._change(line.front, BLOCKED)
+            line.front = front
+            if front is not None:
+                bucket, row = self._at(front)
+                self._change(front, self._visible_state(bucket.visible[row]))
+            line.tidy(self._is_available)
+
+    def load_groups(self) -> None:
+        """All buckets are there: stand in line."""
+        for number in sorted(self.buckets):
+            bucket = self.buckets[number]
+            assert bucket.groups is not None
+            for row, group in enumerate(bucket.groups):
+                if group is None or not bucket.states[row]:
+                    continue
+                if bucket.states[row] == HELD:
+                    self._line(group).held += 1
+                else:
+                    self._change(number * self.size + row, BLOCKED)
+                    self._line(group).join(number * self.size + row)
+        self.settle(list(self.lines))
+
+    # -- coming in ---------------------------------------------------------------------------------------------------
+
+    def _tail(self) -> Bucket:
+        bucket = super()._tail()
+        if bucket.groups is None:
+            bucket.groups = []
+            bucket.ready = None  # what can be claimed stands in `offers`, for all buckets
+        return bucket
+
+    def route(self, run: Run, priority: int, now_ms: int, undo: Undo | None, group: bytes | None = None) -> None:
+        """Messages come in, behind all others, and behind those of their group in particular."""
+        first = self.next_place
+        if group is None:
+            state = READY if run.visible_ms <= now_ms else HIDDEN
+            self._come_in(run, priority, state, undo, None)
+            for place in range(first, first + run.length) if state == READY else ():
+                self._offer(priority, place)
+            return
+        self._come_in(run, priority, BLOCKED, undo, group)
+        line = self._line(group)
+        for place in range(first, first + run.length):
+            line.join(place)
+        self.settle((group,))
+
+    def _unroute(self, bucket: Bucket, place: int, priority: int, state: int) -> None:
+        del state  # the first of a group is in another one since
+        assert bucket.groups is not None
+        groups = {group for group in bucket.groups[place:] if group is not None}
+        for row in reversed(range(place, len(bucket))):
+            self._uncount(priority, bucket.states[row])
+            group = bucket.groups[row]
+            if group is not None:
+                self.lines[group].unjoin(bucket.number * self.size + row)
+        count = len(bucket) - place
+        bucket.cut(place)
+        self.next_place -= count
+        self.routed -= count
+        self.settle(groups)
+
+    # -- claiming ----------------------------------------------------------------------------------------------------
+
+    def choose(self, limit: int) -> list[int]:
+        """The next places to claim: by priority, then age; every now and then the oldest of all. Whatever is chosen of
+        a group lets the next one of it be chosen by the same claim."""
+        chosen: list[int] = []
+        left, turn = dict(self.ready), self.turn
+        lines: dict[bytes, Iterator[int]] = {}
+        following: dict[int, list[int]] = {}  # by priority, what stands behind those that are chosen
+        fair_turn = places_module.FAIR_EVERY - 1
+        while left and len(chosen) < limit:
+            priority = min(left)
+            if len(left) > 1 and turn % places_module.FAIR_EVERY == fair_turn:
+                priority = min(left, key=lambda each: self._oldest(each, following))
+            place = self._pop(priority, following)
+            chosen.append(place)
+            turn += 1
+            left[priority] -= 1
+            if not left[priority]:
+                del left[priority]
+            after = self._next_in_line(place, lines)
+            if after is not None:
+                bucket, row = self._at(after)
+                left[bucket.priorities[row]] = left.get(bucket.priorities[row], 0) + 1
+                heapq.heappush(following.setdefault(bucket.priorities[row], []), after)
+        return chosen
+
+    def _oldest(self, priority: int, following: dict[int, list[int]]) -> int:
+        offers = self.offers.get(priority)
+        offered = None if offers is None else offers.first(partial(self._is_ready, priority))
+        found = [*([] if offered is None else [offered]), *following.get(priority, [])[:1]]
+        assert found, f"queue {self.number} has counted messages that are not there"
+        return min(found)
+
+    def _pop(self, priority: int, following: dict[int, list[int]]) -> int:
+        place = self._oldest(priority, following)
+        behind = following.get(priority)
+        return heapq.heappop(behind) if behind and behind[0] == place else self.offers[priority].pop()
+
+    def _next_in_line(self, place: int, lines: dict[bytes, Iterator[int]]) -> int | None:
+        """What the same claim may take after a place of a group, if its time has come."""
+        group = self.group_at(place)
+        if group is None:
+            return None
+        line = lines.get(group)
+        if line is None:
+            line = lines[group] = self.lines[group].places(self._is_available)
+            next(line)  # the place itself
+        after = next(line, None)
+        if after is None:
+            return None
+        bucket, row = self._at(after)
+        return after if self._visible_state(bucket.visible[row]) == READY else None
+
+    def _hold(self, bucket: Bucket, rows: range | list[int]) -> list[int]:
+        hidden: list[int] = []
+        groups: dict[bytes, None] = {}
+        bucket.dirty = True
+        for row in rows:
+            place, state = bucket.number * self.size + row, bucket.states[row]
+            assert state in AVAILABLE, f"place {row} of bucket {bucket.number} is claimed and not available"
+            self._uncount(bucket.priorities[row], state)
+            group = self.group_at(place)
+            if group is not None:
+                self._line(group).take(place, self._is_available)
+                groups[group] = None
+            elif state == HIDDEN:
+                hidden.append(place)
+            bucket.states[row] = HELD
+            bucket.attempts[row] += 1
+        self.settle(groups)
+        return hidden
+
+    def _unhold(self, place: int, state: int) -> None:
+        bucket, row = self._at(place)
+        bucket.attempts[row] -= 1
+        group = self.group_at(place)
+        if group is not None:
+            self.lines[group].held -= 1
+        self._return(bucket, row, state)
+
+    # -- ends of claims ----------------------------------------------------------------------------------------------
+
+    def _land(self, messages: Sequence[int], undo: Undo | None) -> tuple[Rows, list[Flight]]:
+        found = [self.group_at(self.flights[message][0]) for message in messages]
+        groups = [group for group in found if group is not None]
+        if undo is not None:
+            undo.append(partial(self.settle, groups))  # taken back last, when all else is as it was
+        landed = super()._land(messages, undo)
+        self._let_go(groups, 1)
+        if undo is not None:
+            undo.append(partial(self._let_go, groups, -1))
+        self.settle(groups)
+        return landed
+
+    def _let_go(self, groups: list[bytes], count: int) -> None:
+        for group in groups:
+            self._line(group).held -= count
+
+    def _return(self, bucket: Bucket, row: int, state: int) -> None:
+        place = bucket.number * self.size + row
+        group = self.group_at(place)
+        if group is None:
+            self._set(place, state)
+            return
+        self._set(place, BLOCKED)
+        self._line(group).come_back(place)
+        self.settle((group,))
+
+    def _take_back(self, bucket: Bucket, row: int, visible_ms: int, state: int) -> None:
+        del state  # it may be blocked since, or not any more
+        place = bucket.number * self.size + row
+        self._uncount(bucket.priorities[row], bucket.states[row])
+        bucket.visible[row] = visible_ms
+        bucket.states[row] = HELD
+        group = self.group_at(place)
+        if group is not None:
+            self.lines[group].uncome_back(place)
+
+    def land_all(self) -> None:
+        """The queue is deleted: what was in flight is merely there, and nobody's."""
+        groups, _ = self._land(list(self.flights), None) if self.flights else ([], [])
+        for bucket, rows in groups:
+            for row in rows:
+                self._return(bucket, row, HIDDEN)
+
+    # -- what goes, what is shown ------------------------------------------------------------------------------------
+
+    def remove(self, places: Sequence[int], counter: str) -> None:
+        """Available messages go, and let those of their groups go on that stand behind them."""
+        groups = [self.group_at(place) for place in places]
+        super().remove(places, counter)
+        for place, group in zip(places, groups, strict=True):
+            if group is not None:
+                self.lines[group].leave(place)
+        self.settle({group for group in groups if group is not None})
+
+    def reveal(self, number: int, now_ms: int) -> None:
+        """A bucket's hidden messages become visible, as far as their time has come. Blocked ones have no time."""
+        bucket = self.buckets.get(number)
+        if bucket is None:
+            return
+        for row in bucket.due_to_show(now_ms):
+            self._change(number * self.size + row, READY)
+        bucket.reveal_ms = FOREVER
+        self.arm_reveal(bucket, bucket.next_reveal_ms())

@@ -1,0 +1,87 @@
+"""Messages that go from one queue to another: those that were given up go to the dead letter queue, if there is one;
+failed ones can be redriven anywhere. The hold goes along; payload and metadata stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from detent.codec import published, statelog
+from detent.codec.published import FOREVER
+from detent.codec.statelog import Run
+from detent.queue.holdings import Undo
+from detent.queue.settings import group_of, priority_of
+from detent.queue.state import QueueState
+
+if TYPE_CHECKING:
+    from detent.queue.machine import QueueMachine
+
+Moves = Sequence[tuple[int, int, bytes | None]]
+"""Messages, each with the priority and the group that it gets where it goes."""
+
+
+def give_up(
+    machine: QueueMachine, state: QueueState, messages: list[int], reason: str, now_ms: int, undo: Undo | None
+) -> None:
+    """Attempts are used up. What the dead letter queue can take goes there; all else has failed here.
+
+    Dead letters are available where they go to, and nothing is given up there in the same step: so queues that are each
+    other's dead letter queues hand a message to and fro, but never within one step.
+    """
+    wanted = "" if state.deleted else state.config.dead_letter
+    target = machine.queues.get(wanted) if wanted else None
+    there = set(messages) if target is None else there_already(machine, target, messages)
+    going = [message for message in messages if message not in there]
+    if target is not None and going:
+        headers = headers_of(machine, [(message, state.offset_of(message)) for message in going])
+        moves = [(message, *_standing(target, headers[message])) for message in going]
+        machine.log_step(statelog.encode_moved(state.number, now_ms, target.number, moves), undo)
+        move(state, target, now_ms, moves, now_ms, undo)
+    staying = [message for message in messages if message in there]
+    if staying:
+        machine.log_step(statelog.encode_ended(statelog.FAIL, state.number, now_ms, 0, reason, staying), undo)
+        for message in staying:
+            state.fail(message, now_ms, reason, undo)
+
+
+def move(source: QueueState, target: QueueState, at_ms: int, moves: Moves, now_ms: int, undo: Undo | None) -> None:
+    """Messages in flight leave their queue and come to another one, behind all others, as if never tried."""
+    for message, priority, group in moves:
+        gone = source.hand_over(message, at_ms, undo)
+        # One whose retention ended while it was in flight is given to nobody: it goes with the next timer.
+        visible_ms = FOREVER if gone.deadline_ms <= at_ms else at_ms
+        run = Run(message, 1, gone.offset, gone.record_count, visible_ms, gone.deadline_ms)
+        target.route(run, priority, now_ms, undo, group)
+
+
+def _standing(target: QueueState, headers: dict[str, str]) -> tuple[int, bytes | None]:
+    return priority_of(target.config, headers), group_of(target.config, headers)
+
+
+def there_already(machine: QueueMachine, target: QueueState, messages: Iterable[int]) -> set[int]:
+    """Those of some messages of another queue that the target has as well, or will read of by itself: a queue has a
+    message once."""
+    shared = [message for message in messages if machine.holdings.count(message) > 1]  # nobody looks for the others
+    held = target.holds(np.array(shared, np.uint64)) if shared else set()
+    held.update(message for message in messages if message >= target.next_message)
+    return held
+
+
+def headers_of(machine: QueueMachine, messages: Iterable[tuple[int, int]]) -> dict[int, dict[str, str]]:
+    """The headers of messages, each given with its place in its record."""
+    found: dict[int, dict[str, str]] = {}
+    entries: dict[int, published.Entry] = {}
+    with machine.reader.view() as view:
+        for message, offset in messages:
+            record = message - offset
+            if record not in entries:
+                stored = machine.stored(machine.holdings.entry_key(record), view)
+                assert stored is not None, f"the metadata of message {message} is missing"
+                entries[record] = published.decode_entry(stored)
+            about = entries[record].at(offset)
+            assert about is not None, f"message {message} is not in its entry"
+            found[message] = about.headers
+    return found

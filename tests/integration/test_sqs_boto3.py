@@ -15,12 +15,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 import detent
-from detent.server.sqs.labels import HAS_DEAD_LETTER, HAS_GROUPS
 from processes import PATIENCE_S, eventually
 from sqsserver import PATIENT, SqsServer, running
-
-needs_dead_letters = pytest.mark.skipif(not HAS_DEAD_LETTER, reason="these queues have no dead-letter queues yet")
-needs_groups = pytest.mark.skipif(not HAS_GROUPS, reason="these queues keep no order by group yet")
 
 NUMBERS = itertools.count()
 
@@ -486,22 +482,6 @@ def test_a_move_needs_a_destination_or_sources(sqs: Any, make: Callable[..., str
     assert code_of(caught) == "InvalidParameterValue"
 
 
-@pytest.mark.skipif(HAS_DEAD_LETTER, reason="these queues have dead-letter queues")
-def test_dead_letter_queues_are_refused_where_there_are_none(sqs: Any, make: Callable[..., str]) -> None:
-    policy = json.dumps({"deadLetterTargetArn": arn_of(sqs, make()), "maxReceiveCount": 1})
-    with pytest.raises(ClientError) as caught:
-        make(RedrivePolicy=policy)
-    assert code_of(caught) == "AWS.SimpleQueueService.UnsupportedOperation"
-
-
-@pytest.mark.skipif(HAS_GROUPS, reason="these queues keep order by group")
-def test_fifo_queues_are_refused_where_there_are_no_groups(make: Callable[..., str]) -> None:
-    with pytest.raises(ClientError) as caught:
-        make(fifo=True)
-    assert code_of(caught) == "AWS.SimpleQueueService.UnsupportedOperation"
-
-
-@needs_dead_letters
 def test_a_message_received_too_often_goes_to_the_dead_letter_queue_and_back(
     sqs: Any, make: Callable[..., str]
 ) -> None:
@@ -531,7 +511,6 @@ def test_a_message_received_too_often_goes_to_the_dead_letter_queue_and_back(
     assert sqs.list_dead_letter_source_queues(QueueUrl=dead)["queueUrls"] == []
 
 
-@needs_dead_letters
 def test_dead_letters_of_several_queues_go_back_each_to_its_own(sqs: Any, make: Callable[..., str]) -> None:
     dead = make()
     policy = json.dumps({"deadLetterTargetArn": arn_of(sqs, dead), "maxReceiveCount": 1})
@@ -557,7 +536,6 @@ def test_dead_letters_of_several_queues_go_back_each_to_its_own(sqs: Any, make: 
     assert len(receive(sqs, dead)) == 1
 
 
-@needs_dead_letters
 def test_dead_letter_queues_say_who_may_use_them(sqs: Any, make: Callable[..., str]) -> None:
     denied = make(RedriveAllowPolicy='{"redrivePermission": "denyAll"}')
     allowed = f"arn:aws:sqs:us-east-1:000000000000:queue-allowed-{uuid.uuid4().hex}"
@@ -573,7 +551,6 @@ def test_dead_letter_queues_say_who_may_use_them(sqs: Any, make: Callable[..., s
 # -- FIFO queues ------------------------------------------------------------------------------------------------
 
 
-@needs_groups
 def test_a_fifo_queue_keeps_the_order_of_each_group(sqs: Any, make: Callable[..., str]) -> None:
     url = make(fifo=True, ContentBasedDeduplication="true")
     numbers = [
@@ -593,7 +570,6 @@ def test_a_fifo_queue_keeps_the_order_of_each_group(sqs: Any, make: Callable[...
     assert [message["Body"] for message in receive(sqs, url)] == ["a1", "a2"]
 
 
-@needs_groups
 def test_a_fifo_queue_knows_duplicates(sqs: Any, make: Callable[..., str]) -> None:
     url = make(fifo=True)
 
@@ -611,7 +587,6 @@ def test_a_fifo_queue_knows_duplicates(sqs: Any, make: Callable[..., str]) -> No
     assert [message["Body"] for message in receive(sqs, grouped)] == ["a", "b"]
 
 
-@needs_groups
 def test_a_fifo_queue_refuses_what_it_cannot_order(sqs: Any, make: Callable[..., str]) -> None:
     url = make(fifo=True)
     for fields, code in (
@@ -627,7 +602,6 @@ def test_a_fifo_queue_refuses_what_it_cannot_order(sqs: Any, make: Callable[...,
     assert receive(sqs, url) == []
 
 
-@needs_groups
 def test_the_same_attempt_gets_the_same_messages(sqs: Any, make: Callable[..., str]) -> None:
     url = make(fifo=True, ContentBasedDeduplication="true")
     for body in "ab":
@@ -640,7 +614,6 @@ def test_the_same_attempt_gets_the_same_messages(sqs: Any, make: Callable[..., s
     assert receive(sqs, url, ReceiveRequestAttemptId="try") == []
 
 
-@needs_groups
 def test_an_expired_handle_of_a_fifo_queue_is_an_error(sqs: Any, make: Callable[..., str]) -> None:
     url = make(fifo=True, ContentBasedDeduplication="true")
     sqs.send_message(QueueUrl=url, MessageBody="x", MessageGroupId="g")
@@ -652,8 +625,6 @@ def test_an_expired_handle_of_a_fifo_queue_is_an_error(sqs: Any, make: Callable[
     assert code_of(caught) == "InvalidParameterValue"
 
 
-@needs_groups
-@needs_dead_letters
 def test_dead_letters_of_a_fifo_queue_come_back_in_their_order(sqs: Any, make: Callable[..., str]) -> None:
     dead = make(fifo=True)
     policy = json.dumps({"deadLetterTargetArn": arn_of(sqs, dead), "maxReceiveCount": 1})

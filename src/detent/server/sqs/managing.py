@@ -17,7 +17,7 @@ from detent.server.sqs.errors import (
     Refused,
     invalid_value,
 )
-from detent.server.sqs.labels import ATTRIBUTE, TAG, TAG_KEY_MAX, TAG_VALUE_MAX, TAGS_MAX, settings_for, tags_of
+from detent.server.sqs.labels import ATTRIBUTE, TAG, TAG_KEY_MAX, TAG_VALUE_MAX, TAGS_MAX, tags_of
 from detent.server.sqs.names import Place, check_name, is_fifo
 from detent.server.sqs.settings import (
     MODIFIED,
@@ -64,7 +64,7 @@ class Managing:
         settings = {
             **new_queue_settings(name),
             **changes.settings,
-            **settings_for(changes.laid_over({}), None),
+            "labels": changes.laid_over({}),
         }
         queue: Any = self._store.queue(name)
         try:
@@ -148,7 +148,7 @@ class Managing:
 
     async def _change(self, view: View, changes: Changes) -> None:
         changes.labels[MODIFIED] = str(int(self._clock()))
-        settings = {**changes.settings, **settings_for(changes.laid_over(view.labels), view.info)}
+        settings = {**changes.settings, "labels": changes.laid_over(view.labels)}
         queue: Any = self._store.queue(view.name)
         try:
             await queue.configure(**settings)

@@ -18,7 +18,7 @@ from detent.server.sqs.errors import (
     Refused,
     invalid_value,
 )
-from detent.server.sqs.labels import ATTRIBUTE, HAS_DEAD_LETTER, HAS_GROUPS, Labels, labels_of
+from detent.server.sqs.labels import ATTRIBUTE, Labels
 from detent.server.sqs.names import Place, is_fifo, queue_of_arn
 
 MESSAGE_BYTES_MAX: Final = 1 << 20
@@ -113,7 +113,7 @@ class View:
     @classmethod
     def of(cls, info: QueueInfo, dedup_window_ms: int) -> View:
         """The view of a queue that was described just now."""
-        labels = labels_of(info)
+        labels = info.labels
         numbers = {name: _kept_number(labels, name) for name in KEPT_NUMBERS}
         return cls(
             name=info.name,
@@ -281,8 +281,6 @@ def _refuse_security(name: str, value: str) -> None:
 
 
 def _read_redrive_policy(changes: Changes, value: str) -> None:
-    if not HAS_DEAD_LETTER:
-        raise Refused(UNSUPPORTED, "These queues have no dead-letter queues: their failed messages stay with them.")
     if not value:
         changes.settings |= {"dead_letter": "", "max_attempts": 0}
         return
@@ -337,8 +335,6 @@ def new_queue_settings(queue: str) -> dict[str, Any]:
     as long as it is retained, and one that was deleted leaves nothing."""
     found: dict[str, Any] = {"max_attempts": 0, "lease": "30s", "backoff": "0s", "done_retention": "0s"}
     if is_fifo(queue):
-        if not HAS_GROUPS:
-            raise Refused(UNSUPPORTED, "These queues keep no order by group: use a standard queue.")
         found["group_header"] = GROUP
     return found
 

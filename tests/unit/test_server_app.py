@@ -334,5 +334,10 @@ def test_a_request_goes_on_with_its_trace_and_says_what_it_did() -> None:
     assert second.parent is None
 
 
-def test_tracing_is_there_when_opentelemetry_is() -> None:
+def test_tracing_is_there_when_somebody_has_said_where_spans_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+
+    assert find_tracing() is None
+    monkeypatch.setattr(trace, "get_tracer_provider", TracerProvider)
     assert find_tracing() is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
@@ -54,8 +53,7 @@ def serve(
     """
     try:
         from detent.server.keys import open_ring
-        from detent.server.serving import Serving
-        from detent.server.serving import serve as run
+        from detent.server.serving import Serving, run
     except ModuleNotFoundError as error:
         raise Invalid(f"the server needs {error.name}: pip install 'detent[server]'") from error
 
@@ -72,7 +70,7 @@ def serve(
         click.echo(f"detent serves {store}{kept} at {address}, to {who}; stop it with Ctrl-C", err=True)
         sys.stderr.flush()
 
-    asyncio.run(run(serving, ready))
+    run(serving, ready)
     logging.getLogger("detent.server").info("stopped")
 
 

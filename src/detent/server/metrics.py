@@ -53,6 +53,9 @@ class Metrics:
             buckets=SECONDS,
         )  # fmt: skip
 
+        # Looking a metric up by its labels costs more than counting with it.
+        self._known: dict[tuple[str, str, int], tuple[Any, Any]] = {}
+
     # -- counting -----------------------------------------------------------------------------------------------
 
     def group(self, group: Sequence[Ticket], seconds: float, sync_seconds: float) -> None:
@@ -79,8 +82,12 @@ class Metrics:
 
     def request(self, part: str, method: str, status: int, seconds: float) -> None:
         """A request was answered."""
-        self._requests.labels(part, method if method in _METHODS else "other", status).inc()
-        self._request_s.labels(part).observe(seconds)
+        key = (part, method if method in _METHODS else "other", status)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._requests.labels(*key), self._request_s.labels(part)
+        known[0].inc()
+        known[1].observe(seconds)
 
     # -- showing ------------------------------------------------------------------------------------------------
 

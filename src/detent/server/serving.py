@@ -128,6 +128,21 @@ async def application(serving: Serving) -> AsyncIterator[tuple[Application, list
         yield Application(parts, keys=serving.keys, public=PUBLIC, counting=metrics, tracing=tracing), parts
 
 
+def run(serving: Serving, ready: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, on uvloop where it is present."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(serve(serving, ready))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
 async def serve(serving: Serving, ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; `ready` gets the address once the port is open."""
     serving.check()
@@ -173,6 +188,7 @@ def _server(app: Application, serving: Serving) -> uvicorn.Server:
             lifespan="off",
             ws="none",
             server_header=False,
+            proxy_headers=False,  # nobody is believed to be somebody else
             timeout_keep_alive=int(KEEP_ALIVE_S),
             timeout_graceful_shutdown=int(GRACE_S),
             limit_concurrency=CONCURRENCY_MAX,

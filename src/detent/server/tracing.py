@@ -27,11 +27,13 @@ _TYPES: Final = {
 
 
 def find_tracing() -> Tracing | None:
-    """Tracing, if OpenTelemetry's API is installed."""
+    """Tracing, if OpenTelemetry is installed and somebody has said where the spans go."""
     try:
         from opentelemetry import propagate, trace
     except ModuleNotFoundError:
         return None
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+        return None  # spans that nobody sees still cost a few microseconds each
     return Tracing(trace.get_tracer("detent.server"), propagate.extract, trace.SpanKind.SERVER)
 
 

@@ -1032,3 +1032,18 @@ def test_a_redrive_reads_the_metadata_of_a_record_once(world: Queues, monkeypatc
     world.commit(used(ops.Fail, world.claim(50), final=True))
     world.commit(ops.Redrive("q"))
     assert len(decoded) == 1
+
+
+def test_what_was_in_flight_in_a_deleted_queue_ends_its_retention_whoever_owns_the_store(tiny: Queues) -> None:
+    tiny.create()
+    tiny.publish(35, retention_s=1)
+    tiny.claim(35, lease_ms=HOUR_MS)
+    tiny.later(1_000)
+    tiny.about()
+    tiny.commit(ops.DeleteQueue("q"))
+    tiny.engine.tick()
+    before = tiny.memory()
+    tiny.reopen()
+    assert tiny.memory() == before
+    tiny.ticks()
+    assert tiny.payloads() == {}

@@ -303,6 +303,7 @@ class GroupedState(QueueState):
         for bucket, rows in groups:
             for row in rows:
                 self._return(bucket, row, HIDDEN)
+                self.arm_expire(bucket, bucket.deadlines[row])
 
     # -- what goes, what is shown ------------------------------------------------------------------------------------
 

@@ -333,6 +333,7 @@ class QueueState(Places, Failures):
         for bucket, rows in groups:
             for row in rows:
                 bucket.states[row] = HIDDEN
+                self.arm_expire(bucket, bucket.deadlines[row])  # as an owner does that takes over
         self.hidden += len(landed)
 
     # -- extending ---------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -182,3 +184,40 @@ def test_the_doctor_finds_what_is_wrong(tmp_path: Path, servers: list[Served]) -
     assert (fine.returncode, "is ready" in fine.stdout) == (0, True)
     owned = detent_cli("doctor", f"file:{tmp_path / 'data'}")
     assert (owned.returncode, f"process {server.process.pid} owns" in owned.stdout) == (0, True)
+
+
+POLLS = {
+    "the JSON API": ("POST", "/v1/queues/q/claim", {"content-type": "application/json"}, b'{"wait": "50s"}'),
+    "SQS": (
+        "POST",
+        "/",
+        {"content-type": "application/x-amz-json-1.0", "x-amz-target": "AmazonSQS.ReceiveMessage"},
+        b'{"QueueUrl": "http://localhost/000000000000/q", "WaitTimeSeconds": 20}',
+    ),
+    "Detent's own protocol": ("GET", "/v1/native/wait/queue?queue=q&timeout_ms=50000", {}, b""),
+}
+
+
+@pytest.mark.parametrize("how", POLLS)
+def test_whoever_waits_when_the_server_stops_is_answered(servers: list[Served], how: str) -> None:
+    """With nothing, and at once: not after its wait, and not by a connection that breaks."""
+    server = Served()
+    servers.append(server)
+    method, path, headers, body = POLLS[how]
+    created = httpx.put(server.address + "/v1/queues/q", json={}, timeout=10)
+    assert created.status_code == 201, created.text
+    answers: list[httpx.Response] = []
+
+    def poll() -> None:
+        answers.append(httpx.request(method, server.address + path, headers=headers, content=body, timeout=45))
+
+    waiting = threading.Thread(target=poll)
+    waiting.start()
+    while "detent_http" not in server.get("/metrics").text:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    assert not answers, answers[0].text
+    code, said = server.stop()
+    waiting.join()
+    assert code == 0, said
+    assert answers[0].status_code == 200, answers[0].text

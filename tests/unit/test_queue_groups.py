@@ -287,6 +287,20 @@ def test_a_line_forgets_what_is_gone_from_its_middle(world: Grouped) -> None:
     assert len(world.q.lines[b"a"]._fresh) <= groups_module.STALE_MAX
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+def test_what_expires_unclaimed_is_not_offered_for_ever(world: Grouped, kept: int) -> None:
+    if kept:
+        world.grouped("kept")
+    for turn in range(5):
+        world.grouped(*(f"{turn}-{n}" for n in range(100)), None, retention_s=1)
+        world.later(1_000)
+        assert world.counts() == (kept, 0, 0, 0)
+    offers = world.q.offers.get(128)
+    assert (offers is None) == (not kept)
+    assert offers is None or len(offers._heap) <= 101 + groups_module.STALE_MAX + 2 * kept
+    assert len(world.claim(9).messages) == kept
+
+
 # -- settings ---------------------------------------------------------------------------------------------------------
 
 

@@ -72,6 +72,8 @@ class GroupedState(QueueState):
             self.blocked -= count
         else:
             super()._uncount(priority, state, count)
+            if priority not in self.ready:
+                self.offers.pop(priority, None)  # all that is left in them is gone
 
     def _set(self, place: int, state: int) -> None:
         """A place that is not counted becomes available in one of the ways to be so."""
@@ -95,6 +97,7 @@ class GroupedState(QueueState):
         offers = self.offers.get(priority)
         if offers is None:
             offers = self.offers[priority] = Offers()
+        offers.tidy(partial(self._is_ready, priority), self.ready[priority])
         offers.add(place)
 
     # -- groups ------------------------------------------------------------------------------------------------------

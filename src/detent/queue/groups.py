@@ -15,7 +15,7 @@ from typing import Final
 Test = Callable[[int], bool]
 
 STALE_MAX: Final = 64
-"""So many places, and as many as still wait, may be in a line and gone before it is made anew."""
+"""So many places, and as many as still count, may be listed and gone before a list is made anew."""
 
 
 class Line:
@@ -114,6 +114,13 @@ class Offers:
         if place not in self._listed:
             self._listed.add(place)
             heapq.heappush(self._heap, place)
+
+    def tidy(self, claimable: Test, count: int) -> None:
+        """Forget the places that cannot be claimed any more, once they are many beside the `count` that can."""
+        if len(self._heap) > 2 * count + STALE_MAX:
+            self._heap = list(filter(claimable, self._heap))
+            heapq.heapify(self._heap)
+            self._listed = set(self._heap)
 
     def first(self, claimable: Test) -> int | None:
         """The oldest one."""

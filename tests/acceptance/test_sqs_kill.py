@@ -127,7 +127,7 @@ def test_what_an_sdk_repeats_over_kills_is_sent_once(tmp_path: Path) -> None:
         sqs = server.client(config=stubborn)
         try:
             for number in numbers:
-                # Of an answer that a kill cut off behind its head botocore makes an empty one: it was sent all the same.
+                # Of an answer that a kill cut off behind its head botocore makes an empty one: it was sent all the same
                 answer = sqs.send_message(QueueUrl=url, MessageBody=str(number))
                 sent.append(answer.get("MessageId", f"cut off: {number}"))
         except (BotoCoreError, ClientError) as error:

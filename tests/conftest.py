@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import pytest
 from contract.kvengine import Engine
 from detent.kv import Writer
 from processes import Processes
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell lets its background jobs ignore Ctrl-C, and children inherit that; tests send it to theirs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

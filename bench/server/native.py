@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import msgspec
 
-from bench.harness import INFORMATIVE, Plan, Row, Size, Skipped, ratio_at_least
+from bench.harness import Plan, Size, Skipped
 from bench.place import Place
-from bench.server import peers
-from bench.server.load import Call, rate_of
+from bench.server import comparison, peers
+from bench.server.load import Call
 from bench.server.suite import SUITE
 from bench.server.wire import Connection, http_answer, http_request, redis_answer, redis_request
 
@@ -22,7 +21,6 @@ PAYLOAD = os.urandom(512).hex()
 """1 KiB of text."""
 
 JSON = {"content-type": "application/json"}
-WAYS = {"publish": "publish", "consume": "claim + ack"}
 
 
 # -- the sides ----------------------------------------------------------------------------------------------------
@@ -31,8 +29,8 @@ WAYS = {"publish": "publish", "consume": "claim + ack"}
 class Ours:
     """The JSON API."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, server: peers.Server) -> None:
+        self._port = server.port
 
     async def prepare(self) -> None:
         connection = await Connection.open("127.0.0.1", self._port, http_answer)
@@ -65,8 +63,8 @@ class Ours:
 class Redis:
     """A stream with one group; a message that is acknowledged is deleted, as it would have to be sooner or later."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, server: peers.Server) -> None:
+        self._port = server.port
 
     async def prepare(self) -> None:
         connection = await Connection.open("127.0.0.1", self._port, redis_answer)
@@ -115,12 +113,12 @@ RETURNING id, payload
 class Postgres:
     """A table with SKIP LOCKED, through asyncpg with prepared statements."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, server: peers.Server) -> None:
         try:
             import asyncpg
         except ModuleNotFoundError as error:
             raise Skipped("there is no asyncpg: pip install asyncpg") from error
-        self._connect = lambda: asyncpg.connect(host="127.0.0.1", port=port, user="bench", database="postgres")
+        self._connect = lambda: asyncpg.connect(host="127.0.0.1", port=server.port, user="bench", database="postgres")
 
     async def prepare(self) -> None:
         connection = await self._connect()
@@ -150,50 +148,15 @@ class Postgres:
 # -- the measurement ----------------------------------------------------------------------------------------------
 
 
-def _round(side: Any, connections: int, total: int) -> dict[str, float]:
-    """So many messages published, then consumed, with one kind of client."""
-
-    async def work() -> dict[str, float]:
-        async with side.callers(connections) as calls:
-            return {what: await rate_of(calls[what], total) for what in WAYS}
-
-    return asyncio.run(work())
-
-
 @SUITE.measurement("native")
 @contextmanager
 def native(place: Place, size: Size) -> Iterator[Plan]:
-    one, many = size.of(1_500, 200), size.of(6_000, 600)
     with ExitStack() as stack:
         directory = stack.enter_context(place.fresh())
-        started = {
+        started: dict[str, comparison.System] = {
             "ours": Ours(stack.enter_context(peers.detent(directory))),
             "redis": Redis(stack.enter_context(peers.redis(directory))),
             "postgres": Postgres(stack.enter_context(peers.postgres(directory))),
         }
-        for side in started.values():
-            asyncio.run(side.prepare())
-
-        def in_all(connections: int, total: int) -> Callable[[], Mapping[str, float]]:
-            """All sides in one round, and the better of the peers, which is what the bars are about."""
-
-            def measure() -> Mapping[str, float]:
-                found = {name: _round(side, connections, total) for name, side in started.items()}
-                better = {what: max(found["redis"][what], found["postgres"][what]) for what in WAYS}
-                return {f"{name}.{what}": found[name][what] for name in found for what in WAYS} | {
-                    f"better.{what}": rate for what, rate in better.items()
-                }
-
-            return measure
-
-        rows: list[Row] = []
-        for label, key, bar in (
-            ("one after another", "one", ratio_at_least(0.5, "within 2 x of the better of Redis and PostgreSQL")),
-            ("100 in flight", "many", ratio_at_least(1, "at least level with the better of Redis and PostgreSQL")),
-        ):
-            for what, verb in WAYS.items():
-                rows.append(Row(f"{verb}, 1 KiB, {label}", "msg/s", f"{key}.ours.{what}", bar, f"{key}.better.{what}"))
-                for peer in ("redis", "postgres"):
-                    text = f"{verb}, {label}, against {peer}"
-                    rows.append(Row(text, "msg/s", f"{key}.ours.{what}", INFORMATIVE, f"{key}.{peer}.{what}"))
-        yield Plan({"one": in_all(1, one), "many": in_all(100, many)}, rows)
+        note = "as bare requests, a connection for each caller; PostgreSQL through asyncpg, with prepared statements"
+        yield comparison.plan(started, size, note=note)

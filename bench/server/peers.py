@@ -11,12 +11,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness import Skipped
 
 START_S = 30.0
 STOP_S = 30.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that runs: where it answers, and its process, which may have children."""
+
+    port: int
+    pid: int
 
 
 def free_port() -> int:
@@ -35,7 +44,7 @@ def _answers(port: int) -> bool:
 @contextmanager
 def _running(
     command: list[str], port: int, log: Path, *, user: str | None = None, ready: Callable[[], bool] | None = None
-) -> Iterator[None]:
+) -> Iterator[Server]:
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, user=user)
     try:
@@ -44,7 +53,7 @@ def _running(
             if process.poll() is not None or time.monotonic() > deadline:
                 raise Skipped(f"{command[0]} did not start: {log.read_text(errors='replace')[-500:]}")
             time.sleep(0.02)
-        yield
+        yield Server(port, process.pid)
     finally:
         process.terminate()
         try:
@@ -55,16 +64,16 @@ def _running(
 
 
 @contextmanager
-def detent(directory: Path) -> Iterator[int]:
+def detent(directory: Path) -> Iterator[Server]:
     """Our own server, on a `file:` store, logging warnings only, as the peers do."""
     port = free_port()
     command = [sys.executable, "-m", "detent.cli", "serve", f"file:{directory / 'store'}", "--port", str(port)]
-    with _running([*command, "--log-level", "warning"], port, directory / "detent.log"):
-        yield port
+    with _running([*command, "--log-level", "warning"], port, directory / "detent.log") as server:
+        yield server
 
 
 @contextmanager
-def redis(directory: Path) -> Iterator[int]:
+def redis(directory: Path) -> Iterator[Server]:
     """Redis with an append-only file that is synced before each answer."""
     binary = shutil.which("redis-server")
     if binary is None:
@@ -72,12 +81,12 @@ def redis(directory: Path) -> Iterator[int]:
     port = free_port()
     command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", "",
                "--appendonly", "yes", "--appendfsync", "always"]  # fmt: skip
-    with _running(command, port, directory / "redis.log"):
-        yield port
+    with _running(command, port, directory / "redis.log") as server:
+        yield server
 
 
 @contextmanager
-def postgres(directory: Path) -> Iterator[int]:
+def postgres(directory: Path) -> Iterator[Server]:
     """PostgreSQL as it comes: synchronous commits, fsync on; more connections, and a socket folder of its own."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not found:
@@ -104,14 +113,14 @@ def postgres(directory: Path) -> Iterator[int]:
         check = [str(binaries / "pg_isready"), "-h", "127.0.0.1", "-p", str(port), "-q"]
         return subprocess.run(check, check=False).returncode == 0
 
-    with _running(command, port, directory / "postgres.log", user=user, ready=ready):
-        yield port
+    with _running(command, port, directory / "postgres.log", user=user, ready=ready) as server:
+        yield server
 
 
 @contextmanager
-def moto(directory: Path) -> Iterator[int]:
+def moto(directory: Path) -> Iterator[Server]:
     """moto's SQS, in memory."""
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with _running(command, port, directory / "moto.log"):
-        yield port
+    with _running(command, port, directory / "moto.log") as server:
+        yield server

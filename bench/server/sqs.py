@@ -84,8 +84,8 @@ def sqs(place: Place, size: Size) -> Iterator[Plan]:
     calls = size.of(200, 40)
     with ExitStack() as stack:
         directory = stack.enter_context(place.fresh())
-        ours = Side(stack.enter_context(peers.detent(directory)))
-        moto = Side(stack.enter_context(peers.moto(directory)))
+        ours = Side(stack.enter_context(peers.detent(directory)).port)
+        moto = Side(stack.enter_context(peers.moto(directory)).port)
 
         def measure(side: Side) -> Callable[[], Mapping[str, float]]:
             return lambda: side.measure(calls)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,7 +19,7 @@ from bench.harness import Plan, Row, Size, Skipped, Suite
 from bench.place import Place
 from bench.queue import data, sqlite
 from bench.queue.means import Means
-from bench.syncs import Syncs, count_strace
+from bench.syncs import Syncs, count_strace, family, synchronous_descriptors
 
 import detent
 
@@ -221,6 +223,50 @@ def test_syncs_in_a_trace() -> None:
 10 fdatasync(5) = 0
 """
     assert count_strace(trace.splitlines(keepends=True)) == Syncs(calls=2, dsync_writes=2)
+
+
+ATTACHED = """\
+10 <... epoll_wait resumed>) = 1
+11 pwrite64(6, ""..., 4096, 8192 <unfinished ...>
+10 write(8, ""..., 120) = 120
+11 <... pwrite64 resumed>) = 4096
+12 fdatasync(9) = 0
+11 close(6) = 0
+11 openat(AT_FDCWD, "/x/plain", O_WRONLY) = 6
+11 pwrite64(6, ""..., 4096, 12288) = 4096
+11 openat(AT_FDCWD, "/x/log", O_WRONLY|O_DIRECT|O_DSYNC) = 7
+11 pwrite64(7, ""..., 4096, 0) = 4096
+10 epoll_wait(3,  <detached ...>
+"""
+
+
+def test_syncs_in_a_trace_that_begins_in_the_middle() -> None:
+    lines = ATTACHED.splitlines(keepends=True)
+    assert count_strace(lines, {6}) == Syncs(calls=1, dsync_writes=2)
+    assert count_strace(lines, ()) == Syncs(calls=1, dsync_writes=1)
+    assert count_strace(lines) == Syncs(calls=0, dsync_writes=0)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_descriptors_that_a_trace_cannot_have_seen(tmp_path: Path) -> None:
+    opened = [os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT | flag) for flag in (0, os.O_DSYNC, os.O_SYNC)]
+    try:
+        assert synchronous_descriptors(os.getpid()) & set(opened) == set(opened[1:])
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_a_process_and_its_descendants() -> None:
+    with subprocess.Popen(["sh", "-c", "cat; true"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        shell.stdin.write(b"here\n")
+        shell.stdin.flush()
+        assert shell.stdout.readline() == b"here\n"
+        assert len(set(family(shell.pid))) == 2
+        shell.communicate(timeout=10)
 
 
 def test_syncs_are_scaled() -> None:

@@ -375,7 +375,7 @@ class AsyncStore:
         self._dispatcher = Dispatcher(self._loop)
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._remote: AsyncRemoteOwner | None = None
-        self._reads_are_slow = not store.objects.local
+        self.reads_are_slow = not store.objects.local
         self.reader = store.reader
         self.messages = store.messages
         self.objects = store.objects
@@ -576,7 +576,7 @@ class AsyncStore:
 
     async def _next_offset(self, journal: str) -> int:
         """A look at a local file does not block; one at an object store does, and goes to a thread."""
-        if self._reads_are_slow:
+        if self.reads_are_slow:
             return await asyncio.to_thread(self.reader.next_offset, journal)
         return self.reader.next_offset(journal)
 

@@ -16,11 +16,11 @@ from typing import Any, Union
 import msgspec
 
 from detent import crash
-from detent.engine.lead import Lead
+from detent.engine.lead import Lead, Schedule
 from detent.engine.operation import Context, Done, Machine, Operation, Result
 from detent.engine.request import Callback, Observer, Request, Ticket, finish, refusal
 from detent.engine.sessions import Sessions
-from detent.errors import DetentError, Fenced, Invalid, OutcomeUnknown, Unavailable
+from detent.errors import DetentError, Fenced, Invalid, OutcomeUnknown, SessionExpired, Unavailable
 from detent.kv import Batch, Writer
 
 logger = logging.getLogger("detent.engine")
@@ -49,7 +49,7 @@ class Engine:
         self._wall_ms = now_ms
         self._random = random
         self._last_ms = 0
-        self._sessions = Sessions()
+        self._sessions = Sessions(random)
         self._encode = msgspec.msgpack.Encoder().encode
         results = [kind for machine in machines for kind in machine.results]
         self._decode = msgspec.msgpack.Decoder(list[Union[tuple({Done, *results})]]).decode  # type: ignore[misc]  # noqa: UP007
@@ -71,9 +71,14 @@ class Engine:
         self._last_ms = max(self._last_ms, self._wall_ms())
         return self._last_ms
 
-    def new_session(self) -> bytes:
-        """A session for one client."""
-        return self._sessions.new_session(self.now_ms(), self._random(8))
+    def new_session(self, holder: str = "") -> bytes:
+        """A session for one client; of a server's clients, for whoever holds this key."""
+        return self._sessions.new_session(self.now_ms(), holder)
+
+    def require_given(self, session: bytes, holder: str) -> None:
+        """`SessionExpired` unless an owner of this store gave this session to this holder: strangers make up names."""
+        if not self._sessions.was_given(session, holder):
+            raise SessionExpired("this session was given to somebody else, or to nobody; open a new one")
 
     # -- callers ------------------------------------------------------------------------------------------------
 
@@ -98,10 +103,13 @@ class Engine:
         request.check()
         self._lead.submit(Ticket(request, callback, waiter))
 
+    def lead_on(self, call_soon: Schedule | None) -> None:
+        """Commit what is submitted from there on, instead of in a thread of the engine. See `Lead.lead_on`."""
+        self._lead.lead_on(call_soon)
+
     def is_prepared(self, operations: Sequence[Operation]) -> bool:
         """Whether these operations need slow checks first; then `submit` does not belong on an event loop."""
-        preparations = self._preparations
-        return any(type(operation) in preparations for operation in operations)
+        return not self._preparations.keys().isdisjoint(map(type, operations))
 
     def tick(self) -> None:
         """Do the housekeeping that is due. The owner calls this about once a second."""
@@ -250,6 +258,8 @@ class Engine:
             known = self._sessions.find(request)
             if known is not None:
                 ticket.results = self._decode(known)
+                if len(ticket.results) != len(request.operations):
+                    raise Invalid(f"sequence {request.sequence} of this session was another transaction")
                 return True  # it may belong to this very group: answered only after the commit
             results = []
             for operation in request.operations:

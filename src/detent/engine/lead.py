@@ -1,9 +1,10 @@
 """Who commits next. A caller that finds nobody at work leads: it takes those who wait along and answers all of them.
 
 The lead then goes to the first of those who came meanwhile; asynchronous callers, who have no thread to spare, are led
-by a thread of the engine. The order of changes below is such that an interrupted leader (Ctrl-C can strike between any
-two steps) still has the lead until somebody else has it, so that `_heal` can pass it on and nobody waits for ever. An
-interrupt that hits even that is found by those who wait: a leader whose thread is no longer in here does not lead.
+by a thread of the engine, or by an event loop that has offered itself. The order of changes below is such that an
+interrupted leader (Ctrl-C can strike between any two steps) still has the lead until somebody else has it, so that
+`_heal` can pass it on and nobody waits for ever. An interrupt that hits even that is found by those who wait: a leader
+whose thread is no longer in here does not lead.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ logger = logging.getLogger("detent.engine")
 
 _COMMITTER: Final = object()
 
+Schedule = Callable[[Callable[[], object]], None]
+"""Has something run soon, and returns at once: `call_soon` of an event loop, made safe for any thread."""
+
 
 class Lead:
     """The queue of waiting tickets, and the right to run the next group of them."""
@@ -54,6 +58,7 @@ class Lead:
         self._closed = False
         self._wakeup = threading.Semaphore(0)
         self._committer: threading.Thread | None = None
+        self._call_soon: Schedule | None = None
 
     def commit(self, ticket: Ticket) -> None:
         """Return once the ticket is answered; leading, if it comes to that."""
@@ -76,10 +81,20 @@ class Lead:
             self._require_open()
             if self._full(ticket):
                 raise Busy("too many transactions are waiting; wait for some answers, then send again")
-            self._ensure_committer()
+            if self._call_soon is None:
+                self._ensure_committer()
             self._enqueue(ticket)
             if self._leader is None:
                 self._let_committer_lead()
+
+    def lead_on(self, call_soon: Schedule | None) -> None:
+        """Lead the groups of asynchronous callers there, and not in a thread of the engine; None is back to the thread.
+
+        An event loop whose callers all wait for commits loses nothing by waiting for the disk itself, and saves two
+        changes of thread for each group, each of which has to win Python's global lock from a busy loop.
+        """
+        with self._lock:
+            self._call_soon = call_soon
 
     def close(self) -> None:
         """Refuse newcomers, wait for those who are under way, end the thread."""
@@ -210,17 +225,31 @@ class Lead:
 
     def _let_committer_lead(self) -> None:
         """The caller holds the lock, and has the lead to give."""
-        self._wakeup.release()
+        if self._call_soon is None or not self._leads_soon(self._call_soon):
+            self._ensure_committer()
+            self._wakeup.release()
         self._leader = _COMMITTER
+
+    def _leads_soon(self, call_soon: Schedule) -> bool:
+        try:
+            call_soon(self._take_turn)
+        except RuntimeError:  # that loop is closed
+            self._call_soon = None
+            return False
+        return True
+
+    def _take_turn(self) -> bool:
+        """Lead a group, if it is the committer's turn."""
+        with self._lock:
+            leads = self._leader is _COMMITTER
+        if leads:
+            self._lead()
+        return leads
 
     def _run_committer(self) -> None:
         while True:
             self._wakeup.acquire()
-            with self._lock:
-                leads = self._leader is _COMMITTER
-            if leads:
-                self._lead()
-            elif self._closed:
+            if not self._take_turn() and self._closed:
                 return
 
 

@@ -6,11 +6,18 @@ The answers of one group are one record, written in the group's own batch. The r
 * a session's newest record stays, because it carries the floor below which sequences are refused;
 * a session that was idle for `SESSION_IDLE_MS` goes altogether, and raises `expired_through`: an unknown session with a
   stamp at or below it is refused with `Fenced`, so that forgetting a session never lets a late retry be applied twice.
+
+Sessions are named by the owner, and a name proves that: it ends with a keyed digest of itself and of whom it was given
+to. Whoever invents one could else raise that mark beyond all that will ever be, or ask for somebody else's answers.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import os
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from detent.codec.keys import SUBSYSTEM_ENGINE, Prefix, u64
@@ -21,12 +28,23 @@ from detent.kv import Batch, View
 
 ANSWERS: Final = Prefix(SUBSYSTEM_ENGINE, 1, 0x01)
 EXPIRED: Final = Prefix(SUBSYSTEM_ENGINE, 1, 0x02)
+SECRET: Final = Prefix(SUBSYSTEM_ENGINE, 1, 0x03)
 
 SESSION_IDLE_MS: Final = 3600 * 1000
 """How long a client may be silent and still have its unanswered transactions answered."""
 
 SESSIONS_MAX: Final = 100_000
 """About 50 MB of memory; each is one process or connection pool, not one request."""
+
+CROWDED: Final = SESSIONS_MAX * 9 // 10
+CROWDED_IDLE_MS: Final = 60 * 1000
+"""With so many sessions, those that were idle for a minute go: better than to turn newcomers away. A client that comes
+back later still is not served twice, but may not learn the answer that it has missed."""
+
+SECRET_BYTES: Final = 16
+RANDOM_BYTES: Final = 3
+PROOF_BYTES: Final = 5
+"""A name's stamp has 8 bytes, so that all together are 16. Nobody can try 2**40 proofs over a network."""
 
 ANSWERS_PER_SESSION_MAX: Final = 16_384
 """A client with more answers outstanding does not say `answered`."""
@@ -49,7 +67,13 @@ class Session:
 class Sessions:
     """All sessions, and the answer records that are still needed for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, random: Callable[[int], bytes] = os.urandom) -> None:
+        self._random = random
+        self._secret = random(SECRET_BYTES)
+        self._secret_dirty = True
+        self._clear()
+
+    def _clear(self) -> None:
         self._sessions: dict[bytes, Session] = {}
         self._references: dict[int, int] = {}
         self._obsolete: list[int] = []
@@ -64,7 +88,13 @@ class Sessions:
 
     def load(self, view: View) -> None:
         """Read all answers back."""
-        self.__init__()  # type: ignore[misc]
+        self._clear()
+        secret = view.get(SECRET.raw)
+        self._secret_dirty = (
+            secret is None
+        )  # it is durable with the first answer, so the one in memory is good till then
+        if secret is not None:
+            self._secret = decode_secret(secret)
         stored = view.get(EXPIRED.raw)
         if stored is not None:
             reader = ByteReader(stored, "expired sessions")
@@ -162,16 +192,20 @@ class Sessions:
             batch.put(ANSWERS.raw + u64(self._group), encode_answers(self._pending, now_ms))
             self._pending.clear()
             self._group += 1
+        if self._secret_dirty:
+            batch.put(SECRET.raw, self._secret)
+            self._secret_dirty = False
         if self._expired_dirty:
             batch.put(EXPIRED.raw, ByteWriter().u64(self.expired_through).u64(self._expired_before_ms).finish())
             self._expired_dirty = False
 
     def expire(self, now_ms: int) -> int:
         """Forget the sessions that have been idle too long; the next flush makes it durable. Returns how many."""
-        count = self._forget(now_ms - SESSION_IDLE_MS)
+        before_ms = now_ms - (SESSION_IDLE_MS if len(self._sessions) < CROWDED else CROWDED_IDLE_MS)
+        count = self._forget(before_ms)
         if count:
             # Never back, even if the wall clock went back over a restart: what has expired stays expired.
-            self._expired_before_ms = max(self._expired_before_ms, now_ms - SESSION_IDLE_MS)
+            self._expired_before_ms = max(self._expired_before_ms, before_ms)
         return count
 
     def _forget(self, before_ms: int) -> int:
@@ -190,10 +224,29 @@ class Sessions:
         """Whether a flush would write anything."""
         return bool(self._pending or self._obsolete or self._expired_dirty)
 
-    def new_session(self, now_ms: int, random: bytes) -> bytes:
-        """A name for a client: a stamp that no expired session has, and randomness."""
+    def new_session(self, now_ms: int, holder: str = "") -> bytes:
+        """A name for a client: a stamp that no expired session has, randomness, and the proof that it was given to this
+        holder."""
         stamp = max(now_ms, self.expired_through + 1)
-        return stamp.to_bytes(8, "big") + random[: SESSION_BYTES - 8]
+        name = stamp.to_bytes(8, "big") + self._random(RANDOM_BYTES)
+        return name + self._proof(name, holder)
+
+    def was_given(self, session: bytes, holder: str) -> bool:
+        """Whether an owner of this store has named a session so, for this holder."""
+        if len(session) != SESSION_BYTES:
+            return False
+        name, proof = session[:-PROOF_BYTES], session[-PROOF_BYTES:]
+        return hmac.compare_digest(proof, self._proof(name, holder))
+
+    def _proof(self, name: bytes, holder: str) -> bytes:
+        return hashlib.blake2b(name + holder.encode(), digest_size=PROOF_BYTES, key=self._secret).digest()
+
+
+def decode_secret(value: bytes) -> bytes:
+    """The secret that sessions are named with."""
+    if len(value) != SECRET_BYTES:
+        raise Corrupt(f"the secret of sessions has {len(value)} bytes, not {SECRET_BYTES}")
+    return value
 
 
 def encode_answers(entries: list[tuple[bytes, int, int, bytes]], now_ms: int) -> bytes:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from detent.codec.values import ByteReader
-from detent.engine.sessions import ANSWERS, EXPIRED, decode_answers
+from detent.engine.sessions import ANSWERS, EXPIRED, SECRET, decode_answers, decode_secret
 from detent.errors import Corrupt
 from detent.kv import View
 
@@ -22,7 +22,7 @@ ANSWERS_COMPARED_MAX: Final = 1_000_000
 
 TOLD_EVERY_BYTES: Final = 256 << 10
 
-KNOWN: Final = (ANSWERS, EXPIRED)
+KNOWN: Final = (ANSWERS, EXPIRED, SECRET)
 """All that this release writes of the engine's own."""
 
 
@@ -132,6 +132,13 @@ def check_engine(view: View, tally: Tally) -> Iterator[Finding]:
             reader_of_value = ByteReader(value, "expired sessions")
             reader_of_value.u64(), reader_of_value.u64()
             reader_of_value.finish()
+        except Corrupt as error:
+            yield Finding(record_at(key), str(error))
+    for key, value in view.scan(*SECRET.range()):
+        tally.saw(key, value)
+        try:
+            SECRET.reader(key, "the secret of sessions").finish()
+            decode_secret(value)
         except Corrupt as error:
             yield Finding(record_at(key), str(error))
 

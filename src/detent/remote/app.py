@@ -14,7 +14,7 @@ from detent.kv import Reader
 from detent.queue import QueueMachine, QueueReader
 from detent.queue import operations as queue_operations
 from detent.remote import contents, rights, served_objects, wire
-from detent.remote.asgi import Call, Receive, Reply, Scope, Send, number_of, text_of
+from detent.remote.asgi import Call, Receive, Reply, Scope, Send, number_of, text_of, wait_for_event
 from detent.remote.dispatch import Dispatcher
 from detent.remote.rights import Caller
 from detent.remote.served_journals import ServedJournals, journal_of
@@ -85,32 +85,40 @@ class OwnerApp:
     async def _transactions(self, call: Call) -> Reply:
         wants_contents = call.query().get("contents") == "1"
         requests = wire.decode_requests(await call.body(wire.BODY_BYTES_MAX))
-        outcomes = await asyncio.gather(*(self._commit(request, call.caller) for request in requests))
-        if wants_contents and contents.needed(outcomes):
-            outcomes = await asyncio.to_thread(contents.attach, requests, outcomes, self._messages)
+        under_way = [
+            self._submit(request, call.caller) for request in requests
+        ]  # first all, so that they share a commit
+        outcomes = [await _outcome(one) for one in under_way]
+        if wants_contents and (wanted := contents.wanted(outcomes)):
+            if self._store.objects.local and wanted <= contents.READ_AT_ONCE_MAX:
+                outcomes = contents.attach(requests, outcomes, self._messages)
+            else:
+                outcomes = await asyncio.to_thread(contents.attach, requests, outcomes, self._messages)
         return Reply(wire.encode_answers(outcomes), wire.TRANSACTION_TYPE)
 
-    async def _commit(self, request: Request | Invalid, caller: Caller | None) -> list[Any] | DetentError:
+    def _submit(self, request: Request | Invalid, caller: Caller | None) -> _UnderWay:
         """One transaction of perhaps several; what is wrong with it is its own affair."""
         if isinstance(request, Invalid):
             return request
         try:
+            request.check()
+            self._engine.require_given(request.session, "" if caller is None else caller.key)
             if caller is not None:
                 rights.require(caller, request.operations, self._queues)
             if self._engine.is_prepared(request.operations):
                 # Checking fragments reads files: not on the loop that everybody else is answered from.
-                return await asyncio.to_thread(self._engine.commit, request)
+                return asyncio.ensure_future(asyncio.to_thread(self._engine.commit, request))
             if self._dispatcher is None:
                 self._dispatcher = Dispatcher(asyncio.get_running_loop())
             future: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
             self._engine.submit(request, self._dispatcher.deliver, future)
-            return (await future).outcome()
+            return future
         except DetentError as error:
             return error
 
     async def _new_session(self, call: Call) -> Reply:
-        del call
-        return Reply.json({"session": self._engine.new_session().hex()}, status=201)
+        holder = "" if call.caller is None else call.caller.key
+        return Reply.json({"session": self._engine.new_session(holder).hex()}, status=201)
 
     async def _status(self, call: Call) -> Reply:
         del call
@@ -133,9 +141,7 @@ class OwnerApp:
         self._waits.add(wake)
         try:
             if not self._queues.claimable(name) and not self._closing:
-                await asyncio.wait_for(woken.wait(), min(timeout_ms, wire.WAIT_MS_MAX) / 1000)
-        except TimeoutError:
-            return Reply.json({"claimable": False})
+                await wait_for_event(call, woken, min(timeout_ms, wire.WAIT_MS_MAX) / 1000)
         finally:
             self._waits.discard(wake)
             stop()
@@ -150,11 +156,8 @@ class OwnerApp:
         self._waits.add(wake)
         try:
             found = await self._next_offset(name)
-            if found <= offset and not self._closing:
-                try:
-                    await asyncio.wait_for(woken.wait(), min(timeout_ms, wire.WAIT_MS_MAX) / 1000)
-                except TimeoutError:
-                    return Reply.json({"next_offset": found})
+            waits = found <= offset and not self._closing
+            if waits and await wait_for_event(call, woken, min(timeout_ms, wire.WAIT_MS_MAX) / 1000):
                 found = await self._next_offset(name)
         finally:
             self._waits.discard(wake)
@@ -166,6 +169,20 @@ class OwnerApp:
         if self._store.objects.local:
             return self._reader.next_offset(name)
         return await asyncio.to_thread(self._reader.next_offset, name)
+
+
+_UnderWay = asyncio.Future[Ticket] | asyncio.Future[list[Any]] | DetentError
+"""A transaction that was handed to the engine, or why it was not."""
+
+
+async def _outcome(under_way: _UnderWay) -> list[Any] | DetentError:
+    if isinstance(under_way, DetentError):
+        return under_way
+    try:
+        found = await under_way
+        return found.outcome() if isinstance(found, Ticket) else found
+    except DetentError as error:
+        return error
 
 
 def _alarm() -> tuple[asyncio.Event, Callable[[], None]]:

@@ -11,8 +11,9 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from detent.errors import Invalid, LimitExceeded
+from detent.errors import Invalid
 from detent.remote import wire
+from detent.remote.bodies import body_parts, read_body
 from detent.remote.rights import Caller, Kind, Right
 
 Scope = dict[str, Any]
@@ -99,26 +100,11 @@ class Call:
 
     async def body(self, limit: int) -> bytes:
         """The whole body, if it has at most `limit` bytes and comes in time."""
-        try:
-            async with asyncio.timeout(wire.BODY_WAIT_S):
-                return b"".join([part async for part in self.parts(limit)])
-        except TimeoutError as error:
-            raise Invalid(f"the request was not sent within {wire.BODY_WAIT_S:.0f} s") from error
+        return await read_body(self.receive, limit, wire.BODY_WAIT_S)
 
-    async def parts(self, limit: int) -> AsyncIterator[bytes]:
+    def parts(self, limit: int) -> AsyncIterator[bytes]:
         """The body as it comes, up to `limit` bytes."""
-        size = 0
-        while True:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise Invalid("the client went away before it had sent its request")
-            part: bytes = message.get("body", b"")
-            size += len(part)
-            if size > limit:
-                raise LimitExceeded(f"a request has at most {limit} bytes here")
-            yield part
-            if not message.get("more_body"):
-                return
+        return body_parts(self.receive, limit)
 
 
 def text_of(fields: Mapping[str, str], name: str) -> str:
@@ -140,7 +126,7 @@ def number_of(fields: Mapping[str, str], name: str) -> int:
 async def in_threads(call: Call, parts: Iterator[bytes]) -> AsyncIterator[bytes]:
     """A stream whose parts are made in threads, one after another, until they end or the client has gone: a server
     does not say by itself that nobody reads any more."""
-    gone = asyncio.create_task(_disconnected(call.receive))
+    gone = asyncio.create_task(disconnected(call.receive))
     try:
         while not gone.done():
             part = await asyncio.to_thread(next, parts, None)
@@ -157,6 +143,18 @@ def _close(parts: Any) -> None:
         parts.close()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def wait_for_event(call: Call, woken: asyncio.Event, timeout_s: float) -> bool:
+    """Wait until an event is set, for as long as the client does. False if it was not."""
+    ends = [asyncio.create_task(woken.wait()), asyncio.create_task(disconnected(call.receive))]
+    try:
+        await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for end in ends:
+            end.cancel()
+        await asyncio.wait(ends)
+    return woken.is_set()
+
+
+async def disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

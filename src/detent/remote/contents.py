@@ -22,6 +22,9 @@ from detent.queue import operations as ops
 ANSWER_CONTENT_BYTES_MAX: Final = 32 << 20
 """Two of the largest messages; a hundred clients at once then take some gigabytes, not all there is."""
 
+READ_AT_ONCE_MAX: Final = 128
+"""Messages whose content an event loop reads itself from a local file: that takes less than asking a thread to."""
+
 WITH_CONTENT: Final = (ops.ClaimedMessages, ops.HeldMessages, ops.FailedMessages, ops.MessageFound)
 
 Outcome = list[Any] | DetentError
@@ -43,15 +46,19 @@ class Room:
         return True
 
 
-def needed(outcomes: Sequence[Outcome]) -> bool:
-    """Whether any of these answers has messages whose content a client would read."""
-    return any(
-        isinstance(result, WITH_CONTENT) for outcome in outcomes if isinstance(outcome, list) for result in outcome
+def wanted(outcomes: Sequence[Outcome]) -> int:
+    """How many messages there are in these answers whose content a client would read."""
+    return sum(
+        1 if isinstance(result, ops.MessageFound) else len(result.messages)
+        for outcome in outcomes
+        if isinstance(outcome, list)
+        for result in outcome
+        if isinstance(result, WITH_CONTENT)
     )
 
 
 def attach(requests: Sequence[Any], outcomes: Sequence[Outcome], reader: QueueReader) -> list[Outcome]:
-    """The same answers with content. It reads the store, so it belongs in a thread."""
+    """The same answers with content. It reads the store, so much of it belongs in a thread."""
     room = Room(ANSWER_CONTENT_BYTES_MAX)
     return [_attach_all(*pair, reader, room) for pair in zip(requests, outcomes, strict=True)]
 

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import deque
+from collections.abc import Callable
 
 from detent.engine import Ticket
+
+
+def caller_on(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], object]], None]:
+    """`call_soon` of the loop that runs in this thread, for any thread; from its own it costs no system call."""
+    thread = threading.get_ident()
+
+    def call_soon(function: Callable[[], object]) -> None:
+        if threading.get_ident() == thread:
+            loop.call_soon(function)
+        else:
+            loop.call_soon_threadsafe(function)
+
+    return call_soon
 
 
 class Dispatcher:
@@ -15,13 +30,16 @@ class Dispatcher:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._thread = threading.get_ident()
         self._ready: deque[Ticket] = deque()
         self._scheduled = False
 
     def deliver(self, tickets: list[Ticket]) -> None:
         """The callback for tickets whose `waiter` is a future of this loop."""
         self._ready.extend(tickets)
-        if not self._scheduled and not self._loop.is_closed():
+        if threading.get_ident() == self._thread:  # the loop itself has committed
+            self._drain()
+        elif not self._scheduled and not self._loop.is_closed():
             self._scheduled = True
             with contextlib.suppress(RuntimeError):  # the loop was closed at this moment: nobody waits any more
                 self._loop.call_soon_threadsafe(self._drain)
@@ -31,5 +49,6 @@ class Dispatcher:
         self._scheduled = False
         while self._ready:
             ticket = self._ready.popleft()
-            if not ticket.waiter.done():
-                ticket.waiter.set_result(ticket)
+            waiter, ticket.waiter = ticket.waiter, None  # else the two hold each other, and all that they carry
+            if not waiter.done():
+                waiter.set_result(ticket)

@@ -30,7 +30,7 @@ class Grant:
         return (
             self.right in {right, "admin"}
             and self.kind in {kind, EVERYTHING}
-            and fnmatchcase(name, self.pattern.replace("[", "[[]"))
+            and (self.pattern == EVERYTHING or fnmatchcase(name, self.pattern.replace("[", "[[]")))
         )
 
 
@@ -40,6 +40,8 @@ class Caller:
 
     name: str
     grants: tuple[Grant, ...]
+    key: str = ""
+    """The id of the key by which it is known; two keys may have the same name."""
 
     def may(self, right: Right, kind: Kind, name: str) -> bool:
         """Whether the caller has a right on a queue or journal."""

@@ -60,6 +60,9 @@ REFUSED = {
     "a list": ("a", Attribute("String", "x", None, True)),
     "a Number that is none": ("a", Attribute("Number", "ten")),
     "a Number with too many digits": ("a", Attribute("Number", "1" * 39)),
+    "a Number that is too large": ("a", Attribute("Number", "1e127")),
+    "a Number that is far too large": ("a", Attribute("Number", "-1e9999")),
+    "a Number that is too small": ("a", Attribute("Number", "-9e-129")),
     "a character that XML has not": ("a", Attribute("String", "\x00")),
 }
 
@@ -73,12 +76,15 @@ def test_attributes_that_sqs_refuses_are_refused(case: str) -> None:
 
 def test_an_eleventh_attribute_is_refused() -> None:
     ten = {f"a{index}": Attribute("String", "x") for index in range(10)}
-    assert attributes.check(ten) == 10 * (2 + 6 + 1)
+    attributes.check(ten)
+    assert attributes.size(ten) == 10 * (2 + 6 + 1)
     with pytest.raises(Refused):
         attributes.check({**ten, "b": Attribute("String", "x")})
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "+1.5", ".5", "5.", "1e10", "1E-10", "1" * 38])
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "+1.5", ".5", "5.", "1e10", "1E-10", "1" * 38, "1e126", "-1e-128", "0e9999"]
+)
 def test_numbers_are_numbers(text: str) -> None:
     attributes.check({"a": Attribute("Number", text)})
 

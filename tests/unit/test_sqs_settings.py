@@ -39,6 +39,9 @@ REFUSED = {
     "a redrive policy that is no JSON": ("q", {"RedrivePolicy": "x"}),
     "a redrive policy without a target": ("q", {"RedrivePolicy": '{"maxReceiveCount": 1}'}),
     "an allow policy that allows something else": ("q", {"RedriveAllowPolicy": '{"redrivePermission": "some"}'}),
+    "an allow policy that allows a list": ("q", {"RedriveAllowPolicy": '{"redrivePermission": []}'}),
+    "a redrive policy with a list": ("q", {"RedrivePolicy": '{"deadLetterTargetArn": [], "maxReceiveCount": {}}'}),
+    "the number of failed messages": ("q", {"DetentFailedMessages": "0"}),
     "an allow policy without its queues": ("q", {"RedriveAllowPolicy": '{"redrivePermission": "byQueue"}'}),
     "a pause that is neither": ("q", {"DetentPaused": "maybe"}),
     "a lease that is too long": ("q", {"DetentMaxLease": "604801"}),
@@ -49,7 +52,7 @@ REFUSED = {
 def test_attributes_that_cannot_be_set_are_refused(case: str) -> None:
     queue, attributes = REFUSED[case]
     with pytest.raises(Refused):
-        read_attributes(queue, attributes, {})
+        read_attributes(attributes, {}, fifo=queue.endswith(".fifo"))
 
 
 def test_attributes_become_settings_and_labels() -> None:
@@ -60,7 +63,7 @@ def test_attributes_become_settings_and_labels() -> None:
         "DetentFilter": "true",
         "Policy": "",
     }
-    changes = read_attributes("q", given, {})
+    changes = read_attributes(given, {}, fifo=False)
     assert changes.settings == {
         "lease": timedelta(milliseconds=1),
         "backoff": timedelta(seconds=5),
@@ -72,10 +75,10 @@ def test_attributes_become_settings_and_labels() -> None:
 
 def test_a_limit_by_group_goes_with_the_scope_that_the_queue_has() -> None:
     limit = {"FifoThroughputLimit": "perMessageGroupId"}
-    read_attributes("q.fifo", limit, {"sqs:DeduplicationScope": "messageGroup"})
-    read_attributes("q.fifo", {**limit, "DeduplicationScope": "messageGroup"}, {})
+    read_attributes(limit, {"sqs:DeduplicationScope": "messageGroup"}, fifo=True)
+    read_attributes({**limit, "DeduplicationScope": "messageGroup"}, {}, fifo=True)
     with pytest.raises(Refused):
-        read_attributes("q.fifo", {"DeduplicationScope": "queue"}, {"sqs:FifoThroughputLimit": "perMessageGroupId"})
+        read_attributes({"DeduplicationScope": "queue"}, {"sqs:FifoThroughputLimit": "perMessageGroupId"}, fifo=True)
 
 
 def test_an_allow_policy_names_its_queues() -> None:
@@ -93,6 +96,18 @@ def test_the_same_value_can_be_written_in_several_ways() -> None:
     second = json.dumps({"maxReceiveCount": 3, "deadLetterTargetArn": "arn:aws:sqs:eu-west-1:123456789012:d"})
     assert same("RedrivePolicy", first, second)
     assert not same("RedrivePolicy", first, first.replace('"3"', "4"))
+
+
+def test_the_same_allow_policy_can_be_written_in_several_ways() -> None:
+    odd = json.dumps({"redrivePermission": "allowAll", "deadLetterTargetArn": 5})
+    assert same("RedriveAllowPolicy", odd, odd)
+    assert same("RedriveAllowPolicy", odd, '{"redrivePermission": "allowAll"}')
+    assert not same("RedriveAllowPolicy", odd, '{"redrivePermission": "denyAll"}')
+    chosen = [
+        json.dumps({"redrivePermission": "byQueue", "sourceQueueArns": arns}) for arns in (["a", "b"], ["b", "a"])
+    ]
+    first, second = (text.replace('"a"', f'"{ARN}a"').replace('"b"', f'"{ARN}b"') for text in chosen)
+    assert same("RedriveAllowPolicy", first, second)
 
 
 def view(**changes: Any) -> View:
@@ -123,6 +138,13 @@ def test_a_message_of_a_fifo_queue_carries_its_group_and_its_deduplication_id() 
     found = letter(view(), MessageGroupId="g", MessageDeduplicationId="d")
     assert (found.headers[GROUP], found.headers[DEDUP], found.dedup_key) == ("g", "d", "d")
     assert found.delay_ms == 7_000
+
+
+def test_a_fifo_queue_has_a_delay_and_its_messages_have_none_of_their_own() -> None:
+    assert letter(view(), MessageGroupId="g", MessageDeduplicationId="d", DelaySeconds=0).delay_ms == 7_000
+    standard = view(name="q", is_fifo=False)
+    assert letter(standard, DelaySeconds=0).delay_ms == 0
+    assert letter(standard).delay_ms == 7_000
 
 
 def test_content_names_a_message_unless_it_has_a_name() -> None:

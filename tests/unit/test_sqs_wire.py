@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,117 +16,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import detent
-from detent.server.access import ANYBODY, Caller, Grant
+from detent.server.access import Caller, Grant
 from detent.server.app import Application
-from detent.server.http import Request, Response
-from detent.server.sqs import SqsPart, querywire
+from detent.server.http import Request
+from detent.server.keys import KeyRing, new_key
+from detent.server.sqs import jsonwire, querywire
+from detent.server.sqs.errors import Refused
 from detent.server.sqs.shapes import ACTIONS
-
-XMLNS = "{http://queue.amazonaws.com/doc/2012-11-05/}"
-URL = "http://localhost/000000000000/orders"
-
-
-class Endpoint:
-    """The part over a store in memory, asked without a network."""
-
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner()
-        self._opened: Any = None
-        self.part: Any = None
-
-    def __enter__(self) -> Endpoint:
-        async def start() -> None:
-            self._opened = await detent.open_async("memory:")
-            self.part = SqsPart(self._opened)
-
-        self._runner.run(start())
-        self.call("CreateQueue", {"QueueName": "orders"})
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._runner.run(self.part.close())
-        self._runner.run(self._opened.close())
-        self._runner.close()
-
-    def raw(
-        self,
-        body: bytes,
-        headers: dict[str, str],
-        *,
-        method: str = "POST",
-        path: str = "/",
-        query: bytes = b"",
-        caller: Caller = ANYBODY,
-    ) -> Response:
-        """Send bytes."""
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "query_string": query,
-            "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
-        }
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        request = Request(scope, receive)
-        assert self.part.owns(request)
-        return self._runner.run(self.part.answer(request, caller))
-
-    def json(self, action: str, body: bytes, caller: Caller = ANYBODY) -> Response:
-        """Send bytes in the JSON protocol."""
-        headers = {
-            "x-amz-target": f"AmazonSQS.{action}",
-            "content-type": "application/x-amz-json-1.0",
-            "host": "localhost",
-        }
-        return self.raw(body, headers, caller=caller)
-
-    def form(self, body: bytes, **options: Any) -> Response:
-        """Send bytes in the Query protocol."""
-        return self.raw(body, {"content-type": "application/x-www-form-urlencoded", "host": "localhost"}, **options)
-
-    def call(self, action: str, fields: dict[str, Any], caller: Caller = ANYBODY) -> dict[str, Any]:
-        """An action that works."""
-        response = self.json(action, json.dumps(fields).encode(), caller)
-        assert response.status == 200, response.body
-        assert isinstance(response.body, bytes)
-        return json.loads(response.body) if response.body else {}
-
-    def contents(self) -> Any:
-        """What is in the store."""
-        attributes = self.call("GetQueueAttributes", {"QueueUrl": URL, "AttributeNames": ["All"]})
-        return self.call("ListQueues", {}), attributes
+from sqsendpoint import URL, Endpoint, json_error, xml_error
 
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[Endpoint]:
     with Endpoint() as started:
         yield started
-
-
-def json_error(response: Response) -> tuple[int, str, str]:
-    """Status, name and older code of an error in JSON."""
-    assert isinstance(response.body, bytes)
-    assert response.type == "application/x-amz-json-1.0"
-    body = json.loads(response.body)
-    assert set(body) == {"__type", "message"}
-    code, _, side = response.headers["x-amzn-query-error"].partition(";")
-    assert side == ("Sender" if response.status < 500 else "Receiver")
-    return response.status, body["__type"].partition("#")[2], code
-
-
-def xml_error(response: Response) -> tuple[int, str]:
-    """Status and code of an error in XML."""
-    assert isinstance(response.body, bytes)
-    assert response.type == "text/xml"
-    root = ET.fromstring(response.body)
-    assert root.tag == XMLNS + "ErrorResponse"
-    assert root.findtext(f"{XMLNS}Error/{XMLNS}Type") == ("Sender" if response.status < 500 else "Receiver")
-    assert root.findtext(f"{XMLNS}RequestId")
-    assert root.findtext(f"{XMLNS}Error/{XMLNS}Message")
-    return response.status, root.findtext(f"{XMLNS}Error/{XMLNS}Code") or ""
 
 
 READS = {"ListQueues"}
@@ -265,6 +170,20 @@ CASES: list[tuple[str, dict[str, Any], int, str, str]] = [
         "AWS.SimpleQueueService.BatchRequestTooLong",
     ),
     (
+        "SendMessageBatch",
+        {"QueueUrl": URL, "Entries": [{"Id": "a", "MessageBody": "x" * 1_100_000}, {"Id": "b", "MessageBody": "x"}]},
+        400,
+        "BatchRequestTooLong",
+        "AWS.SimpleQueueService.BatchRequestTooLong",
+    ),
+    (
+        "SendMessageBatch",
+        {"QueueUrl": URL, "Entries": [{}] * 1_000},
+        400,
+        "TooManyEntriesInBatchRequest",
+        "AWS.SimpleQueueService.TooManyEntriesInBatchRequest",
+    ),
+    (
         "DeleteMessage",
         {"QueueUrl": URL, "ReceiptHandle": "nonsense"},
         404,
@@ -397,6 +316,28 @@ CASES: list[tuple[str, dict[str, Any], int, str, str]] = [
         "ResourceNotFoundException",
         "ResourceNotFoundException",
     ),
+    (
+        "SetQueueAttributes",
+        {"QueueUrl": URL, "Attributes": {"RedriveAllowPolicy": '{"redrivePermission": []}'}},
+        400,
+        "InvalidAttributeValue",
+        "InvalidAttributeValue",
+    ),
+    ("TagQueue", {"QueueUrl": URL, "Tags": {}}, 400, "MissingRequiredParameterException", "MissingParameter"),
+    (
+        "TagQueue",
+        {"QueueUrl": URL, "Tags": {"a\u0085": "b"}},
+        400,
+        "InvalidParameterValueException",
+        "InvalidParameterValue",
+    ),
+    (
+        "TagQueue",
+        {"QueueUrl": URL, "Tags": {"a": "b\n"}},
+        400,
+        "InvalidParameterValueException",
+        "InvalidParameterValue",
+    ),
     ("UntagQueue", {"QueueUrl": URL, "TagKeys": []}, 400, "MissingRequiredParameterException", "MissingParameter"),
     ("SendMessage", {"QueueUrl": 5, "MessageBody": "x"}, 400, "SerializationException", "MalformedInput"),
     ("ReceiveMessage", {"QueueUrl": URL, "MaxNumberOfMessages": "1"}, 400, "SerializationException", "MalformedInput"),
@@ -438,6 +379,105 @@ def test_errors_of_forms_are_xml(endpoint: Endpoint, case: tuple[dict[str, str],
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(endpoint: Endpoint) -> None:
     headers = {"x-amz-target": "AmazonSQS.SendMessage", "content-length": str(1 << 30)}
     assert json_error(endpoint.raw(b"{}", headers))[::2] == (413, "RequestEntityTooLarge")
+
+
+@pytest.mark.parametrize(
+    ("action", "fields"),
+    [
+        ("SendMessageBatch", {"Entries": [5] * 101}),
+        ("ReceiveMessage", {"MessageAttributeNames": [5] * 1_001}),
+        ("TagQueue", {"Tags": {str(number): 5 for number in range(101)}}),
+        ("SendMessage", {"MessageAttributes": {str(number): 5 for number in range(101)}}),
+    ],
+)
+def test_what_has_too_many_items_is_refused_before_one_of_them_is_looked_at(
+    action: str, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(Refused, match=r"101|1001"):
+        jsonwire.read(action, json.dumps(fields).encode())
+
+
+LARGE = {
+    "objects": b"{}," * 50_000 + b"{}",
+    "lists": b"[]," * 50_000 + b"[]",
+    "strings": b'"",' * 50_000 + b'""',
+    "numbers": b"1," * 50_000 + b"1",
+    "strings with quotes and backslashes": rb'"\\\"\\",' * 50_000 + b'""',
+}
+
+
+@pytest.mark.parametrize("what", LARGE)
+def test_a_body_of_very_many_parts_is_refused_before_it_is_taken_apart(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(body: bytes) -> None:
+        raise AssertionError("it was taken apart")
+
+    monkeypatch.setattr(jsonwire, "_decode", decode)
+    with pytest.raises(Refused, match="parts"):
+        jsonwire.read("SendMessageBatch", b'{"Entries": [' + LARGE[what] + b"]}")
+
+
+@given(st.lists(st.text(st.sampled_from('\\"{[,:]}a\n'), max_size=20), min_size=1, max_size=10))
+def test_a_body_of_few_parts_is_read_whatever_its_texts_are(texts: list[str]) -> None:
+    entries = [{"Id": str(index), "MessageBody": text * 2_000 + "x" * 7_000} for index, text in enumerate(texts)]
+    body = json.dumps({"QueueUrl": URL, "Entries": entries}).encode()
+    jsonwire._check_parts(body)
+    assert jsonwire.read("SendMessageBatch", body)["Entries"] == entries
+
+
+def test_what_nobody_thought_of_is_a_failure_of_the_server_in_the_protocols_own_form(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(call: Any) -> None:
+        raise TypeError("a mistake")
+
+    monkeypatch.setitem(endpoint.part._handlers, "ListQueues", broken)
+    with caplog.at_level(logging.ERROR):
+        assert json_error(endpoint.json("ListQueues", b"{}")) == (500, "InternalFailureException", "InternalFailure")
+        assert xml_error(endpoint.form(b"Action=ListQueues")) == (500, "InternalFailure")
+    assert [record.exc_info is not None for record in caplog.records] == [True, True]
+
+    async def cancelled(call: Any) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setitem(endpoint.part._handlers, "ListQueues", cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        endpoint.json("ListQueues", b"{}")
+
+
+def test_whoever_is_not_known_is_told_so_with_the_names_of_sqs(endpoint: Endpoint) -> None:
+    key = new_key("me", ["admin:*:*"], now=datetime.now(UTC))
+    app = Application([endpoint.part], keys=KeyRing([key]))
+    now = datetime.now(UTC)
+    signature = (
+        f"AWS4-HMAC-SHA256 Credential={key.id}/{now:%Y%m%d}/us-east-1/sqs/aws4_request, "
+        f"SignedHeaders=host;x-amz-date, Signature={'0' * 64}"
+    )
+
+    def code(authorization: str | None) -> tuple[int, str]:
+        headers = {"x-amz-target": "AmazonSQS.ListQueues", "host": "h", "x-amz-date": f"{now:%Y%m%dT%H%M%SZ}"}
+        if authorization is not None:
+            headers["authorization"] = authorization
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": encoded}
+        endpoint.run(app(scope, receive, send))
+        found = dict(sent[0]["headers"])[b"x-amzn-query-error"].decode()
+        return sent[0]["status"], found.partition(";")[0]
+
+    assert code(None) == (403, "MissingAuthenticationToken")
+    assert code("Basic bWU6") == (403, "MissingAuthenticationToken")
+    assert code("Bearer nobody.nothing") == (403, "InvalidClientTokenId")
+    assert code(signature) == (403, "SignatureDoesNotMatch")
+    assert code(signature.replace(key.id, "DTNOBODY")) == (403, "SignatureDoesNotMatch")
 
 
 def test_callers_do_only_what_they_may(endpoint: Endpoint) -> None:

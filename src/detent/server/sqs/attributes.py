@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
+from decimal import Decimal
 from hashlib import md5
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +31,8 @@ ATTRIBUTES_MAX: Final = 10
 NAME_MAX: Final = 256
 TYPE_MAX: Final = 256
 NUMBER_DIGITS_MAX: Final = 38
+NUMBER_MIN: Final = Decimal("1e-128")
+NUMBER_MAX: Final = Decimal("1e126")
 TRACE_BYTES_MAX: Final = 1_024
 """A trace header has about a hundred bytes; this keeps room for the attributes among the headers."""
 
@@ -89,14 +92,23 @@ def check_body(body: str) -> bytes:
     return body.encode()
 
 
-def check(attributes: Attributes) -> int:
-    """Refuse attributes that SQS refuses. Answers how many bytes they count."""
+def size(attributes: Attributes) -> int:
+    """How many bytes attributes count: their names, types and values."""
+    return sum(
+        len(name.encode()) + len(attribute.data_type.encode()) + len(attribute.value())
+        for name, attribute in attributes.items()
+    )
+
+
+def check(attributes: Attributes) -> None:
+    """Refuse attributes that SQS refuses."""
     if len(attributes) > ATTRIBUTES_MAX:
         raise invalid_value(f"Number of message attributes [{len(attributes)}] exceeds the allowed maximum [10].")
-    return sum(_check_one(name, attribute) for name, attribute in attributes.items())
+    for name, attribute in attributes.items():
+        _check_one(name, attribute)
 
 
-def _check_one(name: str, attribute: Attribute) -> int:
+def _check_one(name: str, attribute: Attribute) -> None:
     if not _NAME.fullmatch(name) or name.lower().startswith(("aws.", "amazon.")):
         raise invalid_value(
             f"The message attribute name '{name[:300]}' is invalid: it has letters, digits and any of _ - . (none of "
@@ -115,7 +127,6 @@ def _check_one(name: str, attribute: Attribute) -> int:
             "is Binary, Number, and String."
         )
     _check_value(name, attribute)
-    return len(name) + len(data_type.encode()) + len(attribute.value())
 
 
 def _check_value(name: str, attribute: Attribute) -> None:
@@ -133,6 +144,11 @@ def _check_value(name: str, attribute: Attribute) -> None:
         digits = sum(map(str.isdigit, text.lower().partition("e")[0]))
         if len(text) > 64 or not _NUMBER.fullmatch(text) or digits > NUMBER_DIGITS_MAX:
             raise invalid_value(f"Can't cast the value of message (user) attribute '{name}' to a number.")
+        value = abs(Decimal(text))
+        if value and not NUMBER_MIN <= value <= NUMBER_MAX:
+            raise invalid_value(
+                f"The message (user) attribute '{name}' is a number out of range: from 10^-128 to 10^126."
+            )
 
 
 def check_system(attributes: Attributes) -> str | None:

@@ -71,6 +71,9 @@ MISSING_PARAMETER: Final = Fault(_COMMON + "MissingRequiredParameterException", 
 MALFORMED: Final = Fault(_COMMON + "SerializationException", "MalformedInput", 400)
 TOO_LARGE: Final = Fault(_COMMON + "RequestEntityTooLargeException", "RequestEntityTooLarge", 413)
 UNAVAILABLE: Final = Fault(_COMMON + "ServiceUnavailableException", "ServiceUnavailable", 503)
+NO_CREDENTIALS: Final = Fault(_COMMON + "MissingAuthenticationTokenException", "MissingAuthenticationToken", 403)
+UNKNOWN_KEY: Final = Fault(_COMMON + "UnrecognizedClientException", "InvalidClientTokenId", 403)
+BAD_SIGNATURE: Final = Fault(_COMMON + "InvalidSignatureException", "SignatureDoesNotMatch", 403)
 INTERNAL: Final = Fault(_COMMON + "InternalFailureException", "InternalFailure", 500)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from detent.errors import Exists
+from detent.errors import Denied, Exists
+from detent.remote.rights import may_all
+from detent.server.sqs.attributes import GROUP, is_text
 from detent.server.sqs.call import Call, may_see, missing, require_any
 from detent.server.sqs.directory import Directory
 from detent.server.sqs.errors import (
@@ -17,7 +20,7 @@ from detent.server.sqs.errors import (
     Refused,
     invalid_value,
 )
-from detent.server.sqs.labels import ATTRIBUTE, TAG, TAG_KEY_MAX, TAG_VALUE_MAX, TAGS_MAX, tags_of
+from detent.server.sqs.labels import ATTRIBUTE, TAG_KEY_MAX, TAG_VALUE_MAX, TAGS_MAX, tag_label, tag_name, tags_of
 from detent.server.sqs.names import Place, check_name, is_fifo
 from detent.server.sqs.settings import (
     MODIFIED,
@@ -36,15 +39,25 @@ if TYPE_CHECKING:
 PAGE_MAX: Final = 1_000
 """Queues in one answer, as in SQS."""
 
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
+
 
 class Managing:
-    """Administers queues for SQS clients."""
+    """Administers queues for SQS clients; `deleted` is told the number of each queue that it deletes."""
 
-    def __init__(self, store: AsyncStore, directory: Directory, place: Place, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: AsyncStore,
+        directory: Directory,
+        place: Place,
+        clock: Callable[[], float],
+        deleted: Callable[[int], None],
+    ) -> None:
         self._store = store
         self._directory = directory
         self._place = place
         self._clock = clock
+        self._deleted = deleted
         self._purging: set[str] = set()
 
     async def create(self, call: Call) -> dict[str, Any]:
@@ -57,8 +70,8 @@ class Managing:
                 "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length; a name "
                 "that ends in .fifo needs the attribute FifoQueue."
             )
-        changes = read_attributes(name, attributes, {})
-        await self._check(call, name, changes)
+        changes = read_attributes(attributes, {}, fifo=is_fifo(name))
+        await self._check(call, name, is_fifo(name), changes)
         changes.labels |= _tag_labels(call.fields.get("tags", {}))
         changes.labels[MODIFIED] = str(int(self._clock()))
         settings = {
@@ -72,26 +85,32 @@ class Managing:
             await self._set_dedup_window(changes)
         except Exists:
             view = await self._directory.look(name)
+            if view.lacks_order:
+                raise Refused(
+                    QUEUE_EXISTS,
+                    f"A queue already exists with the same name, and it is no FIFO queue: it was made elsewhere, "
+                    f"without the group header {GROUP}",
+                ) from None
             _check_same(view, attributes, self._place)
         self._directory.forget(name)
         return {"QueueUrl": call.base_url + name}
 
-    async def _check(self, call: Call, name: str, changes: Changes) -> None:
+    async def _check(self, call: Call, name: str, fifo: bool, changes: Changes) -> None:
         """What attributes ask for beyond the queue itself needs rights beyond it."""
-        if changes.filters:
-            call.caller.require_everywhere("consume")  # a filter sees the messages of every queue
+        if changes.filters and not may_all(call.caller, "consume", "queue"):
+            raise Denied(f"{call.caller.name} may not give {name!r} a filter: it would pick from queues not its own")
         if changes.dedup_window_s is not None:
             call.caller.require_everywhere("admin")
         if changes.dead_letter:
             call.caller.require("publish", "queue", changes.dead_letter)
-            await self._check_dead_letter(name, changes.dead_letter)
+            await self._check_dead_letter(name, fifo, changes.dead_letter)
 
-    async def _check_dead_letter(self, source: str, name: str) -> None:
+    async def _check_dead_letter(self, source: str, fifo: bool, name: str) -> None:
         try:
             target = await self._directory.look(name)
         except Refused as error:
             raise _bad_target("Dead letter target does not exist.") from error
-        if target.is_fifo != is_fifo(source):
+        if target.is_fifo != fifo:
             raise _bad_target("Dead-letter queue must be same type of queue as the source.")
         policy = target.labels.get(ATTRIBUTE + "RedriveAllowPolicy")
         if policy is None:
@@ -141,8 +160,8 @@ class Managing:
         name, attributes = call.queue("admin"), call.fields["Attributes"]
         async with self._directory.changing(name):
             view = await self._directory.look(name)
-            changes = read_attributes(name, attributes, view.labels)
-            await self._check(call, name, changes)
+            changes = read_attributes(attributes, view.labels, fifo=view.is_fifo)
+            await self._check(call, name, view.is_fifo, changes)
             await self._change(view, changes)
             await self._set_dedup_window(changes)
 
@@ -170,9 +189,10 @@ class Managing:
     async def delete(self, call: Call) -> None:
         """DeleteQueue."""
         name = call.queue("admin")
-        await self._directory.look(name)
+        view = await self._directory.look(name)
         await self._store.queue(name).delete()
         self._directory.forget(name)
+        self._deleted(view.number)
 
     # -- tags ---------------------------------------------------------------------------------------------------
 
@@ -185,6 +205,8 @@ class Managing:
     async def tag(self, call: Call) -> None:
         """TagQueue."""
         name, labels = call.queue("admin"), _tag_labels(call.fields["Tags"])
+        if not labels:
+            raise missing("Tags")
         async with self._directory.changing(name):
             view = await self._directory.look(name)
             if len(tags_of(view.labels | labels)) > TAGS_MAX:
@@ -198,7 +220,7 @@ class Managing:
             raise missing("TagKeys")
         async with self._directory.changing(name):
             view = await self._directory.look(name)
-            await self._change(view, Changes(labels={TAG + key: None for key in keys}))
+            await self._change(view, Changes(labels={tag_name(key): None for key in keys}))
 
     async def permission(self, call: Call) -> None:
         """AddPermission and RemovePermission, which have no meaning here."""
@@ -220,7 +242,9 @@ def _tag_labels(tags: dict[str, str]) -> dict[str, str]:
             raise invalid_value(
                 f"A tag has a key of 1 to {TAG_KEY_MAX} characters and a value of up to {TAG_VALUE_MAX}."
             )
-    return {TAG + key: value for key, value in tags.items()}
+        if _CONTROL.search(key + value) or not is_text(key + value):
+            raise invalid_value(f"The tag {key!r} has characters that no tag can have.")
+    return dict(tag_label(key, value) for key, value in tags.items())
 
 
 def _check_same(view: View, attributes: dict[str, str], place: Place) -> None:

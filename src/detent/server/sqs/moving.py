@@ -1,29 +1,48 @@
 """Message move tasks: a dead-letter queue's messages go back to where they came from, in the background.
 
 A task claims a few messages at a time. One transaction publishes them at their destination and acknowledges them at
-their source: after a crash each is in one of the two queues. A task itself is not stored: what a dead server has left
-unmoved stays in the source, for another task.
+their source: after a crash each is in one of the two queues. Large ones take several transactions, so that no more
+than `STEP_BYTES` is held at once. A task itself is not stored: what a dead server has left unmoved stays in the source,
+for another task.
+
+Messages that have failed, because their queue had no dead-letter queue to give them up to, go along where a destination
+is named, as they are: nobody claims them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from detent.errors import DetentError, StaleReceipt
+from detent.codec.published import URI
+from detent.errors import Denied, DetentError, Exists, NotFound, StaleReceipt
 from detent.queue import calls
-from detent.queue.message import AsyncDelivery, Outgoing, ack_operations
+from detent.queue import operations as ops
+from detent.queue.message import Outgoing
+from detent.queue.reader import Content, QueueReader, content_bytes
 from detent.server.access import Caller
 from detent.server.sqs.attributes import ADDRESS
 from detent.server.sqs.call import Call, require_any
 from detent.server.sqs.directory import Directory
-from detent.server.sqs.errors import INTERNAL, NO_SOURCE, NOT_FOUND, UNSUPPORTED, Refused, invalid_value, refused
+from detent.server.sqs.errors import (
+    INTERNAL,
+    NO_SOURCE,
+    NOT_FOUND,
+    OVER_LIMIT,
+    UNSUPPORTED,
+    Refused,
+    invalid_value,
+    no_queue,
+    refused,
+)
 from detent.server.sqs.names import Place, queue_of_arn
+from detent.server.sqs.sending import check_order
 from detent.server.sqs.settings import View
 
 if TYPE_CHECKING:
@@ -33,30 +52,64 @@ RATE_MAX: Final = 500
 """Messages that a task moves in a second at most, as in SQS."""
 
 BATCH: Final = 100
-LEASE: Final = "60s"
+STEP_BYTES: Final = 8 << 20
+"""What one transaction of a task moves, unless a single message is larger."""
+
+LEASE_MS: Final = 60_000
+PAUSE_S: Final = 0.25
+"""How long a task waits that finds nothing to claim in a queue with messages."""
+
+ACTIVE_MAX: Final = 100
+"""Tasks that run at once, as in SQS."""
+
 TASKS_KEPT: Final = 10
 """Tasks of one queue that are remembered, as in SQS."""
+
+TASKS_MAX: Final = 1_000
+"""Tasks of all queues that are remembered: the newest."""
 
 _HANDLE: Final = re.compile("[0-9a-f]{32}")
 
 logger = logging.getLogger("detent.server.sqs")
 
 
+class Held(NamedTuple):
+    """A message that a task has claimed: the message, the record that it is in, the delivery."""
+
+    message: int
+    record: int
+    delivery: int
+
+
 @dataclass(slots=True)
 class Task:
-    """One task, under way or over."""
+    """One task, under way or over. `number` is the source's own; `failed` says that there may be failed messages to
+    move, those after the message `after`."""
 
     source: str
+    number: int
     destination: str | None
     rate: int | None
     to_move: int
     started_ms: int
     caller: Caller
     sources: frozenset[str]
+    failed: bool
+    after: int = -1
     handle: str = field(default_factory=lambda: uuid.uuid4().hex)
     status: str = "RUNNING"
     moved: int = 0
     reason: str = ""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it goes on."""
+        return self.status in {"RUNNING", "CANCELLING"}
+
+    @property
+    def in_place(self) -> bool:
+        """Whether failed messages are made available again in their own queue, and nothing else is moved."""
+        return self.destination == self.source
 
     def answer(self, place: Place) -> dict[str, Any]:
         """The task as it is listed."""
@@ -77,12 +130,20 @@ class Task:
 class Moving:
     """The tasks of this server."""
 
-    def __init__(self, store: AsyncStore, directory: Directory, place: Place, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: AsyncStore,
+        directory: Directory,
+        place: Place,
+        clock: Callable[[], float],
+        still: Callable[[Caller], bool],
+    ) -> None:
         self._store = store
         self._directory = directory
         self._place = place
         self._clock = clock
-        self._tasks: dict[str, list[Task]] = {}
+        self._still = still
+        self._tasks: dict[str, Task] = {}  # by their handles, the oldest first
         self._running: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -101,22 +162,44 @@ class Moving:
         if destination is not None:
             call.caller.require("publish", "queue", destination)
         view = await self._existing(source, "SourceArn")
-        sources = await self._sources(view, destination)
-        known = self._tasks.setdefault(source, [])
-        if any(task.status in {"RUNNING", "CANCELLING"} for task in known):
-            raise invalid_value(
-                "There is already a task running. Only one active task is allowed for a source queue arn at a given "
-                "time."
-            )
-        task = Task(source, destination, rate, view.visible, int(self._clock() * 1000), call.caller, sources)
-        known.insert(0, task)
-        del known[TASKS_KEPT:]
+        failed = view.info.failed if destination and call.caller.may("admin", "queue", source) else 0
+        sources = await self._sources(view, destination, failed)
+        to_move = failed if destination == source else view.visible + failed
+        now_ms = int(self._clock() * 1000)
+        task = Task(source, view.number, destination, rate, to_move, now_ms, call.caller, sources, failed > 0)
+        self._keep(task)
         running = asyncio.create_task(self._run(task))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
         return {"TaskHandle": task.handle}
 
-    async def _sources(self, source: View, destination: str | None) -> frozenset[str]:
+    def _keep(self, task: Task) -> None:
+        """Remember a task, if it may begin, and forget old ones: more than a queue has room for, or the server."""
+        if any(known.is_active for known in self._of(task.number)):
+            raise invalid_value(
+                "There is already a task running. Only one active task is allowed for a source queue arn at a given "
+                "time."
+            )
+        if sum(known.is_active for known in self._tasks.values()) >= ACTIVE_MAX:
+            raise Refused(OVER_LIMIT, f"There are {ACTIVE_MAX} active tasks already.")
+        self._tasks[task.handle] = task
+        old = self._of(task.number)[TASKS_KEPT:]
+        if len(self._tasks) > TASKS_MAX:
+            old.append(next(known for known in self._tasks.values() if not known.is_active))
+        for known in old:
+            self._tasks.pop(known.handle, None)
+
+    def _of(self, number: int) -> list[Task]:
+        """The tasks of a queue, the newest first."""
+        return [task for task in reversed(self._tasks.values()) if task.number == number]
+
+    def forget(self, number: int) -> None:
+        """A queue was deleted, and its tasks with it."""
+        for task in self._of(number):
+            task.status = "CANCELLING" if task.is_active else task.status
+            del self._tasks[task.handle]
+
+    async def _sources(self, source: View, destination: str | None, failed: int) -> frozenset[str]:
         """With no destination, a message goes back to the queue that gave it up: one of these."""
         if destination is None:
             found = frozenset(view.name for view in await self._directory.all() if view.dead_letter == source.name)
@@ -126,8 +209,9 @@ class Moving:
                 )
             return found
         target = await self._existing(destination, "DestinationArn")
-        if target.name == source.name:
-            raise invalid_value("Source and destination are the same queue.")
+        check_order(target)
+        if target.name == source.name and not failed:
+            raise invalid_value("Source and destination are the same queue, and none of its messages has failed.")
         if target.is_fifo != source.is_fifo:
             raise invalid_value("Source and destination must be of the same type, FIFO or standard.")
         return frozenset()
@@ -144,16 +228,16 @@ class Moving:
         """ListMessageMoveTasks: the newest first."""
         source = queue_of_arn(call.fields["SourceArn"], "SourceArn")
         require_any(call.caller, source)
-        await self._existing(source, "SourceArn")
+        view = await self._existing(source, "SourceArn")
         count = call.number("MaxResults", 1, TASKS_KEPT) or 1
-        return {"Results": [task.answer(self._place) for task in self._tasks.get(source, [])[:count]]}
+        return {"Results": [task.answer(self._place) for task in self._of(view.number)[:count]]}
 
     async def cancel(self, call: Call) -> dict[str, Any]:
         """CancelMessageMoveTask."""
         handle = call.fields["TaskHandle"]
         if not _HANDLE.fullmatch(handle):
             raise invalid_value("Value for parameter TaskHandle is invalid.")
-        task = next((task for known in self._tasks.values() for task in known if task.handle == handle), None)
+        task = self._tasks.get(handle)
         if task is None:
             raise Refused(NOT_FOUND, "Task does not exist.")
         call.caller.require("consume", "queue", task.source)
@@ -168,68 +252,158 @@ class Moving:
         try:
             while task.status == "RUNNING" and task.moved < task.to_move:
                 moved = await self._step(task)
-                if not moved:
-                    break
-                if task.rate is not None:
+                if task.rate is not None and moved:
                     await asyncio.sleep(moved / task.rate)
+                elif not moved:
+                    if not await self._has_more(task):
+                        break
+                    await asyncio.sleep(PAUSE_S)
             task.status = "CANCELLED" if task.status == "CANCELLING" else "COMPLETED"
         except DetentError as error:
             logger.warning("moving messages from %s: %s", task.source, error)
             task.status, task.reason = "FAILED", refused(error).fault.code
+        except Exception:
+            logger.exception("moving messages from %s", task.source)
         finally:
-            if task.status in {"RUNNING", "CANCELLING"}:
+            if task.is_active:
                 task.status, task.reason = "FAILED", INTERNAL.code  # whatever it was: it does not run any more
+
+    async def _has_more(self, task: Task) -> bool:
+        """Whether there is something left that could not be had just now: others of its group are in flight, or the
+        queue is paused."""
+        return task.failed or (not task.in_place and (await self._view(task)).visible > 0)
+
+    async def _view(self, task: Task) -> View:
+        """The source as it is now; refused if it is another one of the same name."""
+        view = await self._directory.look(task.source)
+        if view.number != task.number:
+            raise no_queue()
+        return view
 
     async def _step(self, task: Task) -> int:
         """Move a few messages; how many there were."""
+        self._check_caller(task.caller)
+        await self._view(task)
         count = min(BATCH, task.to_move - task.moved, task.rate or BATCH)
-        found = await self._store.queue(task.source).claim(count, lease=LEASE, consumer="message move task")
-        if not found:
+        if task.failed:
+            return await self._redrive(task, count)
+        if task.in_place:
             return 0
+        claim = ops.Claim(task.source, count, LEASE_MS, "message move task")
+        claimed: ops.ClaimedMessages = (await self._store.commit([claim]))[0]
+        left = [
+            Held(message, record, claimed.first_delivery + index)
+            for index, (message, record) in enumerate(zip(claimed.messages, claimed.records, strict=True))
+        ]
+        before = task.moved
         try:
-            operations: list[Any] = []
-            for destination, messages in (await self._by_destination(task, found)).items():
-                operations += await self._publish(destination, messages)
-            await self._store.commit([*operations, *ack_operations(found)])
-        except StaleReceipt:
-            return len(found)  # a lease ended before the transaction, and nothing was moved: they come again
-        except DetentError:
-            await self._give_back(found)
+            if claimed.queue != task.number:
+                raise no_queue()
+            while left:
+                left = await self._move(task, left)
+        except StaleReceipt:  # leases ended: what was not moved comes again
+            await self._give_back(claimed.queue, left)
+        except Exception:
+            await self._give_back(claimed.queue, left)
             raise
-        task.moved += len(found)
-        return len(found)
+        return task.moved - before
 
-    async def _by_destination(self, task: Task, found: list[AsyncDelivery]) -> dict[str, list[AsyncDelivery]]:
-        groups: dict[str, list[AsyncDelivery]] = {}
-        for message in found:
-            name = task.destination or _source_of(message.headers, task.sources)
+    def _check_caller(self, caller: Caller) -> None:
+        """`Denied` if whoever began a task may not go on, or if nobody can tell."""
+        try:
+            known = self._still(caller)
+        except DetentError as error:
+            raise Denied(f"nobody knows whether the key of {caller.name} still counts: {error}") from error
+        if not known:
+            raise Denied(f"the key of {caller.name} was revoked or changed since it began to move messages")
+
+    async def _move(self, task: Task, left: list[Held]) -> list[Held]:
+        """Move the first of some messages, as many as one transaction holds. Answers the others."""
+        parcels = await asyncio.to_thread(_read, self._store.messages, left)
+        taken = left[: len(parcels)]
+        found = [(held, parcel) for held, parcel in zip(taken, parcels, strict=True) if parcel is not None]
+        if found:
+            operations: list[Any] = []
+            for destination, letters in self._by_destination(task, [parcel for _, parcel in found]).items():
+                operations += await self._publish(destination, letters)
+            messages, deliveries = [held.message for held, _ in found], [held.delivery for held, _ in found]
+            await self._store.commit([*operations, ops.Ack(task.number, messages, deliveries)])
+            task.moved += len(found)
+        return left[len(taken) :]
+
+    def _by_destination(self, task: Task, found: list[Content]) -> dict[str, list[Content]]:
+        groups: dict[str, list[Content]] = {}
+        for content in found:
+            name = task.destination or _source_of(content[2].headers, task.sources)
             task.caller.require("publish", "queue", name)
-            groups.setdefault(name, []).append(message)
+            groups.setdefault(name, []).append(content)
         return groups
 
-    async def _publish(self, destination: str, messages: list[AsyncDelivery]) -> list[Any]:
+    async def _publish(self, destination: str, found: list[Content]) -> list[Any]:
         """The same messages as new ones: their retention starts anew, and so does the count of their deliveries."""
         view = await self._directory.find(destination)
         retention = f"{view.retention_s}s"
         return calls.publish(
             [
                 Outgoing(
-                    message.payload,
-                    {name: value for name, value in message.headers.items() if name != ADDRESS},
-                    uri=message.uri,
+                    b"" if kind == URI else data,
+                    {name: value for name, value in about.headers.items() if name != ADDRESS},
+                    uri=data.decode() if kind == URI else None,
                     retention=retention,
                 )
-                for message in messages
+                for kind, data, about in found
             ],
             destination,
         )
 
-    async def _give_back(self, found: list[AsyncDelivery]) -> None:
-        for message in found:
-            try:
-                await message.fail("it could not be moved", delay="0s")
-            except StaleReceipt:
-                continue  # its lease ended meanwhile, which gives it back as well
+    async def _give_back(self, queue: int, left: list[Held]) -> None:
+        if not left:
+            return
+        messages, deliveries = [held.message for held in left], [held.delivery for held in left]
+        try:
+            await self._store.commit([ops.Fail(queue, messages, deliveries, "it could not be moved", 0)])
+        except StaleReceipt:
+            if len(left) > 1:  # the lease of one has ended, which gives it back as well
+                for held in left:
+                    await self._give_back(queue, [held])
+
+    async def _redrive(self, task: Task, count: int) -> int:
+        """Move a few messages that have failed; how many there were."""
+        if task.destination is not None:
+            await self._directory.look(task.destination)
+        page: ops.FailedMessages = (await self._store.commit([ops.ListFailed(task.source, task.after, count)]))[0]
+        messages = [entry.message for entry in page.messages]
+        task.after, task.failed = messages[-1] if messages else task.after, page.more
+        try:
+            moved = await self._redrive_these(task, messages)
+        except (Exists, NotFound):  # one of them is there already, or not here any more: the others are wanted still
+            moved = 0
+            for message in messages:
+                with contextlib.suppress(Exists, NotFound):
+                    moved += await self._redrive_these(task, [message])
+        task.moved += moved
+        return moved
+
+    async def _redrive_these(self, task: Task, messages: list[int]) -> int:
+        if not messages:
+            return 0
+        to = None if task.in_place else task.destination
+        result: ops.Moved = (await self._store.commit([ops.Redrive(task.source, messages, to=to)]))[0]
+        return result.count
+
+
+def _read(reader: QueueReader, left: list[Held]) -> list[Content | None]:
+    """The contents of the first of some messages: as many as one transaction should hold, and one at least; None for
+    one whose retention has ended."""
+    found: list[Content | None] = []
+    size = 0
+    for message, record, _ in left:
+        (content,) = reader.contents([message], [record])
+        size += 0 if content is None else content_bytes(content)
+        if found and size > STEP_BYTES:
+            break
+        found.append(content)
+    return found
 
 
 def _source_of(headers: Mapping[str, str], sources: frozenset[str]) -> str:

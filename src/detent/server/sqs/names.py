@@ -92,17 +92,11 @@ def base_url(scheme: str, host: str | None, place: Place) -> str:
     return f"{'https' if scheme == 'https' else 'http'}://{host}/{place.account}/"
 
 
-def message_id(queue: int, message: int) -> str:
-    """A message's id: a UUID of version 8 with the queue's number in its first 48 bits and the message's in its last
-    62. It is the same at each delivery, and two messages never share one."""
-    digits = f"{(queue & 0xFFFF_FFFF_FFFF) << 80 | _UUID_VERSION | _UUID_VARIANT | message:032x}"
+def message_id(message: int) -> str:
+    """A message's id: a UUID of version 8 whose last 62 bits are the message's number. It is the same at each delivery
+    and in each queue that the message comes to, and two messages of a store never share one."""
+    digits = f"{_UUID_VERSION | _UUID_VARIANT | message:032x}"
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
-
-
-def numbers_of_id(text: str) -> tuple[int, int]:
-    """The numbers of the queue and of the message that an id was made of."""
-    value = int(text.replace("-", ""), 16)
-    return value >> 80, value & ((1 << 62) - 1)
 
 
 def sequence_number(message: int) -> str:

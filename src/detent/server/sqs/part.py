@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 import uuid
@@ -13,10 +14,20 @@ from typing import TYPE_CHECKING, Final
 from detent.errors import DetentError, LimitExceeded
 from detent.server.access import Caller
 from detent.server.http import Request, Response
+from detent.server.keys import Unauthenticated
+from detent.server.sigv4 import is_signed
 from detent.server.sqs import jsonwire, querywire
 from detent.server.sqs.call import Answer, Call, Fields, missing
 from detent.server.sqs.directory import Directory
-from detent.server.sqs.errors import TOO_LARGE, Refused, refused
+from detent.server.sqs.errors import (
+    BAD_SIGNATURE,
+    INTERNAL,
+    NO_CREDENTIALS,
+    TOO_LARGE,
+    UNKNOWN_KEY,
+    Refused,
+    refused,
+)
 from detent.server.sqs.managing import Managing
 from detent.server.sqs.moving import Moving
 from detent.server.sqs.names import Place, base_url
@@ -37,14 +48,22 @@ _INVOCATION: Final = re.compile(r"[A-Za-z0-9-]{8,64}")
 
 Handler = Callable[[Call], Awaitable[Answer]]
 
+logger = logging.getLogger("detent.server.sqs")
+
 
 class SqsPart:
-    """Answers SQS clients, in both of their protocols, from the queues of a store."""
+    """Answers SQS clients, in both of their protocols, from the queues of a store. What goes on after its answer asks
+    `still` whether whoever began it may go on."""
 
     name = "sqs"
 
     def __init__(
-        self, store: AsyncStore, *, place: Place | None = None, clock: Callable[[], float] = time.time
+        self,
+        store: AsyncStore,
+        *,
+        place: Place | None = None,
+        clock: Callable[[], float] = time.time,
+        still: Callable[[Caller], bool] = lambda _: True,
     ) -> None:
         self._place = place or Place()
         self._closing = asyncio.Event()
@@ -52,8 +71,8 @@ class SqsPart:
         sending = Sending(store, directory)
         receiving = Receiving(store, directory, self._place, clock)
         settling = Settling(store, directory)
-        managing = Managing(store, directory, self._place, clock)
-        self._moving = moving = Moving(store, directory, self._place, clock)
+        self._moving = moving = Moving(store, directory, self._place, clock, still)
+        managing = Managing(store, directory, self._place, clock, moving.forget)
         self._handlers: dict[str, Handler] = {
             "AddPermission": managing.permission,
             "CancelMessageMoveTask": moving.cancel,
@@ -113,6 +132,9 @@ class SqsPart:
             return querywire.answer(action, result, request_id)
         except DetentError as error:
             return _refuse(request, error, request_id)
+        except Exception:
+            logger.exception("answering an SQS client", extra={"request": request_id})
+            return _refuse(request, Refused(INTERNAL, "An internal error has occurred."), request_id)
 
     def refuse(self, request: Request, error: DetentError) -> Response:
         """How an SQS client is told that something is wrong."""
@@ -156,8 +178,15 @@ def _is_json(request: Request) -> bool:
     return jsonwire.TARGET in request.headers or request.content_type == jsonwire.TYPE
 
 
+def _unauthenticated(request: Request, error: Unauthenticated) -> Refused:
+    """Why nobody knows who asks, as SQS says it. Of a signature it is not said whether its key is known."""
+    kind = request.headers.get("authorization", "").partition(" ")[0]
+    fault = UNKNOWN_KEY if kind.lower() == "bearer" else BAD_SIGNATURE if is_signed(request) else NO_CREDENTIALS
+    return Refused(fault, str(error))
+
+
 def _refuse(request: Request, error: DetentError, request_id: str) -> Response:
-    known = refused(error)
+    known = _unauthenticated(request, error) if isinstance(error, Unauthenticated) else refused(error)
     if _is_json(request):
         return jsonwire.refuse(known, request_id)
     return querywire.refuse(known, request_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from hashlib import md5
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from detent.codec.published import URI, Metadata
+from detent.engine import Operation
 from detent.errors import StaleReceipt
 from detent.queue import operations as ops
 from detent.queue.message import Receipt
@@ -34,6 +36,9 @@ ATTEMPT_S: Final = 300.0
 """How long a FIFO queue's consumer may ask again under the same attempt id, as in SQS."""
 
 ATTEMPTS_MAX: Final = 10_000
+"""Attempt ids that are remembered; of more than that, the newest ones."""
+
+HUNG_UP: Final = "the consumer hung up"
 ENCODING: Final = "DetentEncoding"
 """A message attribute of bodies that are no text of SQS's: how they are written here."""
 
@@ -111,6 +116,9 @@ class Receiving:
             while True:
                 result: ops.ClaimedMessages = (await self._store.commit([operation]))[0]
                 found = await self._contents(result) if result.messages else []
+                if result.messages and gone is not None and gone.done():
+                    await self._give_back(result)
+                    return None, []
                 left_s = deadline - time.monotonic()
                 if found or left_s <= 0:
                     return result, found
@@ -132,6 +140,12 @@ class Receiving:
             waiting.result()
         return not gone.done()
 
+    async def _give_back(self, result: ops.ClaimedMessages) -> None:
+        """Nobody would get what was claimed: it is there for others at once, and counts as received."""
+        deliveries = list(range(result.first_delivery, result.first_delivery + len(result.messages)))
+        with contextlib.suppress(StaleReceipt):  # its lease ended meanwhile, which gives it back as well
+            await self._store.commit([ops.Fail(result.queue, result.messages, deliveries, HUNG_UP, 0)])
+
     async def _contents(self, result: ops.ClaimedMessages) -> list[Claimed]:
         """What was claimed, with its content; what has ended its retention meanwhile is left out."""
         read = self._store.messages.columns
@@ -149,11 +163,12 @@ class Receiving:
     # -- the same messages again --------------------------------------------------------------------------------
 
     def _remember(self, attempt: tuple[str, str], result: ops.ClaimedMessages) -> None:
-        now = time.monotonic()
-        if len(self._attempts) >= ATTEMPTS_MAX:
-            self._attempts = {key: known for key, known in self._attempts.items() if known[0] > now}
-        if len(self._attempts) < ATTEMPTS_MAX:
-            self._attempts[attempt] = (now + ATTEMPT_S, result)
+        """Keep what an attempt got. The newest one stands last, so those that are over stand first."""
+        now, known = time.monotonic(), self._attempts
+        known.pop(attempt, None)
+        while known and (len(known) >= ATTEMPTS_MAX or next(iter(known.values()))[0] < now):
+            del known[next(iter(known))]
+        known[attempt] = (now + ATTEMPT_S, result)
 
     async def _again(self, view: View, attempt: tuple[str, str] | None, wish: Wish) -> ops.ClaimedMessages | None:
         """What an earlier call under the same attempt id got, if nothing became of it yet; its leases start anew."""
@@ -176,29 +191,29 @@ class Receiving:
         again = [one.message for one in found if one.attempts > 1]
         if not again:
             return {}
-        results: list[ops.MessageFound] = await self._store.commit([ops.FindMessage(message) for message in again])
+        questions: list[Operation] = [ops.FindMessage(message, [view.name]) for message in again]
+        results: list[ops.MessageFound] = await self._store.commit(questions)
         return {
             message: min(claimed_ms for claimed_ms, *_ in state.history)
             for message, result in zip(again, results, strict=True)
             for state in result.states
-            if state.queue == view.name and state.history
+            if state.history
         }
 
     async def _answer(self, view: View, one: Claimed, wish: Wish, firsts: Mapping[int, int]) -> dict[str, Any]:
         headers = one.about.headers
-        origin = await self._origin(view, headers)
         payload, given = attributes.unpack(one.payload, headers)
         body, encoding = _body(one.kind, payload)
         if encoding:
             given[ENCODING] = Attribute("String", encoding)
         answer: dict[str, Any] = {
-            "MessageId": message_id(origin.number, one.message),
+            "MessageId": message_id(one.message),
             "ReceiptHandle": receipt_handle(Receipt(view.number, one.message, one.delivery)),
             "MD5OfBody": md5(body.encode(), usedforsecurity=False).hexdigest(),
             "Body": body,
         }
         if wish.system:
-            found = self._system(view, one, origin, firsts)
+            found = self._system(view, one, await self._origin(view, headers), firsts)
             shown = found if "All" in wish.system else {name: found[name] for name in found if name in wish.system}
             if shown:
                 answer["Attributes"] = shown
@@ -209,7 +224,7 @@ class Receiving:
         return answer
 
     async def _origin(self, view: View, headers: Mapping[str, str]) -> View:
-        """The queue that a message was sent to. A dead letter keeps the id that it had there."""
+        """The queue that a message was sent to: of a dead letter another one than that which has it."""
         name = headers.get(ADDRESS, view.name)
         if name == view.name:
             return view

@@ -14,7 +14,7 @@ from detent.server.sqs import attributes
 from detent.server.sqs.attributes import ADDRESS, DEDUP, GROUP, SENDER, TRACE
 from detent.server.sqs.call import Call, Fields, batch_answer, entries_of, missing, number_of, text_of
 from detent.server.sqs.directory import Directory
-from detent.server.sqs.errors import BATCH_TOO_LONG, Refused, invalid_value, refused
+from detent.server.sqs.errors import BATCH_TOO_LONG, UNSUPPORTED, Refused, invalid_value, refused
 from detent.server.sqs.names import check_token, message_id, sequence_number
 from detent.server.sqs.settings import MESSAGE_BYTES_MAX, View
 
@@ -36,7 +36,6 @@ class Letter(NamedTuple):
     headers: dict[str, str]
     delay_ms: int
     dedup_key: str | None
-    size: int
     digests: dict[str, str]
 
 
@@ -50,6 +49,7 @@ class Sending:
     async def send(self, call: Call) -> dict[str, Any]:
         """SendMessage."""
         view = await self._directory.find(call.queue("publish"))
+        check_order(view)
         letter = _letter(view, call.fields, call.caller.name, call.invocation)
         published = await self._publish(view, [letter])
         return _sent(view, letter, published[0])
@@ -57,10 +57,11 @@ class Sending:
     async def send_batch(self, call: Call) -> dict[str, Any]:
         """SendMessageBatch: what is wrong with one entry is no matter of the others."""
         view = await self._directory.find(call.queue("publish"))
+        check_order(view)
         entries = entries_of(call)
         outcomes: list[Any] = [_try_letter(view, entry, call) for entry in entries]
         letters = [outcome for outcome in outcomes if isinstance(outcome, Letter)]
-        size = sum(letter.size for letter in letters)
+        size = sum(map(_size, entries))  # of all of them: what is refused singly was sent as well
         if size > MESSAGE_BYTES_MAX:
             raise Refused(
                 BATCH_TOO_LONG,
@@ -94,6 +95,16 @@ class Sending:
         return calls.published(await self._store.commit(operations))
 
 
+def check_order(view: View) -> None:
+    """Refuse to send to a queue that is a FIFO queue by its name alone: what is sent there would not be in order."""
+    if view.lacks_order:
+        raise Refused(
+            UNSUPPORTED,
+            f"The queue {view.name} is called a FIFO queue and keeps no order: it was made without the group header "
+            f"{GROUP}. Delete it, and create it with CreateQueue.",
+        )
+
+
 def _operation(view: View, letters: list[Letter]) -> ops.Publish:
     keys = [letter.dedup_key for letter in letters]
     return ops.Publish(
@@ -108,7 +119,7 @@ def _operation(view: View, letters: list[Letter]) -> ops.Publish:
 
 def _sent(view: View, letter: Letter, published: Published) -> dict[str, Any]:
     """What a sender is told; of a duplicate, what the sender of the first one was told."""
-    answer: dict[str, Any] = {**letter.digests, "MessageId": message_id(view.number, published.message)}
+    answer: dict[str, Any] = {**letter.digests, "MessageId": message_id(published.message)}
     if view.is_fifo:
         answer["SequenceNumber"] = sequence_number(published.message)
     return answer
@@ -122,19 +133,27 @@ def _try_letter(view: View, entry: Fields, call: Call) -> Letter | Refused:
         return refused(error)
 
 
+def _size(fields: Fields) -> int:
+    """How many bytes an entry counts: its body and its attributes."""
+    body = fields.get("MessageBody") or ""
+    return (len(body) if body.isascii() else len(body.encode())) + attributes.size(
+        fields.get("MessageAttributes") or {}
+    )
+
+
 def _letter(view: View, fields: Fields, sender: str, invocation: str) -> Letter:
     body = attributes.check_body(text_of(fields, "MessageBody"))
     headers = {ADDRESS: view.name, SENDER: sender[:SENDER_MAX]}
     digests = {"MD5OfMessageBody": md5(body, usedforsecurity=False).hexdigest()}
-    size = len(body)
     system = fields.get("MessageSystemAttributes")
     if system:
         headers[TRACE] = attributes.check_system(system) or ""
         digests["MD5OfMessageSystemAttributes"] = attributes.digest(system)
     given = fields.get("MessageAttributes")
     if given:
-        size += attributes.check(given)
+        attributes.check(given)
         digests["MD5OfMessageAttributes"] = attributes.digest(given)
+    size = _size(fields)
     if size > view.message_bytes_max:
         raise invalid_value(
             "One or more parameters are invalid. Reason: Message must be shorter than "
@@ -145,8 +164,9 @@ def _letter(view: View, fields: Fields, sender: str, invocation: str) -> Letter:
     if key is None and view.retry_dedup and invocation:
         key = f"sdk-{invocation}"
     payload = attributes.pack(body, given, headers) if given else body
-    delay_ms = view.delay_ms if delay_s is None else delay_s * 1000
-    return Letter(payload, headers, delay_ms, key, size, digests)
+    # In a FIFO queue the delay is the queue's own: a 0 that is sent along says nothing.
+    delay_ms = view.delay_ms if delay_s is None or view.is_fifo else delay_s * 1000
+    return Letter(payload, headers, delay_ms, key, digests)
 
 
 def _fifo_key(view: View, fields: Fields, body: bytes, delay_s: int | None, headers: dict[str, str]) -> str:

@@ -59,6 +59,7 @@ COUNTS: Final = (
     "CreatedTimestamp",
     "LastModifiedTimestamp",
     "QueueArn",
+    "DetentFailedMessages",
 )
 """What can be asked for and not set."""
 
@@ -118,7 +119,7 @@ class View:
         return cls(
             name=info.name,
             number=info.number,
-            is_fifo=is_fifo(info.name),
+            is_fifo=is_fifo(info.name) and info.group_header == GROUP,
             delay_ms=numbers["DelaySeconds"] * 1000,
             retention_s=numbers["MessageRetentionPeriod"],
             message_bytes_max=numbers["MaximumMessageSize"],
@@ -134,13 +135,17 @@ class View:
     @property
     def dead_letter(self) -> str:
         """The queue to which messages go that were received too often; none if empty."""
-        return getattr(self.info, "dead_letter", None) or ""
+        return self.info.dead_letter
+
+    @property
+    def lacks_order(self) -> bool:
+        """Whether this is a FIFO queue by its name alone: whoever made it did not ask for an order."""
+        return is_fifo(self.name) and not self.is_fifo
 
     @property
     def visible(self) -> int:
         """Messages that are neither delayed nor in flight, those that wait for others of their group included."""
-        blocked: int = getattr(self.info, "blocked", 0)
-        return self.info.available + blocked
+        return self.info.available + self.info.blocked
 
     def attributes(self, place: Place) -> dict[str, str]:
         """All attributes, as SQS writes them."""
@@ -173,6 +178,7 @@ class View:
             "DetentFilter": info.filter,
             "DetentPriorityHeader": info.priority_header,
             "DetentMaxAttempts": str(info.max_attempts),
+            "DetentFailedMessages": str(info.failed),
             "DetentPaused": str(info.paused).lower(),
             RETRIES: str(self.retry_dedup).lower(),
             "DetentDedupWindow": str(self.dedup_window_ms // 1000),
@@ -210,12 +216,12 @@ class Changes:
         return {name: value for name, value in changed.items() if value is not None}
 
 
-def read_attributes(queue: str, attributes: dict[str, str], known: Labels) -> Changes:
-    """Attributes that somebody sets on a queue with these labels; refused if SQS would, or if a queue here cannot do
-    what they say."""
+def read_attributes(attributes: dict[str, str], known: Labels, *, fifo: bool) -> Changes:
+    """Attributes that somebody sets on a queue with these labels, a FIFO queue or a standard one; refused if SQS would,
+    or if a queue here cannot do what they say."""
     changes = Changes()
     for name, value in attributes.items():
-        _read_one(changes, queue, name, value)
+        _read_one(changes, name, value, fifo)
     labels = changes.laid_over(known)
     by_group = labels.get(ATTRIBUTE + "DeduplicationScope") == "messageGroup"
     if labels.get(ATTRIBUTE + "FifoThroughputLimit") == "perMessageGroupId" and not by_group:
@@ -225,7 +231,7 @@ def read_attributes(queue: str, attributes: dict[str, str], known: Labels) -> Ch
     return changes
 
 
-def _read_one(changes: Changes, queue: str, name: str, value: str) -> None:
+def _read_one(changes: Changes, name: str, value: str, fifo: bool) -> None:
     if name in COUNTS or name not in NAMES or name == "All":
         raise Refused(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name[:100]}.")
     if not is_text(value):
@@ -237,13 +243,13 @@ def _read_one(changes: Changes, queue: str, name: str, value: str) -> None:
         # A lease lasts a millisecond at least: as good as the zero that SQS allows.
         changes.settings["lease"] = timedelta(milliseconds=max(1, 1000 * _number(name, value, 0, 43_200)))
     elif name in FIFO_CHOICES:
-        if not is_fifo(queue):
+        if not fifo:
             raise Refused(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}: it is for FIFO queues.")
         if value not in FIFO_CHOICES[name]:
             raise _bad(name, f"it is one of {', '.join(FIFO_CHOICES[name])}")
         changes.labels[ATTRIBUTE + name] = value
     elif name == "FifoQueue":
-        _check_fifo(queue, value)
+        _check_fifo(value, fifo)
     elif name == "RedrivePolicy":
         _read_redrive_policy(changes, value)
     elif name == "RedriveAllowPolicy":
@@ -256,12 +262,12 @@ def _read_one(changes: Changes, queue: str, name: str, value: str) -> None:
         _refuse_security(name, value)
 
 
-def _check_fifo(queue: str, value: str) -> None:
+def _check_fifo(value: str, fifo: bool) -> None:
     if value != "true":
-        if is_fifo(queue):
+        if fifo:
             raise _bad("FifoQueue", "Modifying queue type is not supported")
         raise Refused(INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue: a queue that is none leaves it out.")
-    if not is_fifo(queue):
+    if not fifo:
         raise invalid_value(
             "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, must end with "
             ".fifo suffix and be 1 to 80 in length."
@@ -284,6 +290,13 @@ def _read_redrive_policy(changes: Changes, value: str) -> None:
     if not value:
         changes.settings |= {"dead_letter": "", "max_attempts": 0}
         return
+    target, count = _redrive_policy(value)
+    changes.dead_letter = target
+    changes.settings |= {"dead_letter": target, "max_attempts": count}
+
+
+def _redrive_policy(value: str) -> tuple[str, int]:
+    """A RedrivePolicy: the dead-letter queue, and how often a message is received before it goes there."""
     policy = _json("RedrivePolicy", value)
     target, count = policy.get("deadLetterTargetArn"), policy.get("maxReceiveCount", 10)
     if type(target) is not str:
@@ -292,21 +305,20 @@ def _read_redrive_policy(changes: Changes, value: str) -> None:
         count = int(count)
     if type(count) is not int or not 1 <= count <= RECEIVES_MAX:
         raise _bad("RedrivePolicy", f"maxReceiveCount is a number from 1 to {RECEIVES_MAX}")
-    changes.dead_letter = queue_of_arn(target, "RedrivePolicy")
-    changes.settings |= {"dead_letter": changes.dead_letter, "max_attempts": count}
+    return queue_of_arn(target, "RedrivePolicy"), count
 
 
 def read_allow_policy(value: str) -> tuple[str, list[str]]:
     """A RedriveAllowPolicy: who may use a queue as a dead-letter queue, and the sources that it names, if any."""
     policy = _json("RedriveAllowPolicy", value)
     permission, arns = policy.get("redrivePermission"), policy.get("sourceQueueArns", [])
-    if permission not in {"allowAll", "denyAll", "byQueue"}:
+    if type(permission) is not str or permission not in {"allowAll", "denyAll", "byQueue"}:
         raise _bad("RedriveAllowPolicy", "redrivePermission is one of allowAll, denyAll, byQueue")
     if type(arns) is not list or not all(type(arn) is str for arn in arns) or len(arns) > SOURCES_MAX:
         raise _bad("RedriveAllowPolicy", f"sourceQueueArns are up to {SOURCES_MAX} ARNs")
     if bool(arns) != (permission == "byQueue"):
         raise _bad("RedriveAllowPolicy", "sourceQueueArns go with byQueue, and only with it")
-    return str(permission), [queue_of_arn(arn, "RedriveAllowPolicy") for arn in arns]
+    return permission, [queue_of_arn(arn, "RedriveAllowPolicy") for arn in arns]
 
 
 def _read_detent(changes: Changes, name: str, value: str) -> None:
@@ -343,11 +355,11 @@ def same(name: str, given: str, known: str | None) -> bool:
     """Whether an attribute has the value that somebody gives it."""
     if known is None:
         return given in {"", "false"}
-    if name in {"RedrivePolicy", "RedriveAllowPolicy"} and given:
-        first, second = _json(name, given), _json(name, known)
-        counts = [str(policy.pop("maxReceiveCount", "")) for policy in (first, second)]
-        arns = [policy.pop("deadLetterTargetArn", ":").rpartition(":")[2] for policy in (first, second)]
-        return first == second and counts[0] == counts[1] and arns[0] == arns[1]
+    if name == "RedrivePolicy" and given:
+        return _redrive_policy(given) == _redrive_policy(known)
+    if name == "RedriveAllowPolicy" and given:
+        (first, sources), (second, others) = read_allow_policy(given), read_allow_policy(known)
+        return first == second and set(sources) == set(others)
     if _NUMBER.fullmatch(given) and _NUMBER.fullmatch(known):
         return int(given) == int(known)
     return given == known

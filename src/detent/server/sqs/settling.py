@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 GIVEN_BACK: Final = "given back with a visibility timeout of 0"
 HELD_AGAIN: Final = "in flight"
+FAILED: Final = "failed"
+DONE: Final = "done"
+DEAD_LETTERS_MAX: Final = 10
+"""How far a message is looked for from dead-letter queue to dead-letter queue."""
 
 
 class Settling:
@@ -78,16 +82,29 @@ class Settling:
 
     async def _after_stale_delete(self, view: View, receipt: Receipt) -> None:
         """A handle that is not the latest deletes nothing. That is an error only if the caller has to know it: the
-        message is there, and will come again."""
-        state = await self._state(view, receipt)
-        if state is None or state.state == "done":
+        message is there still, in the queue or where the queue gave it up to."""
+        states = await self._states(receipt, [view.name, *await self._dead_letters(view)])
+        here = states.pop(view.name, None)
+        if here == DONE or (here is None and not set(states.values()) - {DONE}):
             return  # deleted before, or its retention is over: there is nothing left to delete
-        if state.state == HELD_AGAIN and not view.is_fifo:
+        if here == HELD_AGAIN and not view.is_fifo:
             return  # somebody else has it now, and SQS says nothing
+        what = "was given up" if here in {None, FAILED} else "is given out again"
         raise invalid_value(
             f"Value {receipt_handle(receipt)} for parameter ReceiptHandle is invalid. Reason: The receipt handle has "
-            "expired: the message was not deleted, and is given out again. Use a longer visibility timeout."
+            f"expired: the message was not deleted, and {what}. Use a longer visibility timeout."
         )
+
+    async def _dead_letters(self, view: View) -> list[str]:
+        """The queues that a message can have come to since: the dead-letter queue, and that one's own, and so on."""
+        found: list[str] = []
+        while view.dead_letter and view.dead_letter not in found and len(found) < DEAD_LETTERS_MAX:
+            found.append(view.dead_letter)
+            try:
+                view = await self._directory.find(view.dead_letter)
+            except Refused:
+                break  # it was deleted: what is given up now stays where it is
+        return found
 
     async def _change(self, view: View, fields: Fields) -> None:
         receipt = receipt_of_handle(text_of(fields, "ReceiptHandle"), view.number)
@@ -104,18 +121,17 @@ class Settling:
             await self._after_stale_change(view, receipt)
 
     async def _after_stale_change(self, view: View, receipt: Receipt) -> None:
-        state = await self._state(view, receipt)
-        if state is None or state.state == "done":
+        if (await self._states(receipt, [view.name])).get(view.name, DONE) == DONE:
             raise invalid_value(
                 f"Value {receipt_handle(receipt)} for parameter ReceiptHandle is invalid. Reason: Message does not "
                 "exist or is not available for visibility timeout change."
             )
         raise Refused(NOT_IN_FLIGHT, "The specified message isn't in flight under this receipt handle.")
 
-    async def _state(self, view: View, receipt: Receipt) -> ops.MessageState | None:
-        """Where a message is in this queue; None if nowhere."""
-        found: ops.MessageFound = (await self._store.commit([ops.FindMessage(receipt.message)]))[0]
-        return next((state for state in found.states if state.queue == view.name), None)
+    async def _states(self, receipt: Receipt, queues: list[str]) -> dict[str, str]:
+        """What a message is in those of some queues that know it."""
+        found: ops.MessageFound = (await self._store.commit([ops.FindMessage(receipt.message, queues)]))[0]
+        return {state.queue: state.state for state in found.states}
 
 
 def _receipt(view: View, entry: Fields) -> Receipt | Refused:

@@ -1,0 +1,75 @@
+"""What ReceiveMessage remembers, and what it does for a consumer that has hung up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+import detent
+from detent.queue import operations as ops
+from detent.server.access import ANYBODY
+from detent.server.sqs import receiving
+from detent.server.sqs.call import Call
+from detent.server.sqs.directory import Directory
+from detent.server.sqs.names import Place
+from detent.server.sqs.receiving import Receiving
+
+
+class Slow:
+    """A store at which a claim that finds something is answered after the consumer has hung up."""
+
+    def __init__(self, store: Any, hung_up: asyncio.Event) -> None:
+        self._store = store
+        self._hung_up = hung_up
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def commit(self, operations: list[Any]) -> list[Any]:
+        results: list[Any] = await self._store.commit(operations)
+        if isinstance(operations[0], ops.Claim) and results[0].messages:
+            self._hung_up.set()
+            await asyncio.sleep(0.01)
+        return results
+
+
+def test_what_was_claimed_for_a_consumer_that_hung_up_meanwhile_is_there_for_others() -> None:
+    async def scenario() -> None:
+        async with detent.open_async("memory:") as store:
+            queue = store.queue("orders")
+            await queue.create(lease="1h", backoff="1h")
+            hung_up = asyncio.Event()
+
+            async def gone() -> None:
+                await hung_up.wait()
+
+            slow: Any = Slow(store, hung_up)
+            receive = Receiving(slow, Directory(store), Place(), time.time).receive
+            call = Call("ReceiveMessage", {"QueueUrl": "orders", "WaitTimeSeconds": 20}, ANYBODY, "", "", gone)
+            receiving_it = asyncio.create_task(receive(call))
+            await asyncio.sleep(0.05)
+            await queue.publish(b"x")
+            assert await receiving_it == {}
+            info = await queue.info()
+            assert (info.available, info.in_flight) == (1, 0)
+
+    asyncio.run(scenario())
+
+
+def test_new_attempts_are_remembered_however_many_there_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "ATTEMPTS_MAX", 3)
+    nothing: Any = None
+    known = Receiving(nothing, nothing, Place(), time.time)
+    result = ops.ClaimedMessages(1, 0, 0, [], [], [], b"")
+    for attempt in ("a", "b", "a", "c", "d"):
+        known._remember(("q.fifo", attempt), result)
+    assert [attempt for _, attempt in known._attempts] == ["a", "c", "d"]
+    monkeypatch.setattr(receiving, "ATTEMPTS_MAX", 1_000)
+    monkeypatch.setattr(receiving, "ATTEMPT_S", -1.0)
+    old = Receiving(nothing, nothing, Place(), time.time)
+    for attempt in ("a", "b"):
+        old._remember(("q.fifo", attempt), result)
+    assert [attempt for _, attempt in old._attempts] == ["b"]

@@ -351,7 +351,8 @@ def test_without_a_url() -> None:
 @pytest.mark.parametrize(
     ("bad", "expected"),
     [
-        ("./data", "write 'file:./data'"),
+        ("data", "write 'file:data'"),
+        ("./nowhere", "there is no store"),
         ("bogus:x", "unknown kind of store"),
         ("file:", "needs the path"),
         ("memory:", "file:PATH"),

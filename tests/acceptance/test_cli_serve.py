@@ -111,6 +111,27 @@ def test_off_the_loopback_address_it_wants_keys(tmp_path: Path) -> None:
     assert detent_cli("serve", "http://127.0.0.1:1").returncode == 2
 
 
+@pytest.mark.parametrize("variable", ["DETENT_KEYS", "DETENT_KEYS_FILE"])
+def test_keys_that_would_be_ignored_are_said_so(variable: str) -> None:
+    refused = detent_cli("serve", "--no-auth", "--port", "0", environment={variable: '{"keys": []}'})
+    assert (refused.returncode, f"unset {variable}" in refused.stderr) == (2, True)
+
+
+def test_serve_takes_its_store_from_the_command_line_alone(tmp_path: Path, servers: list[Served]) -> None:
+    elsewhere = {"DETENT_URL": f"file:{tmp_path / 'elsewhere'}"}
+    server = Served(environment=elsewhere)
+    servers.append(server)
+    assert server.store == "memory:"
+    named = Served("--url", str(tmp_path / "100%25"), environment={"DETENT_URL": server.address})
+    servers.append(named)
+    assert named.store == f"file:{tmp_path}/100%2525"
+    assert (tmp_path / "100%25" / "data.mdb").exists()
+    assert not (tmp_path / "elsewhere").exists()
+    assert detent_cli("serve", "./a", "--url", "./b").returncode == 2
+    assert detent_cli("serve", "HTTP://127.0.0.1:1").returncode == 2
+    assert "DETENT_URL is not read here" in " ".join(detent_cli("serve", "--help").stdout.split())
+
+
 def test_a_port_that_is_taken_is_said_so(servers: list[Served]) -> None:
     server = Served()
     servers.append(server)
@@ -160,6 +181,14 @@ def test_tokens_tell_what_they_are_for(tmp_path: Path) -> None:
         "DETENT_KEYS_FILE": keys})  # fmt: skip
     assert re.search(r"^DETENT_TOKEN=DT\w{18}\.\S{40}$", made.stdout, re.MULTILINE)
     assert "AWS_SECRET_ACCESS_KEY=" in made.stdout
+
+
+def test_a_file_of_keys_where_there_can_be_none(tmp_path: Path) -> None:
+    path = str(tmp_path / "nowhere" / "keys.json")
+    for verb in (("create", "x", "--grant", "publish:queue:a"), ("revoke", "x", "--yes"), ("ls",)):
+        refused = detent_cli("token", *verb, "--keys", path)
+        assert refused.returncode == 1
+        assert re.fullmatch(r"error: there is no (folder|file of keys) .*nowhere.*\n", refused.stderr)
 
 
 def test_the_doctor_finds_what_is_wrong(tmp_path: Path, servers: list[Served]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import string
 import time
 from datetime import UTC, datetime, timedelta
@@ -15,7 +17,7 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent.errors import Denied, Exists, Invalid, LimitExceeded, NotFound
+from detent.errors import Denied, Exists, Invalid, LimitExceeded, NotFound, Unavailable
 from detent.server import keys, sigv4
 from detent.server.access import ANYBODY, NOBODY, Caller
 from detent.server.http import Request
@@ -104,6 +106,130 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     path.chmod(0o640)
     with pytest.raises(Invalid, match="chmod 600"):
         KeyRing(path=path)
+
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+SOMEBODY, SOME_GROUP = 12345, 23456
+
+
+@root_only
+def test_a_file_that_somebody_else_owns_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    keys.add_key(path, key())
+    os.chown(path, SOMEBODY, SOME_GROUP)
+    for read in (keys.read_keys, lambda path: KeyRing(path=path)):
+        with pytest.raises(Invalid, match=r"belongs to user 12345.*chown 0"):
+            read(path)
+    assert len(keys.read_keys(path, managing=True)) == 1
+
+
+def test_the_file_that_is_checked_is_the_file_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever swaps the file behind the check gets what was checked."""
+    path, other = tmp_path / "keys.json", tmp_path / "other.json"
+    keys.add_key(path, key("checked"))
+    keys.add_key(other, key("swapped in"))
+    other.chmod(0o644)
+
+    def swapping(function: Any) -> Any:
+        def checked(*arguments: Any) -> Any:
+            found = function(*arguments)
+            if os.path.exists(other):
+                os.replace(other, path)
+            return found
+
+        return checked
+
+    monkeypatch.setattr(keys.os, "fstat", swapping(os.fstat))
+    monkeypatch.setattr(Path, "stat", swapping(Path.stat))
+    assert [found.name for found in keys.read_keys(path)] == ["checked"]
+    assert not os.path.exists(other)
+
+
+@root_only
+def test_a_file_that_root_changes_still_belongs_to_whom_it_belonged(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    keys.add_key(path, key("first"))
+    os.chown(path, SOMEBODY, SOME_GROUP)
+    keys.add_key(path, key("second"))
+    keys.remove_key(path, "first")
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (SOMEBODY, SOME_GROUP, 0o600)
+    assert [left.name for left in keys.read_keys(path, managing=True)] == ["second"]
+
+
+def test_a_link_to_the_file_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "linked").mkdir()
+    target, link = tmp_path / "real" / "keys.json", tmp_path / "linked" / "keys.json"
+    link.symlink_to("../real/keys.json")
+    keys.add_key(link, key("first"))
+    keys.add_key(link, key("second"))
+    keys.remove_key(link, "first")
+    assert link.is_symlink()
+    assert [found.name for found in keys.read_keys(target)] == ["second"]
+    assert list(target.parent.iterdir()) == [target]
+    assert list(link.parent.iterdir()) == [link]
+
+
+def test_what_a_process_that_died_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    for left in (f"keys.json.{os.getpid()}.new", "keys.json.lock"):
+        (tmp_path / left).write_bytes(b"half")
+    keys.add_key(path, key("a"))
+    keys.add_key(path, key("b"))
+    assert len(keys.read_keys(path)) == 2
+
+
+def test_a_write_that_fails_leaves_the_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "keys.json"
+    keys.add_key(path, key("a"))
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    for step in ("fsync", "replace"):
+        with monkeypatch.context() as patched:
+            patched.setattr(keys.os, step, full)
+            with pytest.raises(Unavailable, match="No space left"):
+                keys.add_key(path, key("b"))
+        assert [found.name for found in keys.read_keys(path)] == ["a"]
+        assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_folder_is_synced_after_the_file_is_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    replace, fsync = os.replace, os.fsync
+    monkeypatch.setattr(keys.os, "replace", lambda *names: (steps.append("replace"), replace(*names)))
+
+    def noted(descriptor: int) -> None:
+        steps.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(keys.os, "fsync", noted)
+    keys.write_keys(tmp_path / "keys.json", [key()])
+    assert steps[0].startswith(f"{tmp_path.resolve()}/keys.json.")
+    assert steps[1:] == ["replace", str(tmp_path.resolve())]
+
+
+def test_where_no_file_can_be_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"no folder .*/nowhere for the file of keys"):
+        keys.add_key(tmp_path / "nowhere" / "keys.json", key())
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "keys.json", tmp_path / ("x" * 250)):
+        with pytest.raises(Unavailable, match="cannot be changed"):
+            keys.add_key(path, key())
+    with pytest.raises(Unavailable, match="cannot be read"):
+        keys.add_key(tmp_path, key())
+
+
+def test_a_change_waits_for_another_one_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "LOCK_WAIT_S", 0.05)
+    path = tmp_path / "keys.json"
+    with (tmp_path / "keys.json.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(Unavailable, match=r"another process has held .*keys\.json\.lock"):
+            keys.add_key(path, key())
+    keys.add_key(path, key())
 
 
 @pytest.mark.parametrize(

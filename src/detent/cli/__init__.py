@@ -42,7 +42,8 @@ def cli() -> None:
     """Messages that take effect exactly once: durable journals and queues on a disk or an object store.
 
     A store has a URL: file:PATH for a directory, s3://BUCKET/PREFIX for an object store, http://HOST:PORT for a server.
-    Give it as the first argument of a command, or once and for all in the environment variable DETENT_URL.
+    Give it as the first argument of a command, with --url, or once and for all in the environment variable DETENT_URL.
+    A path does as well: one with a slash or a dot in front, such as ./data, or the name of a directory that exists.
 
     \b
     Try it:

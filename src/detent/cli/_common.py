@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from detent.errors import Invalid, NotFound
+from detent.errors import Denied, Invalid, NotFound
 
 if TYPE_CHECKING:
     from detent.journal import Journal, JournalInfo
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from detent.store import Store
 
 URL_VARIABLE = "DETENT_URL"
-SCHEMES = ("file:", "s3:", "gs:", "az:", "memory:", "http:", "https:")
+SERVER_SCHEMES = ("http:", "https:")
+SCHEMES = ("file:", "s3:", "gs:", "az:", "memory:", *SERVER_SCHEMES)
 
 MESSAGE_MAX = 1 << 62
 """No message has a higher number."""
@@ -31,9 +32,12 @@ MESSAGE_MAX = 1 << 62
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+url_option = click.option("--url", "named", metavar="URL", help="The store, instead of the first argument.")
+
+
 def takes_store(*names: str, rest: str = "") -> Callable[[Function], Function]:
-    """The arguments of a command: the store's URL, which DETENT_URL may say instead, then `names`, then any number of
-    `rest` (at least one, unless it is written in brackets), which the command gets as a tuple.
+    """The arguments of a command: the store's URL, which --url or DETENT_URL may say instead, then `names`, then any
+    number of `rest` (at least one, unless it is written in brackets), which the command gets as a tuple.
 
     Whether the URL was left out shows in the number of arguments, so `read URL NAME` and `read NAME` both work; where
     there is a `rest`, in what the first one looks like.
@@ -47,7 +51,9 @@ def takes_store(*names: str, rest: str = "") -> Callable[[Function], Function]:
         def command(**values: Any) -> Any:
             given = [values.pop(key) for key in keys]
             more = values.pop(last) if rest else ()
-            present = _place([value for value in (*given, *more) if value is not None], needed, bool(rest))
+            present = [value for value in (*given, *more) if value is not None]
+            present = _with_store(present, len(names), rest, values.pop("named"))
+            _check_whole(present, needed)
             if rest:
                 values[last] = tuple(present[len(keys) :])
             return function(**dict(zip(keys, present[: len(keys)], strict=True)), **values)
@@ -57,30 +63,87 @@ def takes_store(*names: str, rest: str = "") -> Callable[[Function], Function]:
             decorated = click.argument(last, metavar=rest, nargs=-1)(decorated)
         for name in reversed(names):
             decorated = click.argument(name.lower(), metavar=name.upper(), required=False)(decorated)
-        decorated = click.argument("url", metavar="[URL]", required=False)(decorated)
-        result: Function = decorated
+        result: Function = url_option(click.argument("url", metavar="[URL]", required=False)(decorated))
         return result
 
     return decorate
 
 
-def _place(present: list[str], names: tuple[str, ...], rest: bool) -> list[str]:
-    """Put the arguments where they belong, the URL from the environment in front if it was left out."""
-    url = os.environ.get(URL_VARIABLE)
-    if url and (rest or len(present) <= len(names)) and not (present and present[0].startswith(SCHEMES)):
+def may_take_store(function: Function) -> Function:
+    """The argument of a command that needs no store: its URL or None. What DETENT_URL says is the command's affair."""
+
+    @functools.wraps(function)
+    def command(url: str | None, named: str | None, **values: Any) -> Any:
+        if url is not None and named is not None:
+            raise _named_twice(url)
+        given = named if url is None else url
+        return function(url=None if given is None else as_url(given), **values)
+
+    decorated: Any = click.argument("url", metavar="[URL]", required=False)(command)
+    result: Function = url_option(decorated)
+    return result
+
+
+def _with_store(present: list[str], count: int, rest: str, named: str | None) -> list[str]:
+    """The arguments with the store's URL in front, from --url or the environment if it was left out."""
+    leads = _leads(present, count, rest)
+    if named is not None and leads:
+        raise _named_twice(present[0], " (a payload that looks like one can come from stdin)" if "BODY" in rest else "")
+    url = named if named is not None else os.environ.get(URL_VARIABLE)
+    if url and not leads:
         present = [url, *present]
     if not present:
         raise click.UsageError(
-            f"give the URL of a store, such as file:./data, as the first argument, or set {URL_VARIABLE}"
+            f"give the URL of a store, such as file:./data, as the first argument or with --url, or set {URL_VARIABLE}"
         )
-    if len(present) <= len(names):
-        hint = (
-            ""
-            if present[0].startswith(SCHEMES)
-            else f" (the first one is the store's URL, unless {URL_VARIABLE} says it)"
-        )
-        raise click.UsageError(f"the argument {names[len(present) - 1].upper()} is missing{hint}")
-    return present
+    return [as_url(present[0]), *present[1:]]
+
+
+def _leads(present: list[str], count: int, rest: str) -> bool:
+    """Whether the first argument says where the store is, even if --url or DETENT_URL does. `count` names follow it,
+    which may hold slashes, but begin with none and with no dot; what comes as a BODY may be any text."""
+    if not present or _is_url(present[0]):
+        return bool(present)
+    if not rest:
+        return len(present) > count
+    return present[0].startswith((".", "/")) and (len(present) > 1 or "BODY" not in rest)
+
+
+def _check_whole(present: list[str], needed: tuple[str, ...]) -> None:
+    if len(present) <= len(needed):
+        hint = f" (the first one is the store's URL, unless --url or {URL_VARIABLE} says it)"
+        missing = needed[len(present) - 1].upper()
+        raise click.UsageError(f"the argument {missing} is missing{'' if _is_url(present[0]) else hint}")
+
+
+def _named_twice(argument: str, hint: str = "") -> click.UsageError:
+    return click.UsageError(f"--url says which store, and so does {argument!r}: give one of them{hint}")
+
+
+def _is_url(text: str) -> bool:
+    return text.lower().startswith(SCHEMES)
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text is a path: it has a slash, begins with a dot, or is a directory's name; and it has no scheme."""
+    if text.startswith((".", "/")):
+        return True
+    return ":" not in text.split("/", 1)[0] and ("/" in text or os.path.isdir(text))
+
+
+def as_url(text: str) -> str:
+    """A store's URL, or a path as one: commands take ./data for file:./data.
+
+    >>> as_url("./data"), as_url("s3://bucket/data"), as_url("data")
+    ('file:./data', 's3://bucket/data', 'data')
+    """
+    return path_url(text) if _is_path(text) else text
+
+
+def path_url(path: str) -> str:
+    """The URL of a directory. A percent sign is one, and two slashes in front are no host."""
+    plain = f"/{path.lstrip('/')}" if path.startswith("/") else path
+    return "file:" + plain.replace("%", "%25")
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -97,6 +160,11 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what wou
 def _check_url(url: str) -> None:
     if url.startswith("memory:"):
         raise Invalid("a memory: store lives and ends with its process, so there is nothing to see; use file:PATH")
+
+
+def names_server(url: str) -> bool:
+    """Whether a URL is meant to be a server's, be it right or wrong."""
+    return url.lower().startswith(SERVER_SCHEMES)
 
 
 def is_server(url: str) -> bool:
@@ -158,6 +226,20 @@ def raw_reader(url: str) -> Iterator[Reader]:
         yield reader
     finally:
         reader.close()
+
+
+@contextmanager
+def listing(noun: str) -> Iterator[None]:
+    """Listing is a look at the whole store, which a token for some of its queues or journals is not for."""
+    try:
+        yield
+    except Denied as error:
+        if "whole store" not in str(error):
+            raise
+        raise Denied(
+            f"{error}, which listing needs: look at one with `detent {noun} info NAME`, ask the server for what this "
+            f"token may see with GET /v1/{noun}s, or take a token that was made with --grant 'consume:*:*'"
+        ) from error
 
 
 def parse_headers(texts: Iterable[str]) -> dict[str, str]:

@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from detent.cli._common import URL_VARIABLE, json_option
-from detent.cli._output import print_json, size_text
-from detent.errors import DetentError
+from detent.cli._common import URL_VARIABLE, as_url, json_option, may_take_store, names_server
+from detent.cli._output import line_text, print_json, size_text
+from detent.errors import Denied, DetentError
+
+if TYPE_CHECKING:
+    from detent.remote.address import Address
 
 FREE_BYTES_LOW: Final = 1 << 30
 """A store can grow by as much in minutes."""
@@ -30,6 +33,7 @@ SKEW_S: Final = 60.0
 """A clock that is off by this much makes leases and delays surprising; at 15 minutes signatures are refused."""
 
 ANSWER_S: Final = 5.0
+ANSWER_BYTES_SHOWN: Final = 200
 NETWORK_FILE_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "fuse.sshfs"})
 """LMDB and file locks are not safe on these."""
 
@@ -47,13 +51,14 @@ class Finding(NamedTuple):
 
 
 @click.command()
-@click.argument("url", metavar="[URL]", required=False)
+@may_take_store
 @click.option("--keys", metavar="FILE", help="A file of keys to look at (or DETENT_KEYS_FILE).")
 @json_option
 def doctor(url: str | None, keys: str | None, as_json: bool) -> None:
     """Look at this machine, a store or a server, and say what is wrong and what to do about it.
 
-    Nothing is changed, and no store is opened for writing. Exit code 1 if something is wrong.
+    Nothing is changed, and no store is opened for writing. A server is asked as clients ask it, with the token of
+    DETENT_TOKEN or DETENT_TOKEN_FILE. Exit code 1 if something is wrong.
 
     \b
     Try it:
@@ -61,10 +66,10 @@ def doctor(url: str | None, keys: str | None, as_json: bool) -> None:
       detent doctor file:./data
       detent doctor http://127.0.0.1:7410
     """
-    url = url or os.environ.get(URL_VARIABLE)
+    url = url or as_url(os.environ.get(URL_VARIABLE, ""))
     found = [*_machine(), *_environment(), *_keys(keys)]
-    if url is not None:
-        found += _server(url) if url.startswith(("http://", "https://")) else _store(url)
+    if url:
+        found += _server(url) if names_server(url) else _store(url)
     if as_json:
         print_json([finding._asdict() for finding in found])
     else:
@@ -119,7 +124,7 @@ def _keys(given: str | None) -> Iterator[Finding]:
     if path is None or (given is None and not path.is_file()):
         return
     try:
-        keys = read_keys(path)
+        keys = read_keys(path, managing=True)
     except DetentError as error:
         yield Finding("wrong", str(error))
         return
@@ -207,25 +212,121 @@ def _readable(url: str) -> Iterator[Finding]:
 # -- a server -----------------------------------------------------------------------------------------------------
 
 
+class Answer(NamedTuple):
+    """What a server said."""
+
+    status: int
+    text: str
+    date: str | None
+
+
 def _server(url: str) -> Iterator[Finding]:
-    import httpx
+    from http.client import HTTPException
+
+    from detent.remote import server_address
 
     try:
-        answer = httpx.get(url.rstrip("/") + "/readyz", timeout=ANSWER_S)
-    except httpx.HTTPError as error:
-        yield Finding("wrong", f"{url} does not answer: {error}", "is the server running, and the port right?")
+        address = server_address(url)
+        assert address is not None
+        answer = _ask(address.url, "/readyz")
+    except DetentError as error:
+        yield Finding("wrong", str(error))
         return
-    if answer.status_code == 200:
+    except (OSError, HTTPException) as error:
+        yield Finding("wrong", f"{url} does not answer: {error}", _advice(error))
+        return
+    if answer.status == 200:
         yield Finding("ok", f"{url} is ready")
     else:
-        yield Finding("wrong", f"{url} answers {answer.status_code}: {answer.text[:200]}", "see the server's log")
-    if url.startswith("http://") and os.environ.get("DETENT_TOKEN"):
-        host = httpx.URL(url).host
-        if host not in {"127.0.0.1", "localhost", "::1"}:
-            yield Finding("warning", f"the token travels to {host} unencrypted", "serve with --tls-cert and --tls-key")
-    said = answer.headers.get("date")
-    if said:
-        skew = abs((parsedate_to_datetime(said) - datetime.now(UTC)).total_seconds())
-        state = "ok" if skew < SKEW_S else "warning"
-        advice = "" if state == "ok" else "set both clocks by NTP"
-        yield Finding(state, f"its clock and this one differ by {skew:.0f} s", advice)
+        yield Finding("wrong", f"{url} answers {answer.status}: {answer.text}", "see the server's log")
+    yield from _admission(address)
+    yield from _clock(answer)
+
+
+def _ask(server: str, path: str) -> Answer:
+    """Ask a server as Detent's clients do: past every proxy, and with the certificates of DETENT_CA_FILE."""
+    import ssl
+    from http.client import HTTPConnection, HTTPSConnection
+    from urllib.parse import urlsplit
+
+    from detent.errors import Invalid
+    from detent.remote.address import CA_FILE
+
+    parts = urlsplit(server)
+    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=ANSWER_S)
+    if parts.scheme == "https":
+        trusted = os.environ.get(CA_FILE) or None
+        try:
+            context = ssl.create_default_context(cafile=trusted)
+        except OSError as error:
+            raise Invalid(f"{CA_FILE} names {trusted}, which holds no certificates: {error}") from error
+        connection = HTTPSConnection(parts.hostname or "", parts.port, timeout=ANSWER_S, context=context)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        text = answer.read(ANSWER_BYTES_SHOWN).decode(errors="replace").strip()
+        return Answer(answer.status, line_text(text), answer.getheader("date"))
+    finally:
+        connection.close()
+
+
+def _advice(error: Exception) -> str:
+    import ssl
+
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "if its certificate should be trusted, name a file with those that vouch for it in DETENT_CA_FILE"
+    if isinstance(error, ssl.SSLError):
+        return "does it serve HTTPS on this port? Without --tls-cert its URL begins with http://"
+    return "is the server running, and the port right?"
+
+
+def _admission(address: Address) -> Iterator[Finding]:
+    """Whether the server lets in who asks, and whether others could read along."""
+    from urllib.parse import urlsplit
+
+    from detent.remote import RemoteOwner
+    from detent.remote.address import TOKEN, TOKEN_FILE, read_token
+
+    server, new = address.url, "`detent token create` makes one where the server's keys are"
+    try:
+        token = read_token()
+        owner = RemoteOwner(address)
+        try:
+            owner.status(ANSWER_S)
+        finally:
+            owner.close()
+    except Denied:
+        source = TOKEN if os.environ.get(TOKEN) is not None else TOKEN_FILE
+        if token is None:
+            yield Finding("wrong", f"{server} wants a token, and there is none", f"put one into {TOKEN}; {new}")
+        else:
+            what = f"{server} refuses the token in {source}: it is wrong, was revoked, or has expired"
+            yield Finding("wrong", what, f"put another one there; {new}")
+        return
+    except DetentError as error:
+        yield Finding("wrong", f"{server} answers no calls: {error}")
+        return
+    yield Finding("ok", f"{server} answers calls {'without a' if token is None else 'with this'} token")
+    host = urlsplit(server).hostname or ""
+    if token is not None and server.startswith("http:") and not _is_loopback(host):
+        yield Finding("warning", f"the token travels to {host} unencrypted", "serve with --tls-cert and --tls-key")
+
+
+def _is_loopback(host: str) -> bool:
+    import ipaddress
+
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _clock(answer: Answer) -> Iterator[Finding]:
+    try:
+        said = parsedate_to_datetime(answer.date or "")
+        skew = abs((said - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):  # no date, or one without a zone: something else may answer in its place
+        return
+    state = "ok" if skew < SKEW_S else "warning"
+    advice = "" if state == "ok" else "set both clocks by NTP"
+    yield Finding(state, f"its clock and this one differ by {skew:.0f} s", advice)

@@ -17,6 +17,7 @@ from detent.cli._common import (
     force_option,
     infos,
     json_option,
+    listing,
     open_for_reading,
     open_for_writing,
     parse_headers,
@@ -86,7 +87,7 @@ def list_journals(url: str, prefix: str, as_json: bool) -> None:
     Example:
       detent journal ls file:./data --prefix orders/
     """
-    with open_for_reading(url) as store:
+    with open_for_reading(url) as store, listing("journal"):
         found = infos(store, prefix)
     if as_json:
         print_json([_info_fields(info) for info in found])

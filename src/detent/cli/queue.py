@@ -17,6 +17,7 @@ from detent.cli._common import (
     dry_run_option,
     force_option,
     json_option,
+    listing,
     open_for_writing,
     parse_labels,
     takes_store,
@@ -277,7 +278,7 @@ def list_queues(url: str, prefix: str, force: bool, as_json: bool) -> None:
     Example:
       detent queue ls file:./data --prefix mails/
     """
-    with open_for_writing(url, force=force) as store:
+    with open_for_writing(url, force=force) as store, listing("queue"):
         found, unmatched = store.queues(prefix), store.unmatched()
     if as_json:
         print_json({"queues": [_info_fields(info) for info in found], "unmatched": unmatched})
@@ -393,7 +394,7 @@ def stats(url: str, queue: tuple[str, ...], watch: float | None, force: bool, as
       detent queue stats file:./data
       detent queue stats file:./data orders --watch 2
     """
-    with open_for_writing(url, force=force) as store:
+    with open_for_writing(url, force=force) as store, listing("queue"):
         while True:
             found = [store.queue(name).info() for name in queue] if queue else store.queues()
             _print_stats(found, one=len(queue) == 1, as_json=as_json, watched=watch is not None)

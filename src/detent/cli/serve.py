@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 
-from detent.cli._common import URL_VARIABLE, force_option
+from detent.cli._common import force_option, may_take_store, names_server, path_url
 from detent.cli._logs import set_up_logs
 from detent.errors import Invalid
 
 
 @click.command()
-@click.argument("url", metavar="[URL]", required=False)
+@may_take_store
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 for all.")
 @click.option("--port", default=7410, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
 @click.option("--keys", metavar="FILE", help="The file of keys that `detent token` makes (or DETENT_KEYS_FILE).")
@@ -40,7 +40,7 @@ def serve(
     """Serve a store to Detent's clients, to HTTP, and to SQS clients, on one port.
 
     Without a URL the store is in memory and ends with the server; file:PATH keeps it on a disk, s3://BUCKET/PREFIX on
-    an object store. A bare path is a file: store.
+    an object store. DETENT_URL is not read here: it says where commands find a store, which may be this very server.
 
     \b
     Try it:
@@ -52,16 +52,21 @@ def serve(
     On an address that other machines can reach it wants keys: `detent token create` makes one.
     """
     try:
-        from detent.server.keys import open_ring
+        from detent.server.keys import FILE_VARIABLE, KEYS_VARIABLE, open_ring
         from detent.server.serving import Serving, run
     except ModuleNotFoundError as error:
         raise Invalid(f"the server needs {error.name}: pip install 'detent[server]'") from error
 
     set_up_logs(log_format, log_level)
-    store = store_url(url or os.environ.get(URL_VARIABLE))
-    ring = None if no_auth else open_ring(keys)
+    store = store_url(url)
     if no_auth and keys:
-        raise click.UsageError("--keys and --no-auth contradict each other")
+        raise click.UsageError("--keys and --no-auth contradict each other: give one of them")
+    for variable in (FILE_VARIABLE, KEYS_VARIABLE):
+        if no_auth and os.environ.get(variable):
+            raise click.UsageError(
+                f"--no-auth lets everybody in, and {variable} gives keys: leave --no-auth out, or unset {variable}"
+            )
+    ring = None if no_auth else open_ring(keys)
     serving = Serving(store, host, port, ring, no_auth, tls_cert, tls_key, force)
 
     def ready(address: str) -> None:
@@ -75,9 +80,9 @@ def serve(
 
 
 def store_url(given: str | None) -> str:
-    """The store to serve: a URL, or a path."""
+    """The store to serve: a URL, or a path, also of one word, which can be nothing else here."""
     if given is None:
         return "memory:"
-    if given.startswith(("http:", "https:")):
+    if names_server(given):
         raise click.UsageError(f"{given} is a server already: give the store that is to be served, such as file:./data")
-    return given if ":" in given.split("/", 1)[0] else f"file:{given}"
+    return given if ":" in given else path_url(given)

@@ -89,7 +89,7 @@ def ls(given: str | None, as_json: bool) -> None:
             "expires": None if key.expires is None else key.expires.isoformat(),
             "expired": key.has_expired(now),
         }
-        for key in read_keys(_path(given))
+        for key in read_keys(_path(given), managing=True)
     ]
     if as_json:
         print_json(rows)

@@ -9,13 +9,15 @@ read it.
 from __future__ import annotations
 
 import base64
+import fcntl
 import hmac
 import os
 import secrets
 import stat
+import tempfile
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -37,6 +39,12 @@ PATTERN_BYTES_MAX: Final = 1024
 
 LOOK_S: Final = 1.0
 """How often a server looks whether its file has changed: a revoked key is refused within this time."""
+
+LOCK_WAIT_S: Final = 30.0
+LOCK_LOOK_S: Final = 0.01
+"""How long a change waits for other changes of the same file, and how often it looks."""
+
+ROOT: Final = 0
 
 ID_PREFIX: Final = "DT"
 SECRET_BYTES: Final = 30
@@ -62,7 +70,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def caller(self) -> Caller:
         """Who comes with this key."""
-        return Caller(self.name, tuple(map(parse_grant, self.grants)))
+        return Caller(self.name, tuple(map(parse_grant, self.grants)), self.id)
 
     def has_expired(self, now: datetime) -> bool:
         """Whether it counts no more."""
@@ -129,57 +137,129 @@ def decode_keys(data: bytes, where: str) -> list[Key]:
     return keys
 
 
-def read_keys(path: Path) -> list[Key]:
-    """The keys of a file. It is refused if others than its owner may read it."""
+def read_keys(path: Path, *, managing: bool = False) -> list[Key]:
+    """The keys of a file. It is refused if others than its owner may read it, and if its owner is neither this user nor
+    root: whoever owns it can let anybody in. Root, when it is `managing`, looks after everybody's files."""
     try:
-        found = path.stat()
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            raise Invalid(f"{path} holds secrets, and others may read it: chmod 600 {path}")
-        return decode_keys(path.read_bytes(), str(path))
+        with path.open("rb") as file:
+            _check_private(os.fstat(file.fileno()), path, managing)
+            data = file.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError as error:
         raise NotFound(f"there is no file of keys at {path}; `detent token create` makes one") from error
     except OSError as error:
         raise Unavailable(f"the file of keys {path} cannot be read: {error}") from error
+    return decode_keys(data, str(path))
+
+
+def _check_private(found: os.stat_result, path: Path, managing: bool) -> None:
+    user = os.geteuid()
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise Invalid(f"{path} holds secrets, and others may read it: chmod 600 {path}")
+    if found.st_uid not in {user, ROOT} and not (managing and user == ROOT):
+        raise Invalid(f"{path} belongs to user {found.st_uid}, who could put any key into it: chown {user} {path}")
 
 
 def write_keys(path: Path, keys: list[Key]) -> None:
-    """Replace the file, whole and durable, readable by nobody else from its first moment on."""
+    """Replace the file, whole and durable, readable by nobody else from its first moment on. Where the path is a link,
+    the file behind it is replaced; and one that root replaces still belongs to whom it belonged."""
+    target = _file_behind(path)
     data = msgspec.json.format(msgspec.json.encode(_File(keys)), indent=2)
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor, new = tempfile.mkstemp(prefix=f"{target.name}.", suffix=".new", dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            _keep_owner(descriptor, target)
             file.write(data + b"\n")
             file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
+            os.fsync(descriptor)
+        os.replace(new, target)
     except BaseException:
         with suppress(FileNotFoundError):
-            new.unlink()
+            os.unlink(new)
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
 
 
+def _file_behind(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _keep_owner(descriptor: int, target: Path) -> None:
+    """The server that reads the file is often another user than the root who changes it."""
+    if os.geteuid() == ROOT:
+        with suppress(FileNotFoundError):
+            replaced = target.stat()
+            os.fchown(descriptor, replaced.st_uid, replaced.st_gid)
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[Path]:
+    """The file behind a path, which nobody else changes meanwhile."""
+    target = _file_behind(path)
+    try:
+        lock = target.parent / f"{target.name}.lock"
+        descriptor = _acquire(lock, target)
+        try:
+            yield target
+        finally:
+            # Removed while it is held: whoever waits for this one sees that it has gone, and makes the next.
+            with suppress(OSError):
+                lock.unlink()
+            os.close(descriptor)
+    except FileNotFoundError as error:
+        raise NotFound(
+            f"there is no folder {target.parent} for the file of keys: make it, or name a file elsewhere"
+        ) from error
+    except OSError as error:
+        raise Unavailable(f"the file of keys {path} cannot be changed: {error}") from error
+
+
+def _acquire(lock: Path, target: Path) -> int:
+    """Wait for the lock file of a file and hold it; its descriptor. The lock ends with its process, however that ends,
+    and is not in the way of the file's owner when root has left it behind."""
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _keep_owner(descriptor, target)
+            if os.path.samestat(os.fstat(descriptor), lock.stat()):
+                return descriptor
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if time.monotonic() > deadline:
+            raise Unavailable(f"another process has held {lock} for {LOCK_WAIT_S:.0f} s: end it, then try again")
+        time.sleep(LOCK_LOOK_S)
+
+
 def add_key(path: Path, key: Key) -> None:
     """Put a key into the file, which is made if there is none."""
-    keys = read_keys(path) if path.exists() else []
-    if any(known.name == key.name for known in keys):
-        raise Exists(f"there is a key named {key.name!r} already: revoke it, or choose another name")
-    write_keys(path, [*keys, key])
+    with _changing(path) as target:
+        try:
+            keys = read_keys(target, managing=True)
+        except NotFound:
+            keys = []
+        if any(known.name == key.name for known in keys):
+            raise Exists(f"there is a key named {key.name!r} already: revoke it, or choose another name")
+        write_keys(target, [*keys, key])
 
 
 def remove_key(path: Path, wanted: str) -> Key:
     """Take a key out of the file, by its name or id."""
-    keys = read_keys(path)
-    found = [key for key in keys if wanted in {key.name, key.id}]
-    if not found:
-        raise NotFound(f"there is no key {wanted!r}; `detent token ls` lists them")
-    write_keys(path, [key for key in keys if key not in found])
-    return found[0]
+    with _changing(path) as target:
+        keys = read_keys(target, managing=True)
+        found = [key for key in keys if wanted in {key.name, key.id}]
+        if not found:
+            raise NotFound(f"there is no key {wanted!r}; `detent token ls` lists them")
+        write_keys(target, [key for key in keys if key not in found])
+        return found[0]
 
 
 class KeyRing:

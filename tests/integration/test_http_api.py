@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,26 @@ import detent
 from detent.errors import Busy, Denied, NotFound
 from detent.journal import AsyncJournal
 from detent.journal.calls import Settings as JournalSettingNames
-from detent.queue import QueueInfo
+from detent.queue import AsyncQueue, QueueInfo
 from detent.queue.calls import Settings as QueueSettingNames
+from detent.queue.operations import PAYLOAD_BYTES_MAX
 from detent.remote.wire import PROBLEM_TYPE
+from detent.server import api_journals, api_queues
 from detent.server.access import ANYBODY, Caller, Grant
 from detent.server.api import ROUTES, Api
 from detent.server.api_queues import check_settings
-from detent.server.http import JSON_BYTES_MAX
+from detent.server.app import Part
+from detent.server.http import JSON_BYTES_MAX, Request, Response
 from detent.server.jsonbody import STRINGS_MAX, VALUES_MAX
-from detent.server.limits import BATCH_MESSAGES_MAX, CLAIM_MESSAGES_MAX
+from detent.server.keys import Unauthenticated
+from detent.server.limits import (
+    ANSWER_BYTES_MAX,
+    BATCH_MESSAGES_MAX,
+    CLAIM_MESSAGES_MAX,
+    CLAIM_STEP,
+    LARGE_BYTES,
+)
+from detent.server.metrics import Metrics
 from detent.server.models import JournalSettings, NewQueue, QueueSettings
 from detent.server.models_queues import QueueDescription
 from detent.server.route import ARROW
@@ -366,7 +377,7 @@ def test_a_page_of_failed_messages_ends_early_when_they_are_large(memory: HttpSe
     good(client.put("/v1/queues/q", json={}), 201)
     for _ in range(20):
         good(client.post("/v1/queues/q/messages", json={"payload": "x" * (1 << 20)}))
-    for message in claim(memory, count=20):
+    for message in [*claim(memory, count=10), *claim(memory, count=10)]:
         good(client.post("/v1/queues/q/fail", json={"receipt": message["receipt"], "final": True}))
     page = good(client.get("/v1/queues/q/failed"))
     rest = good(client.get("/v1/queues/q/failed", params={"after": page["next"]}))
@@ -374,7 +385,183 @@ def test_a_page_of_failed_messages_ends_early_when_they_are_large(memory: HttpSe
     assert [one["id"] for one in page["messages"] + rest["messages"]] == list(range(20))
 
 
+# -- large messages -------------------------------------------------------------------------------------------------
+
+
+def publish_to(server: HttpServer, payloads: Iterable[bytes]) -> None:
+    """Publish each by itself, past the API: what is over its JSON limit too."""
+    queue = server.store.queue("q")
+    for payload in payloads:
+        server.run(queue.publish(payload))
+
+
+def test_a_claim_gives_fewer_messages_when_they_are_large_and_holds_no_others(memory: HttpServer) -> None:
+    good(memory.client.put("/v1/queues/q", json={}), 201)
+    payloads = [bytes([65 + number]) * (2 << 20) for number in range(29)] + [b"\xff" * (2 << 20)]
+    publish_to(memory, payloads)
+    given: list[dict[str, Any]] = []
+    sizes = []
+    while came := claim(memory, count=1000):
+        given += came
+        sizes.append(len(came))
+        assert good(memory.client.get("/v1/queues/q"))["in_flight"] == len(given)
+    assert sizes[0] == CLAIM_STEP  # nobody knew yet how large they are
+    assert max(sizes[1:]) * (2 << 20) <= ANSWER_BYTES_MAX
+    assert [message["id"] for message in given] == list(range(30))
+    assert {message["attempts"] for message in given} == {1}
+    assert [message["payload"] for message in given[:-1]] == [payload.decode() for payload in payloads[:-1]]
+    assert base64.b64decode(given[-1]["payload"]["base64"]) == payloads[-1]
+    good(memory.client.post("/v1/queues/q/ack", json={"receipts": [message["receipt"] for message in given]}))
+
+
+def test_one_message_always_finds_room_in_a_claim(memory: HttpServer) -> None:
+    good(memory.client.put("/v1/queues/q", json={}), 201)
+    publish_to(memory, [b"x" * PAYLOAD_BYTES_MAX] * 2 + [b"small"] * 20)
+    assert [len(message["payload"]) for message in claim(memory)] == [PAYLOAD_BYTES_MAX]
+    assert [len(message["payload"]) for message in claim(memory, count=1000)] == [PAYLOAD_BYTES_MAX]
+    assert len(claim(memory, count=1000)) == 20
+
+
+def test_a_claim_of_many_small_messages_gives_them_all(server: HttpServer) -> None:
+    good(server.client.put("/v1/queues/q", json={}), 201)
+    good(server.client.post("/v1/queues/q/messages", json=[{"payload": str(number)} for number in range(100)]))
+    assert [message["payload"] for message in claim(server, count=70)] == [str(number) for number in range(70)]
+    assert [message["payload"] for message in claim(server, count=70)] == [str(number) for number in range(70, 100)]
+
+
+def test_what_a_claim_has_got_is_given_out_when_its_next_step_fails(
+    memory: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good(memory.client.put("/v1/queues/q", json={}), 201)
+    good(memory.client.post("/v1/queues/q/messages", json=[{"payload": "a"}] * 50))
+    whole, calls = AsyncQueue.claim, []
+
+    async def once(queue: AsyncQueue, count: int, **options: Any) -> Any:
+        calls.append(count)
+        if len(calls) > 1:
+            raise Busy("too many transactions are waiting")
+        return await whole(queue, count, **options)
+
+    monkeypatch.setattr(AsyncQueue, "claim", once)
+    assert len(claim(memory, count=50)) == CLAIM_STEP
+    refused(memory.client.post("/v1/queues/q/claim", json={"count": 50}), 429, "Busy")
+
+
+def test_large_answers_are_put_together_in_threads(memory: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = memory.client
+    good(client.put("/v1/queues/q", json={}), 201)
+    publish_to(memory, [b"x" * LARGE_BYTES])
+    good(client.post("/v1/journals/j/messages", json={"body": "x" * LARGE_BYTES}))
+    threads: dict[str, set[int]] = {}
+
+    def note_threads(module: Any, name: str) -> None:
+        whole = getattr(module, name)
+
+        def noting(*arguments: Any) -> Any:
+            threads.setdefault(name, set()).add(threading.get_ident())
+            return whole(*arguments)
+
+        monkeypatch.setattr(module, name, noting)
+
+    for name in ("claimed_message", "failure", "describe_message"):
+        note_threads(api_queues, name)
+    note_threads(api_journals, "journal_message")
+    good(client.get("/v1/messages/0"))
+    (message,) = claim(memory)
+    good(client.post("/v1/queues/q/fail", json={"receipt": message["receipt"], "final": True}))
+    good(client.get("/v1/queues/q/failed"))
+    good(client.get("/v1/journals/j/messages"))
+
+    async def loop_thread() -> int:
+        return threading.get_ident()
+
+    assert len(threads) == 4
+    assert memory.run(loop_thread()) not in set().union(*threads.values())
+
+
 # -- long polls -----------------------------------------------------------------------------------------------------
+
+
+class Rechecked(Request):
+    """A request whose caller can be asked for again."""
+
+    __slots__ = ("recheck",)
+
+
+class Revoking(Posing):
+    """A part whose caller may be another one by the time it is asked for again, or nobody."""
+
+    def __init__(self, part: Part, caller: Caller) -> None:
+        super().__init__(part, caller)
+        self.left: int | None = None
+        """How often it is still known who asks."""
+
+    async def answer(self, request: Request, caller: Caller) -> Response:
+        asked = Rechecked(request.scope, request.receive)
+        asked.recheck = self._recheck
+        return await super().answer(asked, caller)
+
+    async def _recheck(self) -> Caller:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise Unauthenticated("this token is not known here, was revoked, or has expired")
+        return self.caller
+
+
+@pytest.fixture
+def revoking() -> Iterator[HttpServer]:
+    with serve("memory:", lambda store: [Revoking(Api(store), ANYBODY)]) as running:
+        yield running
+
+
+def test_a_claim_that_waits_gives_nothing_to_a_key_that_is_revoked(revoking: HttpServer) -> None:
+    good(revoking.client.put("/v1/queues/q", json={}), 201)
+    (part,) = revoking.parts
+    assert isinstance(part, Revoking)
+    answers: list[httpx.Response] = []
+
+    def wait() -> None:
+        answers.append(httpx.post(f"{revoking.url}/v1/queues/q/claim", json={"wait": WAIT}, timeout=60))
+
+    for revoke, status in ((lambda: setattr(part, "left", 0), 401), (lambda: pose(revoking), 403)):
+        pose(revoking, ("consume", "queue", "q"))
+        part.left = None
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        eventually(lambda: revoking.waiters() == 1)
+        revoke()
+        publish_to(revoking, [b"secret"])
+        waiting.join()
+        assert (answers[-1].status_code, "secret" in answers[-1].text) == (status, False)
+        part.left = None
+        pose(revoking, ("consume", "queue", "q"))
+        assert [message["attempts"] for message in claim(revoking, count=5)] == [1]
+    assert claim(revoking, wait="10ms") == []
+
+
+def test_a_read_that_waits_gives_nothing_to_a_key_that_is_revoked(revoking: HttpServer) -> None:
+    good(revoking.client.put("/v1/journals/j", json={}), 201)
+    answers: list[httpx.Response] = []
+    address = f"{revoking.url}/v1/journals/j/messages?wait={WAIT}"
+    waiting = threading.Thread(target=lambda: answers.append(httpx.get(address, timeout=60)))
+    waiting.start()
+    eventually(lambda: revoking.waiters() == 1)
+    pose(revoking)
+    revoking.run(revoking.store.journal("j").append(b"secret"))
+    waiting.join()
+    refused(answers[0], 403, "Denied")
+
+
+def test_a_stream_ends_without_its_end_when_its_key_is_revoked(revoking: HttpServer) -> None:
+    for _ in range(3):
+        good(post_arrow(revoking, ipc(pa.table({"body": [b"x" * (8 << 20)]}))))
+    (part,) = revoking.parts
+    assert isinstance(part, Revoking)
+    assert revoking.client.get("/v1/journals/j/messages", headers={"accept": ARROW}).status_code == 200
+    part.left = 1
+    with pytest.raises(httpx.RemoteProtocolError):
+        revoking.client.get("/v1/journals/j/messages", headers={"accept": ARROW})
 
 
 def test_a_claim_waits_for_a_message(server: HttpServer) -> None:
@@ -921,17 +1108,62 @@ def test_every_operation_of_a_transaction_needs_its_right(posing: HttpServer) ->
         pose(posing, ("admin", "*", "*"))
         before = snapshot(posing)
         pose(posing, ("admin", "journal", "mine"), ("admin", "queue", "a"))
-        refused(client.post("/v1/transaction", json={"operations": [mine, operation]}), 403, "Denied")
+        answer = client.post("/v1/transaction", json={"operations": [mine, operation]})
+        if operation["op"] in {"ack", "fail", "extend"}:
+            refused(answer, 410, "StaleReceipt", "not yours")
+        else:
+            refused(answer, 403, "Denied")
         pose(posing, ("admin", "*", "*"))
         assert snapshot(posing) == before
         pose(posing, ("admin", "journal", "mine"), right)
         good(client.post("/v1/transaction", json={"operations": [mine, operation]}))
-    pose(posing, ("consume", "queue", "a"))
-    refused(
-        client.post("/v1/transaction", json={"operations": [{"op": "ack", "receipts": ["77-0-1"]}]}),
-        410,
-        "StaleReceipt",
-    )
+
+
+@pytest.mark.parametrize("operation", [{"op": "ack", "receipts": []}, {"op": "fail"}, {"op": "extend"}])
+def test_a_guessed_receipt_does_not_tell_whose_queue_it_is(posing: HttpServer, operation: dict[str, Any]) -> None:
+    for name in ("mine", "secret"):
+        good(posing.client.put(f"/v1/queues/{name}", json={}), 201)
+    number = good(posing.client.get("/v1/queues/secret"))["number"]
+    pose(posing, ("consume", "queue", "mine"))
+    said = []
+    for receipt in (f"{number}-0-0", "77-0-0"):
+        given = {"receipts": [receipt]} if "receipts" in operation else {"receipt": receipt}
+        answer = posing.client.post("/v1/transaction", json={"operations": [{**operation, **given}]})
+        refused(answer, 410, "StaleReceipt", receipt)
+        assert "secret" not in answer.text
+        said.append(answer.text.replace(receipt, ""))
+    assert said[0] == said[1]
+
+
+# -- what is counted ------------------------------------------------------------------------------------------------
+
+
+def test_every_receipt_that_is_refused_as_stale_is_counted() -> None:
+    metrics = Metrics()
+
+    def counted() -> float:
+        found = metrics.registry.get_sample_value("detent_stale_receipts_refused_total")
+        assert found is not None
+        return found
+
+    with serve("memory:", lambda store: [Posing(Api(store, stale=metrics.stale_receipt), ANYBODY)]) as server:
+        server.owner.engine.observer = metrics
+        for name in ("a", "b"):
+            good(server.client.put(f"/v1/queues/{name}", json={}), 201)
+        good(server.client.post("/v1/queues/a/messages", json={"payload": "x"}))
+        receipt = claim(server, "a")[0]["receipt"]
+        assert counted() == 0
+        refused(server.client.post("/v1/queues/b/ack", json={"receipts": [receipt]}), 410, "StaleReceipt")
+        assert counted() == 1
+        transaction = {"operations": [{"op": "ack", "receipts": [receipt]}]}
+        pose(server, ("consume", "queue", "b"))
+        refused(server.client.post("/v1/transaction", json=transaction), 410, "StaleReceipt")
+        assert counted() == 2
+        pose(server, ("consume", "queue", "a"))
+        good(server.client.post("/v1/transaction", json=transaction))
+        assert counted() == 2
+        refused(server.client.post("/v1/transaction", json=transaction), 410, "StaleReceipt")
+        eventually(lambda: counted() == 3)
 
 
 # -- settings that come later ---------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, seed, settings
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from detent.server.api import ROUTES, Api
+from detent.server.app import refusal
+from detent.server.keys import Unauthenticated
 from detent.server.route import Route
 from httpserver import HttpServer, serve
 
@@ -55,7 +57,7 @@ def test_every_operation_says_what_it_does_takes_and_answers(route: Route, docum
     assert {"bearer": []} in operation["security"]
     assert ("requestBody" in operation) == (route.body is not None)
     assert str(route.status) in operation["responses"]
-    assert {"400", "403", "413", "429", "503"} <= set(operation["responses"])
+    assert {"400", "401", "403", "405", "413", "429", "503"} <= set(operation["responses"])
     named = set(re.findall(r"{(\w+)}", route.path))
     assert named == {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
     if route.need is not None:
@@ -67,6 +69,16 @@ def test_every_schema_and_operation_has_a_name_of_its_own_and_a_description(docu
     assert len(ids) == len(set(ids))
     for name, schema in document["components"]["schemas"].items():
         assert schema.get("description"), name
+
+
+def test_what_an_error_says_in_its_headers_is_in_the_document(server: HttpServer, document: dict[str, Any]) -> None:
+    errors = document["components"]["responses"]
+    answer = server.client.post("/v1/queues/q")
+    assert (answer.status_code, set(errors["405"]["headers"])) == (405, {"Allow"})
+    assert answer.headers["allow"]
+    unknown = refusal(Unauthenticated("who are you?"))
+    assert (unknown.status, set(errors["401"]["headers"])) == (401, {"WWW-Authenticate"})
+    assert unknown.headers["www-authenticate"]
 
 
 @pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])

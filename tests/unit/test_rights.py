@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import detent
-from detent.errors import Denied
+from detent.errors import Denied, StaleReceipt
 from detent.journal import operations as journals
 from detent.queue import operations as queues
 from detent.queue.filters import default_filter
@@ -18,6 +18,9 @@ from detent.server.access import ANYBODY, Caller, Grant
 
 class Notes:
     """A caller who may do everything, and notes what was asked for."""
+
+    name = key = "notes"
+    grants = ANYBODY.grants
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, ...]] = []
@@ -54,7 +57,7 @@ def test_every_field_of_the_table_is_one_of_its_operation() -> None:
         (queues.Ack(7, [0], [1]), []),
         (queues.Ack(0, [0], [1]), []),
         (queues.Redrive("q"), [("admin", "queue", "q")]),
-        (queues.Redrive("q", to="r"), [("admin", "queue", "q"), ("admin", "queue", "r")]),
+        (queues.Redrive("q", to="r"), [("admin", "queue", "q"), ("publish", "queue", "r")]),
         (queues.DescribeQueues("q"), [("consume", "queue", "q")]),
         (queues.DescribeQueues(None, "q"), [("consume", "everywhere")]),
         (queues.FindMessage(0), [("consume", "everywhere")]),
@@ -62,7 +65,7 @@ def test_every_field_of_the_table_is_one_of_its_operation() -> None:
         (queues.DeleteQueue("q"), [("admin", "queue", "q")]),
         (queues.CreateQueue("q"), [("admin", "queue", "q")]),
         (queues.CreateQueue("q", queues.Settings(filter=default_filter("q"))), [("admin", "queue", "q")]),
-        (queues.CreateQueue("q", queues.Settings(filter="true")), [("admin", "queue", "q"), ("consume", "everywhere")]),
+        (queues.CreateQueue("q", queues.Settings(filter="true")), [("admin", "queue", "q")]),
         (queues.ConfigureQueue("q", queues.Settings(dead_letter="d")),
          [("admin", "queue", "q"), ("publish", "queue", "d")]),
         (journals.Append("j", [b"x"]), [("publish", "journal", "j")]),
@@ -89,3 +92,57 @@ def test_one_operation_that_is_not_allowed_refuses_all() -> None:
         rights.require(caller, [journals.Append("a1", [b"x"]), journals.Append("a2", [b"x"])], owner.queues)
         with pytest.raises(Denied, match="somebody may not publish on the journal 'b'"):
             rights.require(caller, [journals.Append("a1", [b"x"]), journals.Append("b", [b"x"])], owner.queues)
+
+
+def test_a_redrive_to_another_queue_needs_the_right_to_publish_there() -> None:
+    with detent.open("memory:") as store:
+        owner = store._connection.current
+        assert isinstance(owner, LocalOwner)
+        redrive = queues.Redrive("mine", to="yours")
+        may = Caller("somebody", (Grant("admin", "queue", "mine"), Grant("publish", "queue", "yours")))
+        rights.require(may, [redrive], owner.queues)
+        for other in (Grant("consume", "queue", "yours"), Grant("publish", "queue", "others")):
+            with pytest.raises(Denied, match="may not publish on the queue 'yours'"):
+                rights.require(Caller("somebody", (may.grants[0], other)), [redrive], owner.queues)
+
+
+@pytest.mark.parametrize(
+    ("grant", "allowed"),
+    [
+        (Grant("consume", "queue", "*"), True),
+        (Grant("consume", "*", "*"), True),
+        (Grant("admin", "queue", "*"), True),
+        (Grant("consume", "queue", "?*"), False),
+        (Grant("consume", "queue", "mine*"), False),
+        (Grant("consume", "journal", "*"), False),
+        (Grant("publish", "*", "*"), False),
+    ],
+)
+def test_a_filter_needs_the_right_to_consume_all_queues(grant: Grant, allowed: bool) -> None:
+    caller = Caller("somebody", (Grant("admin", "queue", "mine"), grant))
+    settings = queues.Settings(filter="true")
+    with detent.open("memory:") as store:
+        owner = store._connection.current
+        assert isinstance(owner, LocalOwner)
+        for operation in (queues.CreateQueue("mine", settings), queues.ConfigureQueue("mine", settings)):
+            if allowed:
+                rights.require(caller, [operation], owner.queues)
+            else:
+                with pytest.raises(Denied, match="may not give 'mine' a filter"):
+                    rights.require(caller, [operation], owner.queues)
+
+
+@pytest.mark.parametrize("kind", [queues.Ack, queues.Fail, queues.Extend])
+def test_a_number_of_a_queue_that_is_not_the_callers_is_as_one_that_no_queue_has(kind: Any) -> None:
+    caller = Caller("somebody", (Grant("admin", "queue", "mine"),))
+    with detent.open("memory:") as store:
+        store.queue("secret").create()
+        number = store.queue("secret").info().number
+        owner = store._connection.current
+        assert isinstance(owner, LocalOwner)
+        with pytest.raises(StaleReceipt) as unknown:
+            store.commit([kind(number + 70, [0], [0])])
+        with pytest.raises(StaleReceipt) as hidden:
+            rights.require(caller, [kind(number, [0], [0])], owner.queues)
+        assert str(hidden.value) == str(unknown.value).replace(str(number + 70), str(number))
+        assert hidden.value.__cause__ is None

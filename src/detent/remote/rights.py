@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from detent.engine import Operation
+from detent.errors import Denied, StaleReceipt
 from detent.journal import operations as journals
 from detent.queue import QueueMachine
 from detent.queue import operations as queues
@@ -15,8 +16,34 @@ Right = Literal["publish", "consume", "admin"]
 Kind = Literal["queue", "journal"]
 
 
+EVERYTHING: Final = "*"
+"""What a grant says that is on both kinds, or on all names."""
+
+
+class Grant(Protocol):
+    """A right on the queues or journals whose names match a pattern."""
+
+    @property
+    def right(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def pattern(self) -> str: ...
+
+
 class Caller(Protocol):
-    """Whoever sent a request, as far as a server knows."""
+    """Whoever sent a request, as far as a server knows. Sessions are given to a `key`."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def grants(self) -> Sequence[Grant]: ...
 
     def require(self, right: Right, kind: Kind, name: str) -> None:
         """`Denied` unless the caller has the right on a queue or journal."""
@@ -30,7 +57,7 @@ class Caller(Protocol):
 class Need(NamedTuple):
     """A right, and the field of the operation that says on which queue or journal: a name, or the number that receipts
     have for a queue. Without a field, or where it is empty, the right is needed on the whole store. `also` is a field
-    that may name a second one."""
+    that may name a second one, which gets messages: `publish` is needed there."""
 
     right: Right
     kind: Kind
@@ -74,14 +101,21 @@ NEEDS: Final[dict[type[Operation], Need]] = {
 }
 
 
-def _reaches_beyond(caller: Caller, operation: queues.CreateQueue | queues.ConfigureQueue) -> None:
-    """`Denied` for settings that reach beyond the queue itself. A filter picks from all messages of the store, so it
-    needs the right to consume everywhere; a dead letter queue gets messages, as if they were published there."""
-    wanted = operation.settings.filter
-    if wanted is not None and wanted != default_filter(operation.queue):
-        caller.require_everywhere("consume")
-    if operation.settings.dead_letter:
-        caller.require("publish", "queue", operation.settings.dead_letter)
+def may_all(caller: Caller, right: Right, kind: Kind) -> bool:
+    """Whether a caller has a right on all queues, or all journals."""
+    return any(
+        grant.right in {right, "admin"} and grant.kind in {kind, EVERYTHING} and grant.pattern == EVERYTHING
+        for grant in caller.grants
+    )
+
+
+def require_settings(caller: Caller, queue: str, filter: str | None, dead_letter: str | None) -> None:
+    """`Denied` for settings that reach beyond the queue itself. A filter picks from the messages of all queues, so it
+    needs the right to consume them all; a dead letter queue gets messages, as if they were published there."""
+    if filter is not None and filter != default_filter(queue) and not may_all(caller, "consume", "queue"):
+        raise Denied(f"{caller.name} may not give {queue!r} a filter: it would pick from queues that are not its own")
+    if dead_letter:
+        caller.require("publish", "queue", dead_letter)
 
 
 def require(caller: Caller, operations: Sequence[Operation], machine: QueueMachine) -> None:
@@ -96,14 +130,14 @@ def require(caller: Caller, operations: Sequence[Operation], machine: QueueMachi
         else:
             caller.require_everywhere(need.right)
         if isinstance(operation, queues.CreateQueue | queues.ConfigureQueue):
-            _reaches_beyond(caller, operation)
+            require_settings(caller, operation.queue, operation.settings.filter, operation.settings.dead_letter)
         for also in _also(operation, need):
-            caller.require(need.right, need.kind, also)
+            caller.require("publish", need.kind, also)
 
 
 def _also(operation: Any, need: Need) -> set[str]:
-    """Further queues that an operation names. A message that is published to one queue may be addressed to another in
-    its headers, and goes there too."""
+    """Further queues that an operation brings messages to. One that is published to one queue may be addressed to
+    another in its headers, and goes there too."""
     if isinstance(operation, queues.Publish):
         return {headers["queue"] for headers in operation.headers or () if headers.get("queue")} - {operation.to}
     named = None if need.also is None else getattr(operation, need.also)
@@ -112,7 +146,12 @@ def _also(operation: Any, need: Need) -> set[str]:
 
 def _require_number(caller: Caller, need: Need, number: int, machine: QueueMachine) -> None:
     """On the queue that has a number. Where none has it the operation is refused as stale, whoever asks: the number of
-    a deleted queue is never given to another one."""
+    a deleted queue is never given to another one. Whoever has no right on the queue is told the same: numbers can be
+    guessed, and names are not to be had for them."""
     state = machine.users_queue(number)
-    if state is not None:
+    if state is None:
+        return
+    try:
         caller.require(need.right, need.kind, state.name)
+    except Denied:
+        raise StaleReceipt(f"no queue has the number {number}: it was deleted, and its receipts with it") from None

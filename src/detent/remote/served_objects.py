@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
@@ -32,6 +33,11 @@ LOOP_SLACK_S: Final = 5.0
 UPLOADS_MAX: Final = 8
 """Each one holds a thread for as long as its client takes; more are told to come again."""
 
+GRACE_S: Final = 30.0
+BYTES_A_SECOND_MIN: Final = 64 << 10
+"""How long a client may keep its upload waiting: so long, and longer by what it has sent at this rate. One that sends a
+byte now and then would hold its thread, and a place that others want, for ever."""
+
 
 class ServedObjects:
     """Answers for the objects of one store."""
@@ -40,6 +46,7 @@ class ServedObjects:
         self._objects = objects
         self._uploads = threading.BoundedSemaphore(UPLOADS_MAX)
         self._threads = ThreadPoolExecutor(UPLOADS_MAX, "detent-upload")
+        self._under_way: set[_Upload] = set()
         self._closing = False
 
     async def answer(self, call: Call) -> Reply:
@@ -66,10 +73,12 @@ class ServedObjects:
         if not self._uploads.acquire(blocking=False):
             raise Busy(f"{UPLOADS_MAX} fragments are being written already; write this one in a moment")
         loop = asyncio.get_running_loop()
+        upload = _Upload(call.parts(OBJECT_BYTES_MAX), loop)
+        self._under_way.add(upload)
         try:
-            parts = _in_thread(call.parts(OBJECT_BYTES_MAX), loop)
-            size = await loop.run_in_executor(self._threads, self._objects.put, name, parts)
+            size = await loop.run_in_executor(self._threads, self._objects.put, name, upload.in_thread())
         finally:
+            self._under_way.discard(upload)
             self._uploads.release()
         return Reply.json({"size": size}, status=201)
 
@@ -87,28 +96,66 @@ class ServedObjects:
         return Reply(in_threads(call, _parts(data)), BYTES_TYPE, headers={SIZE_HEADER: str(len(data))})
 
     def close(self) -> None:
-        """End the threads, once what they do is done."""
+        """End the uploads under way, and with them the threads."""
         self._closing = True
+        for upload in list(self._under_way):
+            upload.end()
         self._threads.shutdown(wait=False)
 
 
-def _in_thread(parts: AsyncIterator[bytes], loop: asyncio.AbstractEventLoop) -> Iterator[bytes]:
-    """What comes in on a loop, for a thread that takes it part by part."""
-    while True:
-        coming: Future[bytes | None] = asyncio.run_coroutine_threadsafe(_next(parts), loop)
-        part = coming.result(wire.BODY_WAIT_S + LOOP_SLACK_S)
-        if part is None:
-            return
-        yield part
+class _Upload:
+    """What comes in on a loop, for a thread that takes it part by part; until the client is too slow, or the end."""
 
+    def __init__(self, parts: AsyncIterator[bytes], loop: asyncio.AbstractEventLoop) -> None:
+        self._parts = parts
+        self._loop = loop
+        self._size = 0
+        self._waited_s = 0.0
+        self._wait: asyncio.Timeout | None = None
+        self._ended = False
 
-async def _next(parts: AsyncIterator[bytes]) -> bytes | None:
-    try:
-        return await asyncio.wait_for(anext(parts), wire.BODY_WAIT_S)
-    except StopAsyncIteration:
-        return None
-    except TimeoutError as error:
-        raise Invalid(f"nothing more of the fragment came within {wire.BODY_WAIT_S:.0f} s") from error
+    def in_thread(self) -> Iterator[bytes]:
+        """The parts, for a thread."""
+        while True:
+            coming: Future[bytes | None] = asyncio.run_coroutine_threadsafe(self._next(), self._loop)
+            part = coming.result(wire.BODY_WAIT_S + LOOP_SLACK_S)
+            if part is None:
+                return
+            yield part
+
+    def end(self) -> None:
+        """Wait no longer for the client; from any thread."""
+        self._ended = True
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop_waiting)
+
+    def _stop_waiting(self) -> None:
+        if self._wait is not None and not self._wait.expired():
+            self._wait.reschedule(self._loop.time())
+
+    async def _next(self) -> bytes | None:
+        """The next part. Only waiting for the client is counted against it, not the time that storing takes."""
+        patience_s = GRACE_S + self._size / BYTES_A_SECOND_MIN - self._waited_s
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(min(patience_s, wire.BODY_WAIT_S)) as self._wait:
+                if self._ended:
+                    raise Unavailable("this store is closing")
+                part = await anext(self._parts)
+        except StopAsyncIteration:
+            return None
+        except TimeoutError as error:
+            if self._ended:
+                raise Unavailable("this store is closing") from error
+            raise Invalid(
+                f"the fragment comes too slowly: {self._size} bytes in {self._waited_s + time.monotonic() - began:.0f} "
+                f"s; after {GRACE_S:.0f} s it has to be {BYTES_A_SECOND_MIN} bytes a second"
+            ) from error
+        finally:
+            self._wait = None
+            self._waited_s += time.monotonic() - began
+        self._size += len(part)
+        return part
 
 
 def _parts(data: memoryview) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ name that contains a slash has it as %2F, so no name can lead anywhere else.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -17,11 +18,12 @@ from detent.durations import Duration, milliseconds
 from detent.errors import DetentError, Invalid, NotFound
 from detent.names import check_name
 from detent.remote.wire import PROBLEM_TYPE, Problem
-from detent.server import api_journals, api_queues, api_transaction, jsonbody, openapi
+from detent.server import api_journals, api_queues, api_transaction, jsonbody, openapi, tracing
 from detent.server.access import Caller
 from detent.server.app import refusal
 from detent.server.arrow import STREAM_BYTES_MAX
 from detent.server.http import JSON, JSON_BYTES_MAX, Request, Response
+from detent.server.limits import LARGE_BYTES, ClaimSizes
 from detent.server.receipts import QueueNumbers
 from detent.server.route import ARROW, Call, Route, Service
 
@@ -30,9 +32,6 @@ if TYPE_CHECKING:
 
 WAIT_MAX: Final = "60s"
 """How long a request may wait for something to come: proxies end connections that stay silent for longer."""
-
-LARGE_BODY: Final = 256 << 10
-"""From this size on a body is taken apart in a thread, so that others are answered meanwhile."""
 
 MESSAGE_CHARS_MAX: Final = 2_000
 """What an error may say: many repeat what was wrong, and that may be megabytes."""
@@ -78,12 +77,16 @@ _OWNED: Final = frozenset(route.path.split("/")[2].encode() for route in ROUTES 
 
 
 class Api:
-    """The API over a store. `close` ends the requests that wait for something, so that a server can stop."""
+    """The API over a store. `close` ends the requests that wait for something, so that a server can stop; `stale` is
+    called for each receipt that is refused as stale before the engine sees it."""
 
     name = "api"
 
-    def __init__(self, store: AsyncStore, *, wait_max: Duration = WAIT_MAX) -> None:
-        self._service = Service(store, QueueNumbers(store), asyncio.Event(), milliseconds(wait_max))
+    def __init__(
+        self, store: AsyncStore, *, wait_max: Duration = WAIT_MAX, stale: Callable[[], None] | None = None
+    ) -> None:
+        numbers = QueueNumbers(store, stale)
+        self._service = Service(store, numbers, asyncio.Event(), milliseconds(wait_max), ClaimSizes())
 
     async def close(self) -> None:
         """Answer everybody who waits, with what there is."""
@@ -122,12 +125,12 @@ class Api:
                 body = await _json(request, route)
             else:
                 return _wrong_type(request, route)
-        done = await handler(Call(self._service, request, caller, name, body, query))
+        done = await handler(Call(self._service, route, request, caller, name, body, query))
         return done if isinstance(done, Response) else Response(_encode(done), status=route.status)
 
     def refuse(self, request: Request, error: DetentError) -> Response:
         """An error as its name and what it says."""
-        del request
+        tracing.note(request, tracing.ERROR_TYPE, type(error).__name__)
         message = str(error)
         if len(message) > MESSAGE_CHARS_MAX:
             error = type(error)(f"{message[: MESSAGE_CHARS_MAX // 2]} … {message[-MESSAGE_CHARS_MAX // 2 :]}")
@@ -155,7 +158,7 @@ def _query(request: Request, route: Route) -> Any:
 
 async def _json(request: Request, route: Route) -> Any:
     body = await request.body(JSON_BYTES_MAX)
-    if len(body) < LARGE_BODY:
+    if len(body) < LARGE_BYTES:
         return jsonbody.decode(body, route.decoder)
     return await asyncio.to_thread(jsonbody.decode, body, route.decoder)
 

@@ -151,6 +151,7 @@ async def append(call: Call[Entry | list[Entry], None]) -> Appended:
     call.refuse_idempotency_key("an append")
     entries = [call.body] if isinstance(call.body, Entry) else call.body
     check_count(len(entries), BATCH_MESSAGES_MAX, "messages")
+    call.traced(len(entries))
     journal = call.store.journal(call.name)
     return appended(await journal.append_many([entry.parts() for entry in entries]))
 
@@ -159,13 +160,14 @@ async def append_stream(call: Call[bytes, None]) -> Appended:
     """Append the rows of an Arrow IPC stream, all or none."""
     call.refuse_idempotency_key("an append")
     table = await asyncio.to_thread(arrow.read_table, call.body)
+    call.traced(table.num_rows)
     return appended(await call.store.journal(call.name).append_table(table))
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-async def read(call: Call[None, ReadQuery]) -> JournalMessages | Response:
+async def read(call: Call[None, ReadQuery]) -> Response:
     """Messages in order. `to` has to be there: a read never gives fewer than asked for, but pages them by `limit`, and
     when they are large; `next` says where to go on. With `Accept: application/vnd.apache.arrow.stream` an Arrow stream
     of the whole range, whose headers Detent-First and Detent-Next say which."""
@@ -197,6 +199,7 @@ async def _wait(call: Call[None, ReadQuery]) -> None:
         return
     async with call.poll(wait_ms) as poll:
         await poll.race(call.store.wait(call.name, offset, wait_ms))
+    await call.still_allowed()
 
 
 async def _range(call: Call[None, ReadQuery]) -> tuple[int, int]:
@@ -218,8 +221,14 @@ async def _range(call: Call[None, ReadQuery]) -> tuple[int, int]:
     return start, end
 
 
-def _page(call: Call[None, ReadQuery], start: int, stop: int) -> JournalMessages:
+def _page(call: Call[None, ReadQuery], start: int, stop: int) -> Response:
     """A page, read and put into words in a thread: thousands of messages take their time."""
+    found = _page_messages(call, start, stop)
+    call.traced(len(found))
+    return Response.json(JournalMessages(messages=found, next=start + len(found)))
+
+
+def _page_messages(call: Call[None, ReadQuery], start: int, stop: int) -> list[JournalMessage]:
     committed = call.query.isolation == "committed"
     reader = call.store.reader
     batches = reader.committed(call.name, start, stop) if committed else reader.uncommitted(call.name, start, stop)
@@ -230,13 +239,14 @@ def _page(call: Call[None, ReadQuery], start: int, stop: int) -> JournalMessages
             found.append(journal_message(message))
             size += len(message.body) + len(message.key or b"")
             if size > ANSWER_BYTES_MAX:
-                return JournalMessages(messages=found, next=start + len(found))
-    return JournalMessages(messages=found, next=start + len(found))
+                return found
+    return found
 
 
 async def _stream(call: Call[None, ReadQuery], start: int, stop: int) -> Response:
     """An Arrow stream. Its first part is read before it is promised; if a later one fails, the connection ends without
     the end of the stream, so that nobody takes it for whole."""
+    call.traced(stop - start)
     parts = arrow.stream(_batches(call, start, stop))
     first = await anext(parts)
 
@@ -257,6 +267,7 @@ async def _batches(call: Call[None, ReadQuery], start: int, stop: int) -> AsyncI
         async for batch in call.store.journal(call.name).read_batches(start, stop, isolation=call.query.isolation):
             if gone.done():
                 return
+            await call.still_allowed()
             yield batch
     finally:
         gone.cancel()

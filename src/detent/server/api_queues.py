@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Final
 
+import msgspec
 from msgspec import Meta
 
-from detent.errors import Conflict, Denied, Invalid, NotFound
+from detent.errors import Conflict, DetentError, Invalid, NotFound
 from detent.queue import AsyncDelivery, FailedMessage, MessageInfo, Outgoing, Published, Receipt, calls
 from detent.queue import operations as ops
-from detent.queue.filters import default_filter
-from detent.queue.info import failed_message, queue_info
+from detent.queue.info import MessagePlace, failed_message, queue_info
 from detent.queue.message import ack_operations, extend_operation, fail_operation
+from detent.remote import rights
+from detent.remote.contents import Room
 from detent.server.access import Caller
 from detent.server.http import Response
 from detent.server.limits import (
@@ -23,9 +25,11 @@ from detent.server.limits import (
     CLAIM_MESSAGES_MAX,
     FAILED_MAX,
     FAILED_PAGE,
+    LARGE_BYTES,
     NAMED_MAX,
     ListQuery,
     check_count,
+    claim_step,
     page_of,
 )
 from detent.server.models import (
@@ -62,10 +66,9 @@ from detent.server.models_queues import (
     failure,
     published_message,
 )
-from detent.server.route import Call, Route, may_all, may_everywhere, may_see
+from detent.server.route import Call, Route, may_everywhere, may_see
 
-CONTENTS_STEP: Final = 16
-"""Failed messages whose payloads are read together before a page looks at how large it is."""
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class FailedQuery(Input, kw_only=True):
@@ -87,15 +90,11 @@ async def list_queues(call: Call[None, ListQuery]) -> QueueList:
 
 
 def check_settings(caller: Caller, queue: str, given: Mapping[str, Any]) -> None:
-    """`Denied` for settings that reach beyond the queue itself. A filter picks from all messages of the store, so it
-    needs the right to consume all queues; other queues that a setting names get messages, as if published there."""
-    wanted = given.get("filter")
-    if wanted is not None and wanted != default_filter(queue) and not may_all(caller, "consume", "queue"):
-        raise Denied(f"{caller.name} may not give {queue!r} a filter: it would pick from queues that are not its own")
+    """`Denied` for settings that reach beyond the queue itself, and that the caller may not reach."""
     target = given.get("dead_letter")
     if target:
         ops.check_name(target)
-        caller.require("publish", "queue", target)
+    rights.require_settings(caller, queue, given.get("filter"), target)
 
 
 async def create_queue(call: Call[Any, None]) -> Response:
@@ -165,6 +164,7 @@ async def publish(call: Call[OutgoingMessage | list[OutgoingMessage], None]) -> 
     can be claimed. 400 if the queue's filter does not match the headers. The header `Idempotency-Key` is the dedup key
     of one message that has none."""
     messages = _outgoing(call)
+    call.traced(len(messages))
     queue = call.store.queue(call.name)
     if len(messages) == 1:
         return _published([await queue.publish(messages[0])])
@@ -174,15 +174,18 @@ async def publish(call: Call[OutgoingMessage | list[OutgoingMessage], None]) -> 
 async def publish_anywhere(call: Call[OutgoingMessage | list[OutgoingMessage], None]) -> PublishedMessages:
     """Publish one message, or an array of them, to every queue whose filter matches their headers. What matches none is
     kept until its retention ends, for queues that are created with `earliest`."""
-    return _published(await call.store.publish_many(_outgoing(call)))
+    messages = _outgoing(call)
+    call.traced(len(messages))
+    return _published(await call.store.publish_many(messages))
 
 
 # -- claiming -------------------------------------------------------------------------------------------------------
 
 
-async def claim(call: Call[ClaimRequest, None]) -> ClaimedMessages:
-    """Claim up to `count` messages, most urgent first, then oldest first. With `wait` an empty queue is waited for that
-    long. Each message is the caller's until its lease ends: acknowledge it, fail it or extend the lease before that."""
+async def claim(call: Call[ClaimRequest, None]) -> ClaimedMessages | Response:
+    """Claim up to `count` messages, most urgent first, then oldest first; fewer when their payloads are large. With
+    `wait` an empty queue is waited for that long. Each message is the caller's until its lease ends: acknowledge it,
+    fail it or extend the lease before that."""
     wanted = call.body
     check_count(wanted.count, CLAIM_MESSAGES_MAX, "messages in a claim")
     wait_ms = call.wait_ms(wanted.wait)
@@ -192,20 +195,71 @@ async def claim(call: Call[ClaimRequest, None]) -> ClaimedMessages:
         async with call.poll(wait_ms) as poll:
             while not found and (left_ms := poll.left_ms):
                 await poll.race(queue.wait(timedelta(milliseconds=left_ms)))
+                await call.still_allowed()
                 if not poll.abandoned:  # what is claimed for a client that has gone, nobody acknowledges
                     found = await _claim(call)
+    call.traced(len(found))
     if found:
         call.service.numbers.note(found[0].receipt.queue, call.name)
+    if sum(len(message.payload) for message in found) >= LARGE_BYTES:
+        return Response(_in_parts(found))
     return ClaimedMessages(messages=[claimed_message(message) for message in found])
 
 
 async def _claim(call: Call[ClaimRequest, None]) -> list[AsyncDelivery]:
+    """Claim in steps, each a commit of its own, until there are enough, no more, or enough bytes. How many are claimed
+    at once goes by the payloads that this claim has met, and at first by those of the last one."""
+    sizes = call.service.sizes
+    largest, size = 0, 0
+    found: list[AsyncDelivery] = []
+    while len(found) < call.body.count and size < ANSWER_BYTES_MAX:
+        guess = largest if found else sizes.largest(call.name)
+        step = claim_step(call.body.count - len(found), ANSWER_BYTES_MAX - size, guess)
+        try:
+            came = await _claim_step(call, step)
+        except DetentError:
+            if not found:
+                raise
+            break  # what was claimed before is the caller's, and has to reach it
+        found += came
+        lengths = [len(message.payload) for message in came]
+        size += sum(lengths)
+        largest = max([largest, *lengths])
+        if len(came) < step:
+            break
+    if found:
+        sizes.note(call.name, largest)
+    return found
+
+
+async def _in_parts(found: list[AsyncDelivery]) -> AsyncIterator[bytes]:
+    """Claimed messages as an answer has them, one after another: of large ones, only one at a time is in memory twice,
+    and it is put into words in a thread."""
+    begin = b'{"messages":['
+    for message in _taken(found):
+        yield begin + await asyncio.to_thread(_in_words, message)
+        begin = b","
+    yield b"]}"
+
+
+def _in_words(message: AsyncDelivery) -> bytes:
+    return _encode(claimed_message(message))
+
+
+def _taken(found: list[AsyncDelivery]) -> Iterable[AsyncDelivery]:
+    """What is in a list, which gets shorter: what is on its way need not be kept."""
+    found.reverse()
+    while found:
+        yield found.pop()
+
+
+async def _claim_step(call: Call[ClaimRequest, None], count: int) -> list[AsyncDelivery]:
     wanted = call.body
     consumer = wanted.consumer
     if consumer is None:
         consumer = f"{call.caller.name} at {call.request.client}"[: ops.CONSUMER_BYTES_MAX // 4]
     queue = call.store.queue(call.name)
-    return await queue.claim(wanted.count, lease=optional_duration(wanted.lease), consumer=consumer)
+    return await queue.claim(count, lease=optional_duration(wanted.lease), consumer=consumer)
 
 
 async def _receipts(call: Call[Any, None], texts: list[str]) -> list[Receipt]:
@@ -221,6 +275,7 @@ async def _receipts(call: Call[Any, None], texts: list[str]) -> list[Receipt]:
 async def ack(call: Call[AckRequest, None]) -> Acknowledged:
     """Messages are done, all or none: one stale receipt refuses them all with 410, and nothing is changed."""
     receipts = await _receipts(call, call.body.receipts)
+    call.traced(len(receipts))
     await call.store.commit(ack_operations(receipts))
     return Acknowledged(acknowledged=list(map(str, receipts)))
 
@@ -244,29 +299,26 @@ async def extend(call: Call[ExtendRequest, None]) -> Extended:
 # -- what failed ----------------------------------------------------------------------------------------------------
 
 
-async def list_failed(call: Call[None, FailedQuery]) -> FailureList:
+async def list_failed(call: Call[None, FailedQuery]) -> Response:
     """The failed messages, oldest first, with their reasons, attempts and payloads. A page ends early when its payloads
     are large; `next` says where to go on."""
     check_count(call.query.limit, FAILED_MAX, "failed messages in an answer")
     asked = ops.ListFailed(call.name, call.query.after, call.query.limit)
     page: ops.FailedMessages = (await call.store.commit([asked]))[0]
-    found = await asyncio.to_thread(_with_contents, call, page.messages)
-    more = page.more or len(found) < len(page.messages)
-    return FailureList(messages=list(map(failure, found)), next=found[-1].message if more else None)
+    return await asyncio.to_thread(_failed_page, call, page)
 
 
-def _with_contents(call: Call[Any, Any], entries: list[ops.FailedEntry]) -> list[FailedMessage]:
+def _failed_page(call: Call[Any, Any], page: ops.FailedMessages) -> Response:
+    """The page, read and put into words in a thread; as many of its messages as find room."""
+    entries = page.messages
+    room = Room(ANSWER_BYTES_MAX)
+    rows = call.store.messages.leading([one.message for one in entries], [one.record for one in entries], room.fits)
     found: list[FailedMessage] = []
-    size = 0
-    for start in range(0, len(entries), CONTENTS_STEP):
-        step = entries[start : start + CONTENTS_STEP]
-        contents = call.store.messages.contents([one.message for one in step], [one.record for one in step])
-        for entry, content in zip(step, contents, strict=True):
-            if size > ANSWER_BYTES_MAX:
-                return found
-            found.append(failed_message(call.name, entry, content))
-            size += len(found[-1].payload)
-    return found
+    for entry, (kind, payload, about) in zip(entries, rows, strict=False):
+        content = None if payload is None or about is None else (kind, payload, about)
+        found.append(failed_message(call.name, entry, content))
+    more = page.more or len(found) < len(entries)
+    return Response.json(FailureList(messages=list(map(failure, found)), next=found[-1].message if more else None))
 
 
 async def redrive(call: Call[RedriveRequest, None]) -> Redriven:
@@ -302,7 +354,7 @@ async def purge(call: Call[PurgeRequest, None]) -> Purged:
 # -- one message ----------------------------------------------------------------------------------------------------
 
 
-async def show_message(call: Call[None, None]) -> MessageDescription:
+async def show_message(call: Call[None, None]) -> MessageDescription | Response:
     """A message, and where it is in each queue that the caller may consume."""
     number = _number(call.name)
     info: MessageInfo | None
@@ -315,7 +367,13 @@ async def show_message(call: Call[None, None]) -> MessageDescription:
         raise NotFound(
             f"there is no message {number}: it is done, expired, was never published, or is in no queue of yours"
         )
+    if len(info.payload) >= LARGE_BYTES:
+        return await asyncio.to_thread(_described, info, places)
     return describe_message(info, places)
+
+
+def _described(info: MessageInfo, places: list[MessagePlace]) -> Response:
+    return Response.json(describe_message(info, places))
 
 
 def _number(text: str) -> int:

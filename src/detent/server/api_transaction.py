@@ -13,6 +13,7 @@ from detent.queue import Receipt
 from detent.queue import calls as queue_calls
 from detent.queue.message import ack_operations, extend_operation, fail_operation
 from detent.queue.operations import check_name as check_queue
+from detent.server import tracing
 from detent.server.limits import NAMED_MAX, OPERATIONS_MAX, check_count
 from detent.server.models import Input, Number, Output, TimeText, optional_duration, time_text
 from detent.server.models_journals import Appended, Entry
@@ -208,10 +209,8 @@ def _require_publish(call: AnyCall, journal: str) -> None:
 
 async def _require_consume(call: AnyCall, receipts: Iterable[Receipt]) -> None:
     """The receipts' queues are asked for only if it matters: their numbers say nothing of their names."""
-    if may_everywhere(call.caller, "consume"):
-        return
-    for name in await call.service.numbers.names(receipts):
-        call.caller.require("consume", "queue", name)
+    if not may_everywhere(call.caller, "consume"):
+        await call.service.numbers.require_consume(receipts, call.caller)
 
 
 # -- the route ------------------------------------------------------------------------------------------------------
@@ -220,14 +219,16 @@ async def _require_consume(call: AnyCall, receipts: Iterable[Receipt]) -> None:
 async def commit(call: Call[TransactionRequest, None]) -> TransactionResults:
     """Apply operations together, or none of them: a failed check (409), a stale receipt (410) or a right that the
     caller does not have (403) refuses them all. Each needs its own right: `publish` on the queue or journal that it
-    writes or checks, `consume` on the queue of a receipt."""
+    writes or checks, `consume` on the queue of a receipt (410 without it, as for a queue that is not there)."""
     call.refuse_idempotency_key("a transaction")
     steps = call.body.operations
     check_count(len(steps), OPERATIONS_MAX, "operations")
     if not steps:
         raise Invalid("there is nothing to do: name an operation")
     built = [await step.build(call) for step in steps]
-    results = await call.store.commit([operation for operations in built for operation in operations])
+    every = [operation for operations in built for operation in operations]
+    tracing.note_operations(call.request, every)
+    results = await call.store.commit(every)
     answers: list[Any] = []
     at = 0
     for step, operations in zip(steps, built, strict=True):

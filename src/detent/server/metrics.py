@@ -43,7 +43,7 @@ class Metrics:
         self._duplicates = _counter("dedup_hits", "Publishes whose dedup key was known.", registry)
         self._claimed = _counter("claimed_messages", "Messages given out.", registry)
         self._redelivered = _counter("redeliveries", "Messages given out that had been given out before.", registry)
-        self._stale = _counter("stale_receipts_refused", "Transactions refused for a stale receipt.", registry)
+        self._stale = _counter("stale_receipts_refused", "Requests refused for a stale receipt.", registry)
         self._refused = Counter("detent_refused_transactions", "Transactions refused.", ["error"], registry=registry)
         self._requests = Counter(
             "detent_http_requests", "Requests answered.", ["part", "method", "status"], registry=registry
@@ -79,6 +79,10 @@ class Metrics:
         elif isinstance(result, ops.ClaimedMessages):
             self._claimed.inc(len(result.messages))
             self._redelivered.inc(sum(attempts > 1 for attempts in result.attempts))
+
+    def stale_receipt(self) -> None:
+        """A receipt was refused as stale before the engine saw it."""
+        self._stale.inc()
 
     def request(self, part: str, method: str, status: int, seconds: float) -> None:
         """A request was answered."""

@@ -21,13 +21,15 @@ DESCRIPTION: Final = """Queues and journals in which each message takes effect e
 Names of queues and journals stand percent-encoded in the path (`orders/eu` is `orders%2Feu`). Durations are text such
 as "30s", or numbers of seconds; times are ISO 8601. An error's body says its name and what to do."""
 
-ALWAYS: Final = (400, 403, 413, 429, 500, 503)
-"""What any request may be answered with."""
+ALWAYS: Final = (400, 401, 403, 405, 413, 429, 500, 503)
+"""What any request may be answered with; 405 if it has another method than the document says."""
 
 ERRORS: Final = {
     400: "The request is malformed; nothing was changed.",
+    401: "This server wants to know who asks, and there are no credentials, or they are not known here.",
     403: "The caller may not do this; nothing was changed.",
     404: "What was named does not exist.",
+    405: "This path is not asked with this method.",
     409: "It exists already, or a check failed; nothing was changed.",
     410: "A receipt is stale: its lease is over, and somebody else has the message, or will; nothing was changed.",
     413: "A limit was reached; nothing was changed.",
@@ -49,6 +51,14 @@ _KEY_PARAMETER: Final = {
     "description": "The dedup key of the one message of the request, if it has none itself.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
 }
+_HEADERS: Final = {
+    401: ("WWW-Authenticate", "How to say who asks.", {"type": "string"}),
+    405: ("Allow", "The methods that it is asked with.", {"type": "string"}),
+    429: ("Retry-After", "Seconds to wait.", {"type": "integer"}),
+    503: ("Retry-After", "Seconds to wait.", {"type": "integer"}),
+}
+"""What the headers of errors say."""
+
 _REF: Final = "#/components/schemas/{name}"
 
 
@@ -124,8 +134,9 @@ def _problem(status: int, text: str) -> dict[str, Any]:
         "description": text,
         "content": {PROBLEM_TYPE: {"schema": {"$ref": _REF.format(name="Problem")}}},
     }
-    if status in {429, 503}:
-        problem["headers"] = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
+    if status in _HEADERS:
+        name, meaning, schema = _HEADERS[status]
+        problem["headers"] = {name: {"description": meaning, "schema": schema}}
     return problem
 
 

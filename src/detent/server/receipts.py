@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from detent.errors import StaleReceipt
 from detent.queue import Receipt
+from detent.server.access import Caller
 
 if TYPE_CHECKING:
     from detent.store import AsyncStore
@@ -17,10 +18,11 @@ NUMBERS_MAX: Final = 100_000
 
 class QueueNumbers:
     """The names of queues by number. A queue keeps its number for life and no other ever gets it, so what was true once
-    stays true."""
+    stays true. `refused` is called for each receipt that is refused here, because the engine never sees it."""
 
-    def __init__(self, store: AsyncStore) -> None:
+    def __init__(self, store: AsyncStore, refused: Callable[[], None] | None = None) -> None:
         self._store = store
+        self._refused = refused
         self._names: dict[int, str] = {}
 
     def note(self, number: int, name: str) -> None:
@@ -36,16 +38,20 @@ class QueueNumbers:
                 info = await self._store.queue(queue).info()
                 self.note(info.number, info.name)
             if self._names.get(receipt.queue) != queue:
-                raise StaleReceipt(f"the receipt {receipt} is not of the queue {queue!r} that there is now")
+                raise self._stale(f"the receipt {receipt} is not of the queue {queue!r} that there is now")
 
-    async def names(self, receipts: Iterable[Receipt]) -> set[str]:
-        """The queues that receipts are of."""
-        found = set()
+    async def require_consume(self, receipts: Iterable[Receipt], caller: Caller) -> None:
+        """`StaleReceipt` unless the caller may consume the queues of all receipts. Whether there is no such queue or it
+        is somebody else's, the answer is the same: a number that was guessed must not be answered with a name."""
         for receipt in receipts:
             if receipt.queue not in self._names:
                 for info in await self._store.queues():
                     self.note(info.number, info.name)
-            if receipt.queue not in self._names:
-                raise StaleReceipt(f"the receipt {receipt} is of a queue that is deleted, or never was")
-            found.add(self._names[receipt.queue])
-        return found
+            name = self._names.get(receipt.queue)
+            if name is None or not caller.may("consume", "queue", name):
+                raise self._stale(f"the receipt {receipt} is of a queue that is deleted, never was, or is not yours")
+
+    def _stale(self, message: str) -> StaleReceipt:
+        if self._refused is not None:
+            self._refused()
+        return StaleReceipt(message)

@@ -12,8 +12,10 @@ import msgspec
 
 from detent.durations import milliseconds
 from detent.errors import Denied, Invalid, LimitExceeded
-from detent.server.access import EVERYTHING, RIGHTS, Caller, Kind, Right
+from detent.server import tracing
+from detent.server.access import RIGHTS, Caller, Kind, Right
 from detent.server.http import Request, Response
+from detent.server.limits import ClaimSizes
 from detent.server.models import Output, duration
 from detent.server.receipts import QueueNumbers
 from detent.server.waiting import Poll
@@ -37,6 +39,7 @@ class Service:
     numbers: QueueNumbers
     closing: asyncio.Event
     wait_ms_max: int
+    sizes: ClaimSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Call(Generic[Body, Query]):
     """One request whose route is found and whose caller may ask it: the name in its path, its body and its query."""
 
     service: Service
+    route: Route
     request: Request
     caller: Caller
     name: str
@@ -70,6 +74,17 @@ class Call(Generic[Body, Query]):
     def poll(self, wait_ms: int) -> Poll:
         """Wait for something, as long as the caller does."""
         return Poll(self.request, self.service.closing, wait_ms)
+
+    async def still_allowed(self) -> None:
+        """`Denied` if the caller's key was revoked, or lost its rights, since the request came: for an answer that
+        takes its time, before anything is given out. Who asks now, the application knows (`Request.recheck`)."""
+        recheck: Callable[[], Awaitable[Caller]] | None = getattr(self.request, "recheck", None)
+        if recheck is not None:
+            self.route.authorize(await recheck(), self.name)
+
+    def traced(self, count: int) -> None:
+        """How many messages this was about, for whoever traces requests."""
+        tracing.note(self.request, tracing.BATCH_COUNT, count)
 
     def idempotency_key(self) -> str | None:
         """The key that the request's header gives the one message in it."""
@@ -143,14 +158,6 @@ class Route:
 def may_see(caller: Caller, kind: Kind, name: str) -> bool:
     """Whether a caller has anything to do with a queue or journal."""
     return any(caller.may(right, kind, name) for right in RIGHTS)
-
-
-def may_all(caller: Caller, right: Right, kind: Kind) -> bool:
-    """Whether a caller has a right on all queues, or all journals."""
-    return any(
-        grant.right in {right, "admin"} and grant.kind in {kind, EVERYTHING} and grant.pattern == EVERYTHING
-        for grant in caller.grants
-    )
 
 
 def may_everywhere(caller: Caller, right: Right) -> bool:

@@ -65,6 +65,7 @@ class Entry:
     priority: int
     order: int
     visible_ms: int
+    deadline_ms: int
     group: bytes | None = None
     state: str = AVAILABLE
     attempts: int = 0
@@ -97,6 +98,7 @@ class Queue:
     labels: dict[str, str] = field(default_factory=dict)
     dead_letter: str = ""
     group_header: str = ""
+    dead_letter_retention_s: int = 0
     entries: dict[int, Entry] = field(default_factory=dict)
     done: dict[int, tuple[int, int]] = field(default_factory=dict)
     forgettable: set[int] = field(default_factory=set)  # done messages that need not be known any more
@@ -119,9 +121,10 @@ class Queue:
         value = headers.get(self.group_header) if self.group_header else None
         return None if value is None else value.encode()[:128]
 
-    def add(self, message: int, priority: int, visible_ms: int, headers: dict[str, str]) -> None:
+    def add(self, message: int, priority: int, visible_ms: int, deadline_ms: int, headers: dict[str, str]) -> None:
         assert message not in self.entries, f"message {message} is in {self.name} already"
-        self.entries[message] = Entry(message, priority, self.next_order, visible_ms, self.group(headers))
+        group = self.group(headers)
+        self.entries[message] = Entry(message, priority, self.next_order, visible_ms, deadline_ms, group)
         self.next_order += 1
         self.routed += 1
 
@@ -166,10 +169,10 @@ class Model:
         self.now_ms = 0
         self.messages: dict[int, Message] = {}
         self.queues: dict[str, Queue] = {}
-        self.zombies: dict[int, set[int]] = {}  # what deleted queues hold until they are swept away
+        self.zombies: dict[int, dict[int, int]] = {}  # what deleted queues hold until they are swept away, until when
         self.deleted: list[int] = []
         self.unmatched: set[int] = set()
-        self.unread: set[int] = set()
+        self.unread: dict[int, int] = {}  # until when
         self.dedup: dict[str, tuple[int, int]] = {}
         self.window_ms = ops.DEDUP_WINDOW_MS
         self.next_queue = 1
@@ -193,14 +196,15 @@ class Model:
                 self.end_attempt(queue, entry.message, EXPIRED_REASON, None, False)
         for queue in self.queues.values():
             for entry in queue.among(AVAILABLE, FAILED):
-                if self.has_ended(entry.message):
+                if entry.deadline_ms <= now_ms:
                     queue.expired += 1
                     self.leave(queue, entry.message)
             queue.forgettable.update(m for m, (at_ms, _) in queue.done.items() if queue.forgets(at_ms, now_ms))
         self.unmatched = {message for message in self.unmatched if not self.has_ended(message)}
-        self.unread = {message for message in self.unread if not self.has_ended(message)}
+        self.unread = {message: until_ms for message, until_ms in self.unread.items() if until_ms > now_ms}
 
     def has_ended(self, message: int) -> bool:
+        """Whether the retention that a message was published with has ended."""
         return self.messages[message].deadline_ms <= self.now_ms
 
     def holders(self, message: int) -> int:
@@ -212,13 +216,12 @@ class Model:
         return min((queue.cursor for queue in self.queues.values() if queue.cursor is not None), default=LIVE)
 
     def leave(self, queue: Queue, message: int) -> None:
-        del queue.entries[message]
-        self.released(message)
+        self.released(message, queue.entries.pop(message).deadline_ms)
 
-    def released(self, message: int) -> None:
-        """One that nobody has any more stays, if a queue has yet to read of it."""
-        if not self.holders(message) and message >= self.first_unread() and not self.has_ended(message):
-            self.unread.add(message)
+    def released(self, message: int, deadline_ms: int) -> None:
+        """One that nobody has any more stays, if a queue has yet to read of it, until its last holder's deadline."""
+        if not self.holders(message) and message >= self.first_unread() and deadline_ms > self.now_ms:
+            self.unread[message] = deadline_ms
 
     def stored(self) -> set[int]:
         """The messages that must be stored."""
@@ -232,23 +235,24 @@ class Model:
         for number in sorted(self.stored()):
             message = self.messages[number]
             if queue.cursor <= number < end and not self.has_ended(number) and queue.matches(message.headers):
-                queue.add(number, queue.priority(message.headers), message.visible_ms, message.headers)
+                priority = queue.priority(message.headers)
+                queue.add(number, priority, message.visible_ms, message.deadline_ms, message.headers)
                 self.unmatched.discard(number)
-                self.unread.discard(number)
+                self.unread.pop(number, None)
         queue.cursor = cursor
         self.prune_unread()
 
     def prune_unread(self) -> None:
-        self.unread = {message for message in self.unread if message >= self.first_unread()}
+        self.unread = {message: at for message, at in self.unread.items() if message >= self.first_unread()}
 
     def sweep(self, zombies: dict[int, set[int]]) -> None:
         """Deleted queues hold no more than this."""
         for number, held in list(self.zombies.items()):
             left = zombies.get(number, set())
-            assert left <= held
-            self.zombies[number] = left
-            for message in held - left:
-                self.released(message)
+            assert left <= held.keys()
+            self.zombies[number] = {message: held[message] for message in left}
+            for message in held.keys() - left:
+                self.released(message, held[message])
             if number not in zombies:
                 del self.zombies[number]
 
@@ -274,6 +278,11 @@ class Model:
         keys = op.dedup_keys or [None] * len(op.payloads)
         headers = op.headers or [{}]
         headers = headers * len(op.payloads) if len(headers) == 1 else headers
+        if op.to:
+            queue = self.find(op.to)
+            if not all(map(queue.matches, headers)):
+                raise Invalid("filter")
+            keys = [None if key is None else f"{queue.number}\0{key}" for key in keys]
         self.check_groups(headers)
         visible_ms = (self.now_ms if op.visible_ms is None else op.visible_ms) + op.delay_ms
         deadline_ms = self.now_ms + op.retention_s * 1000 if op.retention_s else FOREVER
@@ -313,7 +322,8 @@ class Model:
         message = self.messages[number]
         targets = [q for q in self.queues.values() if q.cursor is None and q.matches(message.headers)]
         for queue in targets:
-            queue.add(number, queue.priority(message.headers), message.visible_ms, message.headers)
+            priority = queue.priority(message.headers)
+            queue.add(number, priority, message.visible_ms, message.deadline_ms, message.headers)
         if not targets:
             self.unmatched.add(number)
 
@@ -390,7 +400,7 @@ class Model:
     def end_attempt(self, queue: Queue, message: int, reason: str, delay_ms: int | None, final: bool) -> None:
         entry = queue.entries[message]
         entry.history.append((entry.claimed_ms, entry.consumer, self.now_ms, reason))
-        if final or entry.attempts >= (queue.max_attempts or 65_535):
+        if final or (queue.max_attempts and entry.attempts >= queue.max_attempts):
             queue.failures += 1
             if self.goes_to_dead_letters(queue, message):
                 return
@@ -401,17 +411,19 @@ class Model:
         if delay_ms is None:
             delay_ms = min(queue.backoff_ms * 2 ** (entry.attempts - 1), queue.backoff_max_ms)
         entry.state = AVAILABLE
-        entry.visible_ms = FOREVER if self.has_ended(message) else self.now_ms + delay_ms
+        entry.visible_ms = FOREVER if entry.deadline_ms <= self.now_ms else self.now_ms + delay_ms
 
     def goes_to_dead_letters(self, queue: Queue, message: int) -> bool:
         """Moves a message to the dead letter queue, unless there is none, or it has the message, or will read of it."""
         target = self.queues.get(queue.dead_letter)
         if target is None or message in target.entries or (target.cursor is not None and message >= target.cursor):
             return False
-        del queue.entries[message]
-        visible_ms = FOREVER if self.has_ended(message) else self.now_ms
+        deadline_ms = queue.entries.pop(message).deadline_ms
+        if target.dead_letter_retention_s:
+            deadline_ms = max(deadline_ms, self.now_ms + target.dead_letter_retention_s * 1000)
+        visible_ms = FOREVER if deadline_ms <= self.now_ms else self.now_ms
         headers = self.messages[message].headers
-        target.add(message, target.priority(headers), visible_ms, headers)
+        target.add(message, target.priority(headers), visible_ms, deadline_ms, headers)
         return True
 
     def extend(self, op: ops.Extend, _hint: Any) -> ops.LeaseExtended:
@@ -457,8 +469,9 @@ class Model:
 
     def deletequeue(self, op: ops.DeleteQueue, _hint: Any) -> Done:
         queue = self.queues.pop(self.find(op.queue).name)
-        self.zombies[queue.number] = set(queue.entries)
+        self.zombies[queue.number] = {message: entry.deadline_ms for message, entry in queue.entries.items()}
         self.deleted.append(queue.number)
+        self.dedup = {key: held for key, held in self.dedup.items() if not key.startswith(f"{queue.number}\0")}
         self.prune_unread()
         return Done()
 
@@ -490,7 +503,7 @@ class Model:
             entry = source.entries.pop(message)
             headers = self.messages[message].headers
             priority = entry.priority if target is source else target.priority(headers)
-            target.add(message, priority, self.now_ms, headers)
+            target.add(message, priority, self.now_ms, entry.deadline_ms, headers)
         return ops.Moved(len(step), after, more)
 
     def purge_all(self, name: str, *states: str) -> int:
@@ -518,6 +531,9 @@ class Model:
             "available": len(ready),
             "delayed": sum(how == HIDDEN for how in standing.values()),
             "blocked": sum(how == BLOCKED for how in standing.values()),
+            "blocked_delayed": sum(
+                how == BLOCKED and queue.entries[message].visible_ms > self.now_ms for message, how in standing.items()
+            ),
             "in_flight": len(queue.among(IN_FLIGHT)),
             "failed": len(queue.among(FAILED)),
             "routed": queue.routed,
@@ -530,6 +546,7 @@ class Model:
             "labels": queue.labels,
             "dead_letter": queue.dead_letter,
             "group_header": queue.group_header,
+            "dead_letter_retention_s": queue.dead_letter_retention_s,
         }
 
     def done_within(self, queue: Queue) -> set[int]:
@@ -565,7 +582,7 @@ class Model:
         standing = queue.standing(self.now_ms)
         for entry in sorted(queue.entries.values(), key=lambda entry: entry.order):
             message = self.messages[entry.message]
-            place = (message.number - message.record, message.deadline_ms, entry.priority, entry.attempts)
+            place = (message.number - message.record, entry.deadline_ms, entry.priority, entry.attempts)
             if entry.state == FAILED:
                 failed[entry.message] = (*place, entry.failed_ms, entry.delivery, entry.reason, entry.history)
             elif entry.state == IN_FLIGHT:

@@ -961,6 +961,21 @@ class TestFailed:
 
 
 class TestDeadLetters:
+    def test_a_dead_letter_queue_keeps_what_comes_for_its_own_time(self, store: Store) -> None:
+        dead, queue = store.queue("dead"), store.queue("q")
+        dead.create(dead_letter_retention="1h")
+        queue.create(dead_letter="dead", max_attempts=1)
+        queue.publish(b"x", retention="1s")
+        claimed = queue.claim()[0]
+        time.sleep(1.1)
+        claimed.fail()
+        assert [message.payload for message in dead.claim()] == [b"x"]
+        assert dead.info().dead_letter_retention == timedelta(hours=1)
+        refused(lambda: dead.configure(dead_letter_retention="0s"), detent.Invalid)
+        refused(lambda: dead.configure(dead_letter_retention="200y"), detent.DetentError)
+        dead.configure(dead_letter_retention=None)
+        assert dead.info().dead_letter_retention is queue.info().dead_letter_retention is None
+
     def test_what_is_given_up_goes_on_in_the_dead_letter_queue(self, store: Store) -> None:
         """It leaves its queue for the other one in the transaction that gave it up, with all that it is."""
         dead, queue = store.queue("dead"), store.queue("q")

@@ -62,6 +62,7 @@ KEYS: list[tuple[str, bytes, str]] = [
     ("state log", queue.state_log_key(65_536), "05 01 09 0000000000010000"),
     ("watermark", queue.WATERMARK.raw, "05 01 0a"),
     ("dedup key", queue.dedup_key("é"), "05 01 0b c3a9"),
+    ("dedup key of a queue", queue.dedup_key(queue.own_dedup_key(12, "é")), "05 01 0b 3132 00 c3a9"),
     ("dedup expiry", queue.dedup_expiry_key(TIME, 17), "05 01 0c 0000018bcfe56800 0000000000000011"),
     ("deleted queue", queue.deleted_key(3), "05 01 0d 00000003"),
     ("next queue", queue.NEXT_QUEUE.raw, "05 01 0e"),
@@ -117,12 +118,15 @@ _SETTINGS = (
     "0b00 6465736372697074696f6e 02000000 c3a9"  # description
 )
 
-_LATER_CONFIG = _CONFIG._replace(labels=(("a", "é"), ("b", "")), dead_letter="dead", group_header="g")
+_LATER_CONFIG = _CONFIG._replace(
+    labels=(("a", "é"), ("b", "")), dead_letter="dead", group_header="g", dead_letter_retention_s=60
+)
 _LATER_SETTINGS = (
-    f"{_SETTINGS.replace(' 0c00 ', ' 0f00 ', 1)} "
+    f"{_SETTINGS.replace(' 0c00 ', ' 1000 ', 1)} "
     "0600 6c6162656c73 0e000000 0200 0100 61 0200 c3a9 0100 62 0000 "  # labels
     "0b00 646561645f6c6574746572 04000000 64656164 "  # dead_letter
-    "0c00 67726f75705f686561646572 01000000 67"  # group_header
+    "0c00 67726f75705f686561646572 01000000 67 "  # group_header
+    "1700 646561645f6c65747465725f726574656e74696f6e5f73 08000000 3c00000000000000"  # dead_letter_retention_s
 )
 
 _CURSOR = (

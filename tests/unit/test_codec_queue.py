@@ -168,9 +168,12 @@ class TestBuckets:
     def test_attempts(self, attempts: list[Attempt]) -> None:
         assert queue.decode_attempts(queue.encode_attempts(attempts)) == attempts
 
-    def test_the_newest_attempts_are_kept(self) -> None:
-        attempts = [Attempt(number, "", 0, "") for number in range(queue.ATTEMPTS_KEPT + 5)]
-        assert queue.decode_attempts(queue.encode_attempts(attempts)) == attempts[5:]
+    @pytest.mark.parametrize("more", [0, 1, 5])
+    def test_the_first_and_the_newest_attempts_are_kept(self, more: int) -> None:
+        attempts = [Attempt(number, "", 0, "") for number in range(queue.ATTEMPTS_KEPT + more)]
+        kept = queue.decode_attempts(queue.encode_attempts(attempts))
+        assert kept == [attempts[0], *attempts[more + 1 :]]
+        assert len(kept) == queue.ATTEMPTS_KEPT
 
     def test_too_many(self) -> None:
         with pytest.raises(LimitExceeded):
@@ -208,6 +211,7 @@ class TestSmallRecords:
             st.dictionaries(TEXT, TEXT, max_size=4).map(lambda labels: tuple(sorted(labels.items()))),
             TEXT,
             TEXT,
+            U32,
         )
     )
     def test_config(self, config: Config) -> None:

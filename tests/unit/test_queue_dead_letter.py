@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from detent.codec import queue as records
-from detent.errors import Conflict, Invalid, NotFound, StaleReceipt
+from detent.errors import Conflict, Invalid, LimitExceeded, NotFound, StaleReceipt
 from detent.journal import operations as journal_ops
 from detent.queue import operations as ops
 from queueworld import Queues, used
@@ -128,6 +128,125 @@ def test_one_whose_retention_ended_in_flight_is_given_to_nobody(world: Queues) -
     assert results[1].messages == []
     world.survives()
     assert (world.about("dead").expired, world.about("dead").available) == (1, 0)
+
+
+# -- for how long -----------------------------------------------------------------------------------------------------
+
+
+def keep(world: Queues, seconds: int, queue: str = "dead") -> None:
+    world.commit(ops.ConfigureQueue(queue, ops.Settings(dead_letter_retention_s=seconds)))
+
+
+def test_a_dead_letter_queue_keeps_what_comes_for_its_own_time(world: Queues) -> None:
+    keep(world, 600)
+    message = world.publish(retention_s=60)[0]
+    world.later(50_000)
+    give_up(world)
+    world.survives()
+    world.later(599_999)
+    world.ticks()
+    assert world.payloads() == {message: b"payload 0"}
+    world.survives()
+    assert world.about("dead").available == 1
+    world.later(1)
+    assert world.claim(queue="dead").messages == []
+    assert world.about("dead").expired == 1
+    assert world.payloads() == {}
+
+
+@pytest.mark.parametrize("retention_s", [3_600, 0])
+def test_a_dead_letter_that_would_stay_longer_by_itself_does(world: Queues, retention_s: int) -> None:
+    keep(world, 60)
+    message = world.publish(retention_s=retention_s)[0]
+    give_up(world)
+    world.survives()
+    world.later(3_599_999)
+    claimed = world.claim(queue="dead")
+    assert claimed.messages == [message]
+
+
+def test_one_whose_retention_ended_in_flight_is_kept_where_dead_letters_are(world: Queues) -> None:
+    keep(world, 600)
+    message = world.publish(retention_s=1)[0]
+    claimed = world.claim(lease_ms=5_000)
+    world.later(2_000)
+    results = world.commit(used(ops.Fail, claimed), ops.Claim("dead"))
+    assert results[1].messages == [message]
+    world.survives()
+    world.commit(ops.Checkpoint())
+    world.survives()
+    assert world.payloads() == {message: b"payload 0"}
+
+
+def test_a_dead_letter_that_is_tried_again_keeps_its_time(world: Queues) -> None:
+    keep(world, 600)
+    world.commit(ops.ConfigureQueue("dead", ops.Settings(max_attempts=1)))
+    message = world.publish(retention_s=1)[0]
+    give_up(world)
+    world.later(10_000)
+    give_up(world, queue="dead")
+    world.survives()
+    world.commit(ops.Redrive("dead", to="q"))
+    world.later(589_999)
+    world.survives()
+    assert world.claim().messages == [message]
+
+
+def test_another_time_is_for_what_comes_from_then_on(world: Queues) -> None:
+    keep(world, 600)
+    first, second = world.publish(2, retention_s=60)
+    give_up(world)
+    keep(world, 0)
+    give_up(world)
+    world.survives()
+    world.later(60_000)
+    assert world.claim(9, "dead").messages == [first]
+    assert second not in world.payloads()
+
+
+def test_the_time_of_dead_letters_in_a_transaction_that_is_refused(world: Queues) -> None:
+    keep(world, 600)
+    world.commit(journal_ops.CreateJournal("j"))
+    world.publish(retention_s=60)
+    claimed = world.claim()
+    before = world.memory()
+    with pytest.raises(Conflict):
+        world.commit(used(ops.Fail, claimed), journal_ops.CheckHead("j", 9))
+    assert world.memory() == before
+
+
+def test_a_dead_letter_that_a_queue_has_yet_to_read_of_is_not_read_after_its_own_retention(world: Queues) -> None:
+    keep(world, 600)
+    world.create("late", filter="true", paused=True)
+    message = world.publish(retention_s=60)[0]
+    give_up(world)
+    world.later(61_000)
+    world.commit(used(ops.Ack, world.claim(queue="dead")))
+    world.survives()
+    assert world.payloads() == {message: b"payload 0"}
+    world.commit(ops.ConfigureQueue("late", ops.Settings(paused=False)))
+    world.ticks()
+    assert counts(world, "late") == (0, 0, 0, 0)
+    assert world.payloads() == {}
+
+
+def test_a_dead_letter_keeps_its_key_no_longer_than_any_other(world: Queues) -> None:
+    world.commit(ops.SetDedupWindow(0))
+    keep(world, 600)
+    world.publish(retention_s=60, dedup_keys=["a"])
+    give_up(world)
+    world.later(60_000)
+    assert len(world.publish(dedup_keys=["a"])) == 1
+
+
+def test_the_time_of_dead_letters_has_a_limit(world: Queues) -> None:
+    with pytest.raises(LimitExceeded):
+        keep(world, ops.RETENTION_S_MAX + 1)
+    keep(world, ops.RETENTION_S_MAX)
+    world.publish()
+    give_up(world)
+    world.survives()
+    assert world.about("dead").settings.dead_letter_retention_s == ops.RETENTION_S_MAX
 
 
 def test_the_receipt_of_a_dead_letter_is_stale(world: Queues) -> None:

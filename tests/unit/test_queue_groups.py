@@ -437,3 +437,24 @@ def test_a_deleted_queue_with_groups_leaves_nothing(world: Grouped) -> None:
     world.ticks()
     assert world.payloads() == {}
     assert world.records(records.ACTIVE) == []
+
+
+def test_blocked_messages_that_are_not_visible_yet_are_counted(world: Grouped) -> None:
+    world.grouped("a", "b", delay_ms=5_000)
+    world.grouped("a", "a", "b", "c")
+    world.grouped("c", "a", None, delay_ms=2_000)
+    world.grouped(*"d" * 3_000, delay_ms=1_000)
+
+    def seen() -> tuple[int, int, int, int]:
+        found = world.about()
+        return found.available, found.delayed, found.blocked, found.blocked_delayed
+
+    assert seen() == (1, 4, 5 + 2_999, 2 + 2_999)
+    world.survives()
+    world.later(1_000)
+    assert seen() == (2, 3, 5 + 2_999, 2)
+    claimed = world.claim()  # of c, so that what stands behind it is the first
+    world.commit(used(ops.Ack, claimed))
+    assert (world.about().delayed, world.about().blocked_delayed) == (4, 1)
+    world.later(9_000)
+    assert world.about().blocked_delayed == 0

@@ -14,8 +14,9 @@ from detent.engine import Done
 from detent.errors import Conflict, Corrupt, Exists, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.journal import operations as journal_ops
 from detent.kv import Batch
-from detent.queue import checkpoint, holdings, housekeeping, publishing
+from detent.queue import checkpoint, holdings, housekeeping, looking, publishing
 from detent.queue import operations as ops
+from detent.queue.bucket import Bucket
 from queueworld import Queues, used
 
 HOUR_MS = 3600 * 1000
@@ -349,17 +350,54 @@ def test_a_failed_message_tells_who_tried_when_and_why(world: Queues) -> None:
     assert world.about().failures == 1
 
 
-@pytest.mark.parametrize("most", [0, 3])
-def test_a_message_is_given_up_after_its_last_attempt(
-    world: Queues, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_a_message_is_given_up_after_its_last_attempt(world: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "ATTEMPTS_MAX", 3)
-    world.create(max_attempts=most)
+    world.create(max_attempts=3)
     world.publish()
     for _ in range(3):
         assert world.about().failed == 0
         world.commit(used(ops.Fail, world.claim(), delay_ms=0))
     assert world.about().failed == 1
+
+
+@pytest.mark.parametrize("group_header", ["", "group"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_without_a_limit_a_message_is_tried_on_when_its_attempts_are_not_counted_any_more(
+    world: Queues, count: int, group_header: str
+) -> None:
+    world.create(max_attempts=0, backoff_ms=0, group_header=group_header)
+    world.commit(journal_ops.CreateJournal("j"))
+    world.publish(count, headers=[{"queue": "q", "group": "g"}])
+    attempts = world.queues.by_number[1].buckets[0].attempts
+    attempts[0] = ops.ATTEMPTS_MAX - 2  # as so many claims would leave it
+    world.commit(ops.Checkpoint())
+    for expected in (ops.ATTEMPTS_MAX - 1, ops.ATTEMPTS_MAX, ops.ATTEMPTS_MAX, ops.ATTEMPTS_MAX):
+        before = world.memory()
+        with pytest.raises(Conflict):
+            world.commit(ops.Claim("q", count), journal_ops.CheckHead("j", 9))
+        assert world.memory() == before
+        claimed = world.claim(count)
+        assert claimed.attempts[0] == expected
+        world.survives()
+        world.commit(used(ops.Fail, claimed, delay_ms=0))
+        world.survives()
+    assert world.about().failed == 0
+    world.commit(used(ops.Ack, world.claim(count)))
+    world.survives()
+
+
+def test_the_first_attempt_is_remembered_however_many_come_after_it(world: Queues) -> None:
+    world.create(max_attempts=0, backoff_ms=0)
+    message = world.publish()[0]
+    start_ms = world.now_ms
+    for _ in range(records.ATTEMPTS_KEPT + 20):
+        world.commit(used(ops.Fail, world.claim(consumer="c")), ops.Checkpoint())
+        world.later(1_000)
+    world.reopen()
+    found = world.state(message)
+    assert found is not None
+    times = [claimed_ms for claimed_ms, *_ in found.history]
+    assert times == [start_ms, *(start_ms + 1_000 * n for n in range(21, records.ATTEMPTS_KEPT + 20))]
 
 
 def test_a_queue_that_discards_keeps_nothing_of_what_failed(world: Queues) -> None:
@@ -539,6 +577,98 @@ def test_done_messages_are_kept_for_ever_or_not_at_all(world: Queues, retention_
     assert (world.state(message) is not None) == bool(kept)
 
 
+# -- where a message is -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The buckets in which messages were looked for."""
+    found: list[int] = []
+    find = Bucket.find
+
+    def noted(bucket: Bucket, messages: Any) -> list[int]:
+        found.append(bucket.number)
+        return find(bucket, messages)
+
+    monkeypatch.setattr(Bucket, "find", noted)
+    return found
+
+
+def test_a_message_is_looked_for_only_where_it_can_be(world: Queues, searches: list[int]) -> None:
+    world.create()
+    world.create("large")
+    world.publish(3_000, "large")
+    done, there = world.publish(2)
+    world.publish(3_000, "large")
+    world.commit(used(ops.Ack, world.claim()))
+    for _ in range(2):
+        assert [state.state for state in world.commit(ops.FindMessage(done))[0].states] == ["done"]
+        assert searches == []  # nobody holds it
+        assert [state.state for state in world.commit(ops.FindMessage(there))[0].states] == ["available"]
+        assert searches == [0]
+        assert world.state(5_000, "large") is not None
+        assert searches == [0, 4]
+        world.commit(ops.Checkpoint())
+        world.reopen()
+        searches.clear()
+
+
+def test_messages_that_do_not_stand_in_order_are_found(tiny: Queues) -> None:
+    tiny.create(max_attempts=1)
+    tiny.create("other", dead_letter="q", max_attempts=1)
+    early, messages = tiny.publish(4, "other"), tiny.publish(25)
+    tiny.commit(used(ops.Fail, tiny.claim(2, "other")))
+    claimed = tiny.claim(3)
+    tiny.commit(used(ops.Fail, claimed))
+    tiny.commit(ops.Redrive("q", claimed.messages[:2]))
+    tiny.commit(ops.Redrive("q", claimed.messages[2:]))
+    tiny.commit(used(ops.Ack, tiny.claim(4)))
+    tiny.commit(used(ops.Fail, tiny.claim(2, "other")))
+    for _ in range(2):
+        seen = {message: tiny.state(message) for message in [*early, *messages]}
+        done = [message for message, state in seen.items() if state is not None and state.state == "done"]
+        assert done == messages[3:7]
+        assert all(state is not None for state in seen.values())
+        tiny.commit(ops.Checkpoint())
+        tiny.reopen()
+
+
+def test_a_message_is_found_after_those_behind_it_were_taken_back(world: Queues) -> None:
+    world.create()
+    world.commit(journal_ops.CreateJournal("j"))
+    world.publish()
+    with pytest.raises(Conflict):
+        world.commit(ops.Publish([b"x"] * 3, [{"queue": "q"}]), ops.FindMessage(3), journal_ops.CheckHead("j", 9))
+    last = world.publish(3)[-1]
+    assert world.state(last) is not None
+
+
+def test_a_message_is_looked_for_in_the_queues_that_are_named(world: Queues, searches: list[int]) -> None:
+    for name in ("q", "all", "more"):
+        world.create(name, filter="true")
+    message = world.publish()[0]
+    world.commit(used(ops.Ack, world.claim(queue="more")))
+    found = world.commit(ops.FindMessage(message, ["all", "nowhere", "more", "all"]))[0]
+    assert (found.record, [(state.queue, state.state) for state in found.states]) == (
+        message,
+        [("all", "available"), ("more", "done")],
+    )
+    assert world.commit(ops.FindMessage(message, ["nowhere"]))[0] == ops.MessageFound(-1, [])
+    assert len(searches) == 1
+    with pytest.raises(LimitExceeded):
+        world.commit(ops.FindMessage(message, ["q"] * (ops.QUEUES_MAX + 1)))
+
+
+def test_a_search_for_a_done_message_ends_after_the_newest_ones(world: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "DONE_MESSAGES_SEARCHED", 2)
+    world.create()
+    old, new = world.publish(1)[0], world.publish(2)[-1]
+    for count in (1, 2):
+        world.commit(used(ops.Ack, world.claim(count)), ops.Checkpoint())
+    assert world.state(new) is not None
+    assert world.state(old) is None
+
+
 # -- dedup keys -------------------------------------------------------------------------------------------------
 
 
@@ -586,6 +716,50 @@ def test_the_key_of_a_message_without_a_deadline_is_held_for_ever(world: Queues)
     world.later(1_000 * DAY_MS)
     world.ticks()
     assert keyed(world, "a").duplicates == [(0, first.first)]
+
+
+def test_a_queue_that_is_made_anew_has_seen_no_key(world: Queues) -> None:
+    world.create()
+    first = keyed(world, "a", to="q")
+    assert keyed(world, "a", to="q").duplicates == [(0, first.first)]
+    world.commit(ops.DeleteQueue("q"))
+    world.create()
+    second = keyed(world, "a", to="q")
+    assert (second.count, second.duplicates) == (1, [])
+    world.reopen()
+    assert keyed(world, "a", to="q").duplicates == [(0, second.first)]
+
+
+def test_a_key_of_the_store_is_no_queues_key(world: Queues) -> None:
+    number = world.create()
+    for key in ("a", f"{number}", f"{number}a"):
+        assert keyed(world, key).count == keyed(world, key, to="q").count == 1
+        assert keyed(world, key).duplicates != keyed(world, key, to="q").duplicates
+
+
+def test_the_keys_of_a_deleted_queue_go_in_steps_and_no_others(tiny: Queues) -> None:
+    tiny.create()
+    tiny.create("other", filter="true")
+    keyed(tiny, *(f"k{n}" for n in range(7)), to="q")
+    keyed(tiny, *(f"e{n}" for n in range(7)), to="q", retention_s=0)
+    keyed(tiny, "a", to="other")
+    keyed(tiny, "a")
+    tiny.commit(ops.DeleteQueue("q"))
+    assert tiny.ticks() >= 4
+    assert [key[3:] for key in tiny.records(records.DEDUP)] == [b"2\0a", b"a"]
+    assert len(tiny.records(records.DEDUP_EXPIRY)) == 2
+
+
+def test_a_key_that_is_taken_in_the_group_that_deletes_its_queue_goes_with_it(world: Queues) -> None:
+    world.create()
+    requests = [
+        world.request(ops.Publish([b"x"], [{"queue": "q"}], dedup_keys=["a"], to="q")),
+        world.request(ops.DeleteQueue("q")),
+        world.request(ops.Collect()),
+    ]
+    world.group(*requests)
+    world.ticks()
+    assert world.records(records.DEDUP) == world.records(records.DEDUP_EXPIRY) == []
 
 
 def test_keys_are_forgotten_in_steps(tiny: Queues) -> None:

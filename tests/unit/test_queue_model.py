@@ -95,6 +95,7 @@ SETTINGS_CHANGES = (
     ops.Settings(labels={"team": "a", "é": ""}),
     ops.Settings(labels={}),
     *(ops.Settings(dead_letter=name) for name in (*NAMES, "")),
+    *(ops.Settings(dead_letter_retention_s=kept_s) for kept_s in (0, 3, 3, 60)),
     ops.Settings(paused=True),
     ops.Settings(paused=True),
     ops.Settings(paused=False),
@@ -122,6 +123,7 @@ publishes = st.fixed_dictionaries(
         "delay_ms": st.sampled_from((0, 0, 0, 1, 700, 40_000)),
         "retention_s": st.sampled_from((*[4 * 86_400] * 5, 0, 0, 1, 1, 2, 20)),
         "uri": st.booleans(),
+        "to": st.sampled_from((*[""] * 5, "orders", "orders", "gold")),
     }
 )
 RECEIPTS = st.tuples(
@@ -147,11 +149,19 @@ class Histories(RuleBasedStateMachine):
         small=st.booleans(),
         first=st.sets(names),
         dead_letters=st.booleans(),
+        kept_s=st.sampled_from((0, 0, 3, 60)),
         base=st.sampled_from(BASES),
         window_ms=st.sampled_from(WINDOWS),
     )
     def open(
-        self, exponent: int, small: bool, first: set[str], dead_letters: bool, base: ops.Settings, window_ms: int
+        self,
+        exponent: int,
+        small: bool,
+        first: set[str],
+        dead_letters: bool,
+        kept_s: int,
+        base: ops.Settings,
+        window_ms: int,
     ) -> None:
         self.patches = contextlib.ExitStack()
         default = Config.__new__.__defaults__
@@ -174,7 +184,7 @@ class Histories(RuleBasedStateMachine):
         if dead_letters and len(self.model.queues) > 1:
             made = sorted(self.model.queues)
             for name, target in zip(made, [*made[1:], made[0]], strict=True):
-                self.run(ops.ConfigureQueue(name, ops.Settings(dead_letter=target)))
+                self.run(ops.ConfigureQueue(name, ops.Settings(dead_letter=target, dead_letter_retention_s=kept_s)))
 
     # -- running ------------------------------------------------------------------------------------------------
 
@@ -308,8 +318,11 @@ class Histories(RuleBasedStateMachine):
         delay_ms: int,
         retention_s: int,
         uri: bool,
+        to: str,
     ) -> ops.Publish:
         count = len(headers)
+        if to == "orders" and count > 1:
+            headers = [{**each, "queue": to} for each in headers]  # or most of them would be refused
         self.count += count
         payloads = [f"s3://bucket/{self.count - index}".encode() for index in range(count)]
         dedup_keys = (keys + [None] * count)[:count] if keys else None
@@ -320,6 +333,7 @@ class Histories(RuleBasedStateMachine):
             delay_ms=delay_ms,
             retention_s=retention_s,
             dedup_keys=dedup_keys,
+            to=to,
         )
 
     def receipt_op(self, kind: str, picks: list[int], lease_ms: int | None) -> Operation | None:
@@ -567,13 +581,16 @@ class Histories(RuleBasedStateMachine):
     def messages_are_found_where_they_are(self) -> None:
         self.look()
         model = self.model
-        for number in list(model.messages)[-3:]:
+        for number in [*list(model.messages)[-3:], *list(model.stored())[:2]]:
             found = self.world.commit(ops.FindMessage(number))[0]
+            named = self.world.commit(ops.FindMessage(number, ["orders", "gold"]))[0]
+            states = {state.queue: state for state in found.states if state.queue in {"orders", "gold"}}
+            assert {state.queue: state for state in named.states} == states
             expected = model.states(number)
             done = [state for state in found.states if state.state == "done"]
             assert {state.queue: state for state in found.states if state.state != "done"} == expected
             held = any(number in queue.entries for queue in model.queues.values())
-            stays = held or number in model.unmatched | model.unread
+            stays = held or number in model.unmatched or number in model.unread
             assert found.record == (model.messages[number].record if stays else -1)
             for state_ in done:
                 assert (state_.at_ms, state_.attempts) == model.queues[state_.queue].done[number]

@@ -36,7 +36,7 @@ BUCKET_EXPONENT_MAX: Final = 4
 """A bucket holds 10 to this power messages; its arrays have u16 counts, so 4 is the end."""
 
 ATTEMPTS_KEPT: Final = 100
-"""The newest attempts of a message that are kept."""
+"""The attempts of a message that are kept: the first one, which says since when it is tried, and the newest ones."""
 
 NOT_KEPT: Final = U32_MAX
 """The done retention of a queue that keeps no done messages. (Zero is: for ever.)"""
@@ -235,11 +235,10 @@ class Attempt(NamedTuple):
 
 
 def encode_attempts(attempts: Sequence[Attempt]) -> bytes:
-    """The newest attempts of a message, oldest first."""
+    """The first attempt of a message and its newest ones, oldest first."""
+    kept = attempts if len(attempts) <= ATTEMPTS_KEPT else [attempts[0], *attempts[1 - ATTEMPTS_KEPT :]]
     writer = ByteWriter()
-    return writer.array(
-        attempts[-ATTEMPTS_KEPT:], lambda w, a: w.i64(a.claimed_ms).utf8(a.consumer).i64(a.ended_ms).utf8(a.reason)
-    ).finish()
+    return writer.array(kept, lambda w, a: w.i64(a.claimed_ms).utf8(a.consumer).i64(a.ended_ms).utf8(a.reason)).finish()
 
 
 def decode_attempts(value: bytes) -> list[Attempt]:
@@ -278,6 +277,7 @@ class Config(NamedTuple):
     labels: Labels = ()
     dead_letter: str = ""
     group_header: str = ""
+    dead_letter_retention_s: int = 0
 
     def encode(self) -> bytes:
         """The record's value. Settings that came with a later release are written once they are used, so that the one
@@ -310,8 +310,14 @@ class Config(NamedTuple):
 
 _TEXTS: Final = frozenset({"failed_policy", "priority_header", "description", "dead_letter", "group_header"})
 _FLAGS: Final = frozenset({"paused"})
-_LATER: Final = frozenset({"labels", "dead_letter", "group_header"})
-_HIGHEST: Final = {"number": U32_MAX, "generation": U32_MAX, "bucket_exponent": BUCKET_EXPONENT_MAX, "paused": 1}
+_LATER: Final = frozenset({"labels", "dead_letter", "group_header", "dead_letter_retention_s"})
+_HIGHEST: Final = {
+    "number": U32_MAX,
+    "generation": U32_MAX,
+    "bucket_exponent": BUCKET_EXPONENT_MAX,
+    "paused": 1,
+    "dead_letter_retention_s": U32_MAX,
+}
 
 
 def _setting(value: int | str | bool | Labels) -> bytes:
@@ -406,6 +412,26 @@ _WATERMARK: Final = struct.Struct("<QQQ")
 def dedup_key(key: str) -> bytes:
     """Where a dedup key is."""
     return DEDUP.raw + key.encode()
+
+
+def own_dedup_key(queue: int, key: str) -> str:
+    """The dedup key that a key of one queue is stored as."""
+    return f"{queue}\0{key}"
+
+
+def own_dedup_range(queue: int) -> tuple[bytes, bytes | None]:
+    """All dedup keys of one queue."""
+    return DEDUP.range(own_dedup_key(queue, "").encode())
+
+
+def dedup_owner(key: bytes) -> int | None:
+    """The queue whose dedup key this is; None for the store's own. `Corrupt` if it is neither."""
+    number, separator, name = key.partition(b"\0")
+    if not separator:
+        return None
+    if not number.isdigit() or number[:1] == b"0" or int(number) > U32_MAX or not name or b"\0" in name:
+        raise Corrupt(f"the dedup key {key[:300]!r} is of no queue")
+    return int(number)
 
 
 def dedup_expiry_key(expires_ms: int, message: int) -> bytes:

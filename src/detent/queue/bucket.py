@@ -45,6 +45,7 @@ class Bucket:
 
     __slots__ = (
         "attempts",
+        "bounds",
         "counts",
         "deadlines",
         "dirty",
@@ -75,6 +76,7 @@ class Bucket:
         self.groups: list[bytes | None] | None = None  # in a queue without groups
         self.states = bytearray()
         self.live = 0  # places that are not empty
+        self.bounds = (0, 0, 0)  # lowest and highest message of the first so many places
         self.ready: dict[int, Ready] | None = {}  # by priority; None: not worked out
         self.listed: set[int] = set()  # the priorities under which its queue knows it
         self.reveal_ms = _NEVER  # the timers that are set
@@ -116,6 +118,7 @@ class Bucket:
     def cut(self, place: int) -> None:
         """Take back what was appended from `place` on; nothing has happened to it since."""
         self.live -= len(self.states) - place
+        self.bounds = (0, 0, 0)
         for priority in set(self.priorities[place:]):
             if self.ready is not None and priority in self.ready:
                 self.ready[priority].cut(place)
@@ -180,6 +183,26 @@ class Bucket:
         heapq.heappush(self._ready(priority).returned, found[0])
         return found[0]
 
+    # -- finding ------------------------------------------------------------------------------------------------
+
+    def span(self) -> tuple[int, int]:
+        """The lowest and the highest message that has ever had a place here: no other is worth looking for. It is
+        worked out when somebody asks, since nobody who publishes needs it."""
+        lowest, highest, length = self.bounds
+        if length != len(self.messages):
+            messages = np.frombuffer(self.messages, "<u8")
+            lowest, highest = int(messages.min()), int(messages.max())
+            self.bounds = lowest, highest, len(messages)
+        return lowest, highest
+
+    def find(self, messages: np.ndarray) -> list[int]:
+        """The places of those of these messages that are available. They need not stand in order: one that is redriven,
+        or a dead letter, comes behind younger ones."""
+        here = np.frombuffer(self.messages, "<u8")
+        mask = here == messages[0] if len(messages) == 1 else np.isin(here, messages)
+        places: list[int] = np.flatnonzero(mask & self._available()).tolist()
+        return places
+
     # -- times --------------------------------------------------------------------------------------------------
 
     def reveal(self, now_ms: int) -> dict[int, int]:
@@ -208,6 +231,13 @@ class Bucket:
         due = np.frombuffer(self.deadlines, "<i8") <= now_ms
         places: list[int] = np.flatnonzero(due & self._available()).tolist()
         return places
+
+    def blocked_until_later(self, now_ms: int) -> int:
+        """How many blocked messages are not visible yet."""
+        if BLOCKED not in self.states:
+            return 0
+        blocked = np.frombuffer(self.states, np.uint8) == BLOCKED
+        return int(np.count_nonzero(blocked & (np.frombuffer(self.visible, "<i8") > now_ms)))
 
     def next_reveal_ms(self) -> int:
         """When the next hidden message becomes visible."""
@@ -247,12 +277,13 @@ class Bucket:
         bucket = cls(number)
         places = rows["place"]
 
-        def column(kind: str, name: str) -> bytes:
-            full = np.zeros(length, kind)
+        def column(kind: str, name: str, empty: int = 0) -> bytes:
+            full = np.full(length, empty, kind)
             full[places] = rows[name]
             return full.tobytes()
 
-        bucket.messages.frombytes(column("<u8", "message"))
+        lowest = int(rows["message"].min()) if len(rows) else 0  # at empty places, where it widens no span
+        bucket.messages.frombytes(column("<u8", "message", lowest))
         bucket.priorities += column("u1", "priority")
         bucket.visible.frombytes(column("<i8", "visible_ms"))
         bucket.deadlines.frombytes(column("<i8", "deadline_ms"))

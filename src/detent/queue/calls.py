@@ -39,6 +39,7 @@ class Settings(TypedDict, total=False):
     labels: Mapping[str, str]
     dead_letter: str | None
     group_header: str | None
+    dead_letter_retention: Duration | None
 
 
 def settings(queue: str, given: Settings) -> ops.Settings:
@@ -61,6 +62,7 @@ def settings(queue: str, given: Settings) -> ops.Settings:
         labels=_labels(given.get("labels")),
         dead_letter=_or_none("dead_letter", given),
         group_header=_or_none("group_header", given),
+        dead_letter_retention_s=_dead_letter_retention(given),
     )
 
 
@@ -101,6 +103,19 @@ def _done_retention(given: Settings) -> int | None:
     if value is None:
         return 0
     return seconds(value) or NOT_KEPT
+
+
+def _dead_letter_retention(given: Settings) -> int | None:
+    """None leaves dead letters the retention that they came with, which the record says as 0."""
+    if "dead_letter_retention" not in given:
+        return None
+    value = given["dead_letter_retention"]
+    if value is None:
+        return 0
+    kept_s = seconds(value)
+    if not kept_s:
+        raise Invalid("dead letters are kept for a second at least; None leaves them the retention that they came with")
+    return kept_s
 
 
 def seconds(value: Duration) -> int:
@@ -351,6 +366,8 @@ class Fetching:
 
 def failed_contents(reader: QueueReader, page: ops.FailedMessages) -> list[Content | None]:
     """The contents of a page of failed messages."""
+    if not page.messages:
+        return []  # an answer without messages need not bring contents, also where there are no files to read
     if page.contents is not None:
         return list(map(_content, page.contents))
     return reader.contents([entry.message for entry in page.messages], [entry.record for entry in page.messages])

@@ -179,7 +179,7 @@ def end_attempts(
 ) -> None:
     """Sort failed attempts into those that are tried again, each group after its delay, and those that are not."""
     config = state.config
-    most = config.max_attempts or ops.ATTEMPTS_MAX
+    most = config.max_attempts or ops.ATTEMPTS_MAX + 1  # no limit: the count stops there, and the tries go on
     groups: dict[int | None, list[int]] = {}
     for message in messages:
         attempts = state.attempts_of(message)

@@ -235,7 +235,7 @@ class GroupedState(QueueState):
         bucket, row = self._at(after)
         return after if self._visible_state(bucket.visible[row]) == READY else None
 
-    def _hold(self, bucket: Bucket, rows: range | list[int]) -> list[int]:
+    def _hold(self, bucket: Bucket, rows: range | list[int], often: list[int]) -> list[int]:
         hidden: list[int] = []
         groups: dict[bytes, None] = {}
         bucket.dirty = True
@@ -250,14 +250,12 @@ class GroupedState(QueueState):
             elif state == HIDDEN:
                 hidden.append(place)
             bucket.states[row] = HELD
-            bucket.attempts[row] += 1
+            self._count_attempt(bucket, row, often)
         self.settle(groups)
         return hidden
 
-    def _unhold(self, place: int, state: int) -> None:
-        bucket, row = self._at(place)
-        bucket.attempts[row] -= 1
-        group = self.group_at(place)
+    def _unhold(self, bucket: Bucket, row: int, state: int) -> None:
+        group = self.group_at(bucket.number * self.size + row)
         if group is not None:
             self.lines[group].held -= 1
         self._return(bucket, row, state)

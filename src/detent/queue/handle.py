@@ -28,6 +28,9 @@ WAIT_SLICE_MS: Final = 5_000
 
 FAILED_PAGE: Final = 500
 
+READ_AT_ONCE_MAX: Final = 16
+"""Messages whose content an event loop reads itself from a local file: that takes less than asking a thread to."""
+
 
 class Store(Protocol):
     """What a queue needs of its store."""
@@ -40,9 +43,10 @@ class Store(Protocol):
 
 
 class AsyncStore(Protocol):
-    """The same, for asyncio."""
+    """The same, for asyncio. `reads_are_slow` says whether reading waits for a network."""
 
     messages: QueueReader
+    reads_are_slow: bool
 
     async def commit(self, operations: list[Operation]) -> list[Any]: ...
 
@@ -124,7 +128,9 @@ class Queue(_QueueBase):
         `priority_header` ("priority"), `paused`, `description`, `labels` (a mapping of text to text, kept for you;
         setting them replaces all), `dead_letter` (the name of another queue: what is given up goes there, whatever
         `failed` says; None for none), `group_header` (the name of a header: messages with the same value are given out
-        one after another, in the order in which they came, whatever their priority; None for none).
+        one after another, in the order in which they came, whatever their priority; None for none),
+        `dead_letter_retention` (of a queue that gets dead letters: how long it keeps each of them at least, from when
+        it came; None leaves them the retention that they were published with).
         """
         created: ops.QueueCreated = self._commit(self._create(settings, earliest, exist_ok))
         return created.new
@@ -336,17 +342,22 @@ class AsyncQueue(_QueueBase):
         while True:
             result: ops.ClaimedMessages = await self._commit(operation)
             if result.messages:
-                if result.contents is not None:
-                    result = await self._fetch(calls.Fetching(result))
-                found = await asyncio.to_thread(
-                    calls.deliveries, AsyncDelivery, self._store, self.name, self._store.messages, result
-                )
+                found = await self._deliveries(result)
                 if found:
                     return found
             left_ms = patience.slice_ms()
             if not left_ms:
                 return []
             await self._store.wait_claimable(self.name, left_ms)
+
+    async def _deliveries(self, result: ops.ClaimedMessages) -> list[AsyncDelivery]:
+        """The messages of a claim with their content, which came along or is read from the store."""
+        store = self._store
+        if result.contents is not None:
+            result = await self._fetch(calls.Fetching(result))
+        elif store.reads_are_slow or len(result.messages) > READ_AT_ONCE_MAX:
+            return await asyncio.to_thread(calls.deliveries, AsyncDelivery, store, self.name, store.messages, result)
+        return calls.deliveries(AsyncDelivery, store, self.name, store.messages, result)
 
     async def _fetch(self, steps: calls.Fetching) -> ops.ClaimedMessages:
         while steps.more:

@@ -329,7 +329,7 @@ def _reap(machine: QueueMachine, state: QueueState, view: View) -> None:
         state.drop_failed(failed, "purged")
     if state.failed or any(bucket.live for bucket in state.buckets.values()):
         return
-    left = COLLECT_RECORDS
+    left = COLLECT_RECORDS - _forget_own_keys(machine, state.number, view)
     for prefix in (records.DONE, records.ATTEMPTS, records.ACTIVE, records.FAILED):
         for key, _ in view.scan(*records.queue_range(prefix, state.number), limit=left):
             machine.write(key, None, None)
@@ -340,6 +340,21 @@ def _reap(machine: QueueMachine, state: QueueState, view: View) -> None:
         machine.write(records.cursor_key(state.number), None, None)
         machine.write(records.deleted_key(state.number), None, None)
         del machine.deleted[state.number], machine.by_number[state.number]
+
+
+def _forget_own_keys(machine: QueueMachine, number: int, view: View) -> int:
+    """Some dedup keys of a deleted queue, and what the index by time says of them; how many."""
+    start, end = records.own_dedup_range(number)
+    held = [key for key, _ in view.scan(start, end, limit=COLLECT_RECORDS)]
+    held += [key for key in machine.writes if start <= key and (end is None or key < end)]  # of this very group
+    for key in held:
+        stored = machine.stored(key, view)
+        if stored is not None:
+            message, expires_ms = records.decode_dedup(stored)
+            machine.write(key, None, None)
+            if expires_ms < published.FOREVER:
+                machine.write(records.dedup_expiry_key(expires_ms, message), None, None)
+    return min(len(held), COLLECT_RECORDS)
 
 
 def _drop_segment(machine: QueueMachine, segment: Segment, view: View) -> None:

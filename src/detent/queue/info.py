@@ -14,7 +14,11 @@ from detent.queue.reader import Content
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """A queue: its settings, what is in it now, and what it has counted since it was created."""
+    """A queue: its settings, what is in it now, and what it has counted since it was created.
+
+    What nobody holds is available (a claim would get it), delayed (not visible yet) or blocked (behind others of its
+    group); `blocked_delayed` of the blocked ones are not visible yet either.
+    """
 
     name: str
     number: int
@@ -32,11 +36,13 @@ class QueueInfo:
     description: str
     labels: dict[str, str]
     dead_letter: str
+    dead_letter_retention: timedelta | None
     group_header: str
     catching_up: bool
     available: int
     delayed: int
     blocked: int
+    blocked_delayed: int
     in_flight: int
     failed: int
     done: int
@@ -52,7 +58,7 @@ class QueueInfo:
 def queue_info(found: ops.QueueDescription) -> QueueInfo:
     """A description as users see it."""
     settings: Any = found.settings
-    retention_s = settings.done_retention_s
+    retention_s, kept_s = settings.done_retention_s, settings.dead_letter_retention_s
     return QueueInfo(
         name=found.name,
         number=found.number,
@@ -70,11 +76,13 @@ def queue_info(found: ops.QueueDescription) -> QueueInfo:
         description=settings.description,
         labels=settings.labels,
         dead_letter=settings.dead_letter,
+        dead_letter_retention=timedelta(seconds=kept_s) if kept_s else None,
         group_header=settings.group_header,
         catching_up=found.behind and not settings.paused,
         available=found.available,
         delayed=found.delayed,
         blocked=found.blocked,
+        blocked_delayed=found.blocked_delayed,
         in_flight=found.in_flight,
         failed=found.failed,
         done=found.done_kept,

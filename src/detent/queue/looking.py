@@ -9,7 +9,7 @@ import numpy as np
 from detent.codec import published
 from detent.codec import queue as records
 from detent.engine import Context, Result
-from detent.errors import Invalid
+from detent.errors import Invalid, LimitExceeded
 from detent.kv import View
 from detent.queue import operations as ops
 from detent.queue.bucket import BLOCKED, HIDDEN, READY
@@ -24,7 +24,9 @@ FAILED_MAX: Final = 1_000
 """Failed messages in one answer."""
 
 DONE_RECORDS_SEARCHED: Final = 1_000
-"""Records of done messages that a search for one message looks through, newest first."""
+DONE_MESSAGES_SEARCHED: Final = 1_000_000
+"""Records of done messages, and about how many messages in them, that a search for one message looks through, newest
+first. Everybody else waits meanwhile: a few milliseconds."""
 
 
 def describe(machine: QueueMachine, op: ops.DescribeQueues, context: Context) -> Result:
@@ -59,6 +61,7 @@ def _describe(machine: QueueMachine, state: QueueState, view: View) -> ops.Queue
         oldest_ms=_oldest_ms(machine, state, view),
         priorities=dict(sorted(state.ready.items())),
         blocked=state.blocked,
+        blocked_delayed=state.blocked_until_later(machine.now_ms),
     )
 
 
@@ -111,23 +114,28 @@ def find_message(machine: QueueMachine, op: ops.FindMessage, context: Context) -
     """Where a message is."""
     if not 0 <= op.message <= MESSAGE_MAX:
         raise Invalid(f"messages are numbered from 0 on, not {op.message}")
+    if len(op.queues) > ops.QUEUES_MAX:
+        raise LimitExceeded(f"a message is looked for in at most {ops.QUEUES_MAX} queues, not {len(op.queues)}")
     context.idle += 1
-    record, states = -1, []
+    named = [machine.queues[name] for name in dict.fromkeys(op.queues) if name in machine.queues]
+    record, found = -1, []
+    holders = machine.holdings.count(op.message)
     with machine.reader.view() as view:
-        for state in (machine.own, *machine.queues.values()):
-            found = _find(state, op.message, view)
-            if found is None:
+        for state in named if op.queues else (machine.own, *machine.queues.values()):
+            held = _find_held(state, op.message, view) if holders else None  # once all are found, nobody else has it
+            if held is None:
+                done = None if op.message >= machine.log_end else _find_done(state, op.message, view)
+                found += [] if done is None else [done]
                 continue
-            offset, where = found
-            if offset >= 0:
-                record = op.message - offset
+            holders -= 1
+            record = op.message - held[0]
             if state is not machine.own:
-                states.append(where)
-    return ops.MessageFound(record, states)
+                found.append(held[1])
+    return ops.MessageFound(record, found)
 
 
-def _find(state: QueueState, message: int, view: View) -> tuple[int, ops.MessageState] | None:
-    """Its place in its record (-1 if it holds none) and its state, if the queue knows the message."""
+def _find_held(state: QueueState, message: int, view: View) -> tuple[int, ops.MessageState] | None:
+    """Its place in its record and its state, if the queue has the message."""
     failed = state.failed.get(message)
     if failed is not None:
         where = ops.MessageState(
@@ -144,7 +152,7 @@ def _find(state: QueueState, message: int, view: View) -> tuple[int, ops.Message
         return failed.offset, where
     place = state.place_of(message)
     if place is None:
-        return _find_done(state, message, view)
+        return None
     bucket, row = state.buckets[place // state.size], place % state.size
     flight = state.flights.get(message)
     name, at_ms, consumer, delivery = "available", bucket.visible[row], "", 0
@@ -169,13 +177,19 @@ def _find(state: QueueState, message: int, view: View) -> tuple[int, ops.Message
     return bucket.offsets[row], where
 
 
-def _find_done(state: QueueState, message: int, view: View) -> tuple[int, ops.MessageState] | None:
-    if message in state.done_messages:
-        index = state.done_messages.index(message)
-        return -1, ops.MessageState(state.name, "done", state.done_attempts[index], 0, state.done_times[index])
+def _find_done(state: QueueState, message: int, view: View) -> ops.MessageState | None:
+    """What the queue knows of a message that is done there: the newest of what it keeps is looked through."""
+    if not state.done_kept:
+        return None
+    for index in np.flatnonzero(np.frombuffer(state.done_messages, "<u8") == np.uint64(message)).tolist():
+        return ops.MessageState(state.name, "done", state.done_attempts[index], 0, state.done_times[index])
     start, end = records.queue_range(records.DONE, state.number)
+    left = DONE_MESSAGES_SEARCHED
     for _, value in view.scan(start, end, reverse=True, limit=DONE_RECORDS_SEARCHED):
         table = records.decode_done(value)
         for row in table[table["message"] == np.uint64(message)].tolist():
-            return -1, ops.MessageState(state.name, "done", row[2], 0, row[1])
+            return ops.MessageState(state.name, "done", row[2], 0, row[1])
+        left -= len(table)
+        if left <= 0:
+            break
     return None

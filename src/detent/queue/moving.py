@@ -48,12 +48,18 @@ def give_up(
 
 
 def move(source: QueueState, target: QueueState, at_ms: int, moves: Moves, now_ms: int, undo: Undo | None) -> None:
-    """Messages in flight leave their queue and come to another one, behind all others, as if never tried."""
+    """Messages in flight leave their queue and come to another one, behind all others, as if never tried.
+
+    The other queue's settings say how long it keeps them. A step that is replayed finds them as they were: a change of
+    settings ends with a checkpoint.
+    """
+    kept_s = target.config.dead_letter_retention_s
     for message, priority, group in moves:
         gone = source.hand_over(message, at_ms, undo)
+        deadline_ms = max(gone.deadline_ms, at_ms + kept_s * 1000) if kept_s else gone.deadline_ms
         # One whose retention ended while it was in flight is given to nobody: it goes with the next timer.
-        visible_ms = FOREVER if gone.deadline_ms <= at_ms else at_ms
-        run = Run(message, 1, gone.offset, gone.record_count, visible_ms, gone.deadline_ms)
+        visible_ms = FOREVER if deadline_ms <= at_ms else at_ms
+        run = Run(message, 1, gone.offset, gone.record_count, visible_ms, deadline_ms)
         target.route(run, priority, now_ms, undo, group)
 
 

@@ -47,7 +47,7 @@ IN_FLIGHT_MAX: Final = 100_000
 """Messages of one queue in flight; the lease of each is kept in memory."""
 
 ATTEMPTS_MAX: Final = 65_535
-"""The attempts of a message are a u16; at this number even a queue without a limit gives it up."""
+"""The attempts of a message are a u16. In a queue without a limit the count stops here, and the message is tried on."""
 
 LEASE_MS_MIN: Final = 1
 LEASE_MS_MAX: Final = 7 * 24 * 3600 * 1000
@@ -91,6 +91,7 @@ class Settings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     labels: dict[str, str] | None = None
     dead_letter: str | None = None
     group_header: str | None = None
+    dead_letter_retention_s: Number | None = None
 
 
 class CreateQueue(Operation, frozen=True, tag=True, array_like=True):
@@ -232,9 +233,10 @@ class ListFailed(Operation, frozen=True, tag=True, array_like=True):
 
 
 class FindMessage(Operation, frozen=True, tag=True, array_like=True):
-    """Where a message is in each queue. Changes nothing."""
+    """Where a message is in each queue, or in those that are named and exist. Changes nothing."""
 
     message: Number
+    queues: list[str] = msgspec.field(default_factory=list)
 
 
 class Advance(Operation, frozen=True, tag=True, array_like=True):
@@ -336,6 +338,7 @@ class QueueDescription(msgspec.Struct, frozen=True, array_like=True):
     oldest_ms: int
     priorities: dict[int, int]
     blocked: int = 0
+    blocked_delayed: int = 0
 
 
 class QueueDescriptions(Result, frozen=True, tag=True, array_like=True):
@@ -382,8 +385,8 @@ class MessageState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MessageFound(Result, frozen=True, tag=True, array_like=True):
-    """The first message of the record that a message is in (-1: it is gone), and where it is in each queue. For
-    `contents`, of one message or none, see :class:`ClaimedMessages`."""
+    """The first message of the record that a message is in (-1: it is gone, or in none of the queues that were named),
+    and where it is in each queue. For `contents`, of one message or none, see :class:`ClaimedMessages`."""
 
     record: int
     states: list[MessageState]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import groupby
@@ -74,6 +75,13 @@ class Places:
     def claimable(self) -> int:
         """Messages that the next claim would find."""
         return 0 if self.config.paused else sum(self.ready.values())
+
+    def blocked_until_later(self, now_ms: int) -> int:
+        """How many of the blocked messages would have to wait for their time as well. They are counted when somebody
+        asks, bucket by bucket; nothing else depends on it."""
+        if not self.blocked:
+            return 0
+        return sum(bucket.blocked_until_later(now_ms) for bucket in self.buckets.values())
 
     # -- coming in ---------------------------------------------------------------------------------------------------
 
@@ -226,11 +234,17 @@ class Places:
         """The places of those of these messages that are available here."""
         if not len(messages) or not self.available:
             return []
+        wanted = np.sort(messages)
+        numbers: list[int] = wanted.tolist()
         found: list[int] = []
         for bucket in self.buckets.values():
-            table = bucket.available()
-            rows = table["place"][np.isin(table["message"], messages)]
-            found += [bucket.number * self.size + row for row in rows.tolist()]
+            if not len(bucket):
+                continue
+            lowest, highest = bucket.span()
+            start = bisect_left(numbers, lowest)
+            if start < len(numbers) and numbers[start] <= highest:
+                rows = bucket.find(wanted[start : bisect_right(numbers, highest)])
+                found += [bucket.number * self.size + row for row in rows]
         return found
 
     def places_of_priority(self, priority: int, before: int) -> list[int]:

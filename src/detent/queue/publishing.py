@@ -44,7 +44,7 @@ def publish(machine: QueueMachine, op: ops.Publish, context: Context) -> ops.Pub
     keys: Sequence[str | None] = ()
     duplicates: list[tuple[int, int]] = []
     if op.dedup_keys is not None:
-        keys = [None if key is None else f"{op.to}\0{key}" for key in op.dedup_keys] if op.to else op.dedup_keys
+        keys = _own_keys(machine.queue(op.to).number, op.dedup_keys) if op.to else op.dedup_keys
         fresh, duplicates = _first_seen(machine, keys, now_ms)
         payloads = [payloads[index] for index in fresh]
         sizes = [sizes[index] for index in fresh]
@@ -184,6 +184,12 @@ def deliver(machine: QueueMachine, run: Run, targets: Sequence[Target], now_ms: 
 
 
 # -- dedup keys -------------------------------------------------------------------------------------------------
+
+
+def _own_keys(queue: int, keys: Sequence[str | None]) -> list[str | None]:
+    """Keys of one queue. Its number comes first, not its name: a queue that is made anew has seen nothing yet. Keys of
+    the store have no zero byte, so none of them is also a queue's."""
+    return [None if key is None else records.own_dedup_key(queue, key) for key in keys]
 
 
 def _first_seen(

@@ -61,6 +61,8 @@ def _check(config: Config, *, lease_given: bool) -> None:
         raise LimitExceeded(f"a back-off is at most {ops.DELAY_MS_MAX} ms")
     if config.done_retention_s > NOT_KEPT:
         raise LimitExceeded(f"a retention is below {NOT_KEPT} s")
+    if config.dead_letter_retention_s > ops.RETENTION_S_MAX:
+        raise LimitExceeded(f"dead letters are kept for at most {ops.RETENTION_S_MAX} s")
     if config.failed_policy not in FAILED_POLICIES:
         raise Invalid(
             f"what becomes of failed messages is one of {', '.join(FAILED_POLICIES)}, not {config.failed_policy!r}"

@@ -17,6 +17,7 @@ import numpy as np
 
 from detent.codec.published import FOREVER
 from detent.codec.queue import BUCKET_EXPONENT_MAX, NOT_KEPT, Attempt, Config, Cursor, Failed
+from detent.queue import operations as ops
 from detent.queue.bucket import AVAILABLE, HELD, HIDDEN, READY, Bucket
 from detent.queue.failures import Failures
 from detent.queue.filters import Filter
@@ -126,23 +127,25 @@ class QueueState(Places, Failures):
         groups = self.spread(places)
         messages = picked("messages", groups)
         hidden: list[int] = []
+        often: list[int] = []
         for bucket, rows in groups:
-            hidden += self._hold(bucket, rows)
+            hidden += self._hold(bucket, rows, often)
         deliveries = range(first_delivery, first_delivery + len(places))
         self.flights.update(zip(messages, zip(places, deliveries, repeat(grant)), strict=False))
         grant.held = dict.fromkeys(messages)
         self.turn += len(places)
         self.wheel.add(lease_ms, grant)
         if undo is not None:
-            undo.append(partial(self._ungrant, grant, hidden))
+            undo.append(partial(self._ungrant, grant, hidden, often))
         return messages, groups
 
-    def _hold(self, bucket: Bucket, rows: range | list[int]) -> list[int]:
-        """Available places of a bucket become held ones. Answers those that were hidden, as replayed ones are."""
+    def _hold(self, bucket: Bucket, rows: range | list[int], often: list[int]) -> list[int]:
+        """Available places of a bucket become held ones. Answers those that were hidden, as replayed ones are; those
+        that were claimed so often that nobody counts on join `often`."""
         states, attempts = bucket.states, bucket.attempts
         bucket.dirty = True
         count = len(rows)
-        if count == 1 and states[rows[0]] == READY:
+        if count == 1 and states[rows[0]] == READY and attempts[rows[0]] < ops.ATTEMPTS_MAX:
             row = rows[0]
             states[row] = HELD
             attempts[row] += 1
@@ -163,8 +166,14 @@ class QueueState(Places, Failures):
         for row in rows:
             assert states[row] in AVAILABLE, f"place {row} of bucket {bucket.number} is claimed and not available"
             states[row] = HELD
-            attempts[row] += 1
+            self._count_attempt(bucket, row, often)
         return hidden
+
+    def _count_attempt(self, bucket: Bucket, row: int, often: list[int]) -> None:
+        if bucket.attempts[row] < ops.ATTEMPTS_MAX:
+            bucket.attempts[row] += 1
+        else:
+            often.append(bucket.number * self.size + row)
 
     def _uncount_span(self, bucket: Bucket, rows: range) -> None:
         priorities, count = bucket.priorities, len(rows)
@@ -175,17 +184,19 @@ class QueueState(Places, Failures):
         for priority, number in Counter(priorities[rows.start : rows.stop]).items():
             self._uncount(priority, READY, number)
 
-    def _ungrant(self, grant: Grant, hidden: list[int]) -> None:
+    def _ungrant(self, grant: Grant, hidden: list[int], often: list[int]) -> None:
         self.wheel.cancel(grant.lease_ms, grant)
         self.turn -= len(grant.held)
         for message in list(grant.held):
             place = self.flights.pop(message)[0]
-            self._unhold(place, HIDDEN if place in hidden else READY)
+            bucket, row = self._at(place)
+            if place not in often:
+                bucket.attempts[row] -= 1
+            self._unhold(bucket, row, HIDDEN if place in hidden else READY)
         grant.held.clear()
 
-    def _unhold(self, place: int, state: int) -> None:
-        bucket, row = self._at(place)
-        bucket.attempts[row] -= 1
+    def _unhold(self, bucket: Bucket, row: int, state: int) -> None:
+        """A place that was held was not: the claim is taken back."""
         self._return(bucket, row, state)
 
     def _return(self, bucket: Bucket, row: int, state: int) -> None:

@@ -16,6 +16,7 @@ from detent.codec.keys import SUBSYSTEM_LOG, SUBSYSTEM_QUEUE, Prefix, u32
 from detent.codec.log import LOG_VERSION
 from detent.codec.published import FOREVER, PAYLOAD
 from detent.codec.queue import Config, Cursor, Watermark
+from detent.codec.values import U32_MAX
 from detent.engine.verify import Finding, Tally, record_at
 from detent.errors import Corrupt, DetentError, Invalid
 from detent.kv import Reader, View
@@ -69,7 +70,7 @@ def check_queues(reader: Reader, tally: Tally) -> Iterator[Finding]:
             problem = f"an owner could not work out the queues' state, which is compared with nothing: {reason}"
             yield Finding(record_at(records.WATERMARK.raw), problem)
         yield from MessageCheck(view, tally, machine, survey.numbers, survey.names).findings()
-        yield from _check_dedup(view, tally, machine)
+        yield from _check_dedup(view, tally, machine, survey)
 
 
 class QueueSurvey:
@@ -259,12 +260,19 @@ class QueueSurvey:
 # -- dedup keys -------------------------------------------------------------------------------------------------
 
 
-def _check_dedup(view: View, tally: Tally, machine: QueueMachine | None) -> Iterator[Finding]:
+DEDUP_BYTES_MAX: Final = len(records.own_dedup_key(U32_MAX, "")) + ops.DEDUP_KEY_BYTES_MAX
+"""A dedup key of a queue, with the queue's number before it."""
+
+
+def _check_dedup(view: View, tally: Tally, machine: QueueMachine | None, survey: QueueSurvey) -> Iterator[Finding]:
     """Dedup keys and the index by their end agree, either way."""
+    owners, alive = {None, *survey.numbers}, {None, *survey.names}
     for key, value in tally.scan(view, *records.DEDUP.range()):
         name = key[PREFIX_BYTES:]
         try:
-            if not name.decode() or len(name) > ops.DEDUP_KEY_BYTES_MAX:
+            owner = records.dedup_owner(name)
+            own = 0 if owner is None else len(records.own_dedup_key(owner, ""))
+            if not name.decode() or len(name) - own > ops.DEDUP_KEY_BYTES_MAX:
                 raise Corrupt(f"a dedup key of {len(name)} bytes")
             message, expires_ms = records.decode_dedup(value)
             if not 0 <= expires_ms <= FOREVER:
@@ -272,6 +280,8 @@ def _check_dedup(view: View, tally: Tally, machine: QueueMachine | None) -> Iter
         except (UnicodeDecodeError, Corrupt) as error:
             yield Finding(record_at(key), f"a malformed dedup key: {error}")
             continue
+        if owner not in owners:
+            yield Finding(record_at(key), f"a dedup key of queue number {owner}, which does not exist")
         if expires_ms < FOREVER and view.get(records.dedup_expiry_key(expires_ms, message)) != name:
             yield Finding(record_at(key), "the index by time does not name this dedup key, so that it is held for ever")
         if machine is not None and message >= machine.log_end:
@@ -280,12 +290,15 @@ def _check_dedup(view: View, tally: Tally, machine: QueueMachine | None) -> Iter
     for key, value in tally.scan(view, *records.DEDUP_EXPIRY.range()):
         try:
             expires_ms, message = records.decode_dedup_expiry_key(key)
-            stored = view.get(records.DEDUP.raw + value[: ops.DEDUP_KEY_BYTES_MAX + 1])
+            stored = view.get(records.DEDUP.raw + value[: DEDUP_BYTES_MAX + 1])
             held = None if stored is None else records.decode_dedup(stored)
+            owner = records.dedup_owner(value)
         except Corrupt as error:
             if not str(error).startswith("dedup key,"):  # the dedup record itself was found above
                 yield Finding(record_at(key), str(error))
             continue
+        if held is None and owner not in alive:
+            continue  # a deleted queue's key is gone; what the index says of an earlier use goes when its time comes
         if held is None:
             yield Finding(record_at(key), f"the index by time names the dedup key {value!r}, which is not held")
         elif held != (message, expires_ms) and held[1] <= expires_ms:  # one that is taken again is held for longer

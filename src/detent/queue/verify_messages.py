@@ -12,7 +12,7 @@ from detent.codec import log, published
 from detent.codec import queue as records
 from detent.codec.keys import SUBSYSTEM_LOG, Prefix, u32
 from detent.codec.log import LOG_VERSION, EntryKey, SegmentMeta, SeqBlock
-from detent.codec.published import LOG_KEY, PAYLOAD, Metadata
+from detent.codec.published import FOREVER, LOG_KEY, PAYLOAD, Metadata
 from detent.codec.queue import ATTEMPTS_KEPT
 from detent.engine.verify import Finding, Tally, record_at
 from detent.errors import Corrupt
@@ -195,6 +195,12 @@ def holder(queue: int, names: Mapping[int, str]) -> str:
     return f"queue {names[queue]!r}" if queue in names else f"queue number {queue}, which is deleted,"
 
 
+def _may_keep(published_ms: int, deadline_ms: int) -> bool:
+    """Whether a message that was published with one deadline may have another one: a dead letter may have a later one,
+    also where it was redriven to, and where the store keeps it for a queue that has yet to read of it."""
+    return deadline_ms == published_ms or published_ms < deadline_ms < FOREVER
+
+
 def _groups_of(state: GroupedState) -> dict[int, bytes | None]:
     """The groups of a queue's messages, but for those that have failed."""
     found: dict[int, bytes | None] = {}
@@ -335,7 +341,11 @@ class LogCheck:
     def _compare(self, key: bytes, first: int, entry: list[Metadata]) -> Iterator[Finding]:
         deadlines = [message.deadline_ms for message in entry]
         for _, message, deadline_ms, count, queue in self._holds.of(first).tolist():
-            if count == len(entry) and 0 <= message - first < count and deadlines[message - first] == deadline_ms:
+            if (
+                count == len(entry)
+                and 0 <= message - first < count
+                and _may_keep(deadlines[message - first], deadline_ms)
+            ):
                 yield from self._compare_group(key, queue, entry[message - first])
                 continue
             who = holder(queue, self._names)

@@ -86,6 +86,30 @@ def test_a_dead_letter_keeps_its_id_when_its_queue_is_deleted(endpoint: Endpoint
     assert message["MessageId"] == sent["MessageId"]
 
 
+def test_a_dead_letter_queue_keeps_what_came_for_its_own_retention(endpoint: Endpoint) -> None:
+    dead = endpoint.create("dead", MessageRetentionPeriod="1209600")
+    url = endpoint.create("alive", MessageRetentionPeriod="60", RedrivePolicy=redrive_to("dead"))
+    kept = {"alive": 60.0, "dead": 1_209_600.0}
+    for name, seconds in kept.items():
+        info = endpoint.run(endpoint.store.queue(name).info())
+        assert info.dead_letter_retention.total_seconds() == seconds
+    endpoint.call("SendMessage", {"QueueUrl": url, "MessageBody": "x"})
+    give_up(endpoint, url)
+    endpoint.call("SetQueueAttributes", {"QueueUrl": dead, "Attributes": {"MessageRetentionPeriod": "600"}})
+    assert endpoint.run(endpoint.store.queue("dead").info()).dead_letter_retention.total_seconds() == 600
+    assert endpoint.attributes(dead)["ApproximateNumberOfMessages"] == "1"
+
+
+def test_delayed_messages_of_one_group_all_count_as_delayed(endpoint: Endpoint) -> None:
+    url = endpoint.create("slow.fifo", DelaySeconds="900")
+    for number in range(5):
+        sent = {"MessageBody": "x", "MessageGroupId": "g", "MessageDeduplicationId": str(number)}
+        endpoint.call("SendMessage", {"QueueUrl": url, **sent})
+    found = endpoint.attributes(url)
+    counts = [found["ApproximateNumberOfMessages" + which] for which in ("", "Delayed", "NotVisible")]
+    assert counts == ["0", "5", "0"]
+
+
 def test_a_queue_that_is_fifo_by_name_alone_is_no_fifo_queue(endpoint: Endpoint) -> None:
     endpoint.run(endpoint.store.queue("named.fifo").create())
     create = json.dumps({"QueueName": "named.fifo", "Attributes": {"FifoQueue": "true"}}).encode()

@@ -38,9 +38,10 @@ from detent.durations import milliseconds
 if TYPE_CHECKING:
     from detent.queue import QueueInfo
 
-DURATIONS = ("lease", "max_lease", "backoff", "max_backoff", "done_retention")
+NONE = "none"
+DURATIONS = ("lease", "max_lease", "backoff", "max_backoff", "done_retention", "dead_letter_retention")
 COUNTERS = ("total_routed", "total_acked", "total_failed", "total_expired", "total_purged")
-NUMBERS = ("available", "delayed", "blocked", "in_flight", "failed", "done", *COUNTERS)
+NUMBERS = ("available", "delayed", "blocked", "blocked_delayed", "in_flight", "failed", "done", *COUNTERS)
 
 
 @click.group(short_help="Create queues, publish to them, claim from them.")
@@ -89,6 +90,11 @@ _SETTINGS = (
         help="Messages given up go to this queue instead of being kept or discarded [none]; '' for none.",
     ),
     click.option(
+        "--dead-letter-retention",
+        metavar="DURATION",
+        help="What comes here as a dead letter stays for so long at least [its own retention]; 'none' for that.",
+    ),
+    click.option(
         "--group-header",
         metavar="NAME",
         help="The header with the group, within which messages are given out one after another, in the order in which "
@@ -122,6 +128,8 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
         settings["labels"] = parse_labels(settings["labels"])
     if settings.get("done_retention") == FOREVER:
         settings["done_retention"] = None
+    if settings.get("dead_letter_retention") == NONE:
+        settings["dead_letter_retention"] = None
     for name in DURATIONS:
         if settings.get(name) is not None:
             milliseconds(settings[name])
@@ -352,6 +360,7 @@ def show_info(url: str, queue: str, force: bool, as_json: bool) -> None:
             "done retention": _duration(info.done_retention),
             "failed messages": "discarded" if info.failed_policy == "discard" else "kept",
             "dead letters": f"to {line_text(info.dead_letter)}" if info.dead_letter else "none",
+            **_dead_letter_lines(info),
             "priority header": line_text(info.priority_header),
             "group header": line_text(info.group_header) if info.group_header else "none",
             **{f"label {line_text(name)}": line_text(value) for name, value in info.labels.items()},
@@ -366,6 +375,11 @@ def _number_lines(info: QueueInfo) -> dict[str, str]:
     for priority, count in info.available_by_priority.items():
         lines[f"available at priority {priority}"] = str(count)
     return lines
+
+
+def _dead_letter_lines(info: QueueInfo) -> dict[str, str]:
+    kept = info.dead_letter_retention
+    return {} if kept is None else {"dead letters stay": f"at least {_duration(kept)}"}
 
 
 def _age_ms(info: QueueInfo) -> int | None:

@@ -28,10 +28,11 @@ RECEIVES_MAX: Final = 1_000
 SOURCES_MAX: Final = 10
 DETENT_SECONDS_MAX: Final = 7 * 24 * 3600
 
+RETENTION: Final = "MessageRetentionPeriod"
 KEPT_NUMBERS: Final = {
     "DelaySeconds": (0, 900, 0),
     "MaximumMessageSize": (1_024, MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX),
-    "MessageRetentionPeriod": (60, 1_209_600, 345_600),
+    RETENTION: (60, 1_209_600, 345_600),
     "ReceiveMessageWaitTimeSeconds": (0, 20, 0),
     "KmsDataKeyReusePeriodSeconds": (60, 86_400, 300),
 }
@@ -121,7 +122,7 @@ class View:
             number=info.number,
             is_fifo=is_fifo(info.name) and info.group_header == GROUP,
             delay_ms=numbers["DelaySeconds"] * 1000,
-            retention_s=numbers["MessageRetentionPeriod"],
+            retention_s=numbers[RETENTION],
             message_bytes_max=numbers["MaximumMessageSize"],
             wait_s=numbers["ReceiveMessageWaitTimeSeconds"],
             content_dedup=labels.get(ATTRIBUTE + "ContentBasedDeduplication") == "true",
@@ -145,7 +146,7 @@ class View:
     @property
     def visible(self) -> int:
         """Messages that are neither delayed nor in flight, those that wait for others of their group included."""
-        return self.info.available + self.info.blocked
+        return self.info.available + self.info.blocked - self.info.blocked_delayed
 
     def attributes(self, place: Place) -> dict[str, str]:
         """All attributes, as SQS writes them."""
@@ -156,7 +157,7 @@ class View:
             "VisibilityTimeout": str(lease_ms // 1000),
             "ApproximateNumberOfMessages": str(self.visible),
             "ApproximateNumberOfMessagesNotVisible": str(info.in_flight),
-            "ApproximateNumberOfMessagesDelayed": str(info.delayed),
+            "ApproximateNumberOfMessagesDelayed": str(info.delayed + info.blocked_delayed),
             "CreatedTimestamp": str(int(info.created.timestamp())),
             "LastModifiedTimestamp": labels.get(MODIFIED, str(int(info.created.timestamp()))),
             "QueueArn": place.arn(self.name),
@@ -238,7 +239,10 @@ def _read_one(changes: Changes, name: str, value: str, fifo: bool) -> None:
         raise _bad(name, "it has characters that XML cannot hold")
     if name in KEPT_NUMBERS:
         low, high, _ = KEPT_NUMBERS[name]
-        changes.labels[ATTRIBUTE + name] = str(_number(name, value, low, high))
+        number = _number(name, value, low, high)
+        changes.labels[ATTRIBUTE + name] = str(number)
+        if name == RETENTION:
+            changes.settings["dead_letter_retention"] = timedelta(seconds=number)
     elif name == "VisibilityTimeout":
         # A lease lasts a millisecond at least: as good as the zero that SQS allows.
         changes.settings["lease"] = timedelta(milliseconds=max(1, 1000 * _number(name, value, 0, 43_200)))
@@ -346,6 +350,7 @@ def new_queue_settings(queue: str) -> dict[str, Any]:
     """What a queue has that an SQS client creates: a message that was not deleted in time is there again at once, for
     as long as it is retained, and one that was deleted leaves nothing."""
     found: dict[str, Any] = {"max_attempts": 0, "lease": "30s", "backoff": "0s", "done_retention": "0s"}
+    found["dead_letter_retention"] = timedelta(seconds=KEPT_NUMBERS[RETENTION][2])
     if is_fifo(queue):
         found["group_header"] = GROUP
     return found

@@ -18,7 +18,17 @@ import pytest
 import detent
 from detent import Store
 from detent.cli import run
-from detent.errors import Busy, Corrupt, Denied, Exists, Invalid, NotFound, OutcomeUnknown, Unavailable
+from detent.errors import (
+    Busy,
+    Corrupt,
+    Denied,
+    Exists,
+    Invalid,
+    NotFound,
+    OutcomeUnknown,
+    StaleReceipt,
+    Unavailable,
+)
 from detent.journal.fragments import new_fragment_id, object_name
 from detent.journal.reader import JournalReader
 from detent.queue.operations import Publish
@@ -172,9 +182,9 @@ class TestTokens:
         (message,) = queue.claim()
         monkeypatch.setenv("DETENT_TOKEN", "orders")
         with detent.open(guarded.url) as store:
-            with pytest.raises(Denied):
+            with pytest.raises(StaleReceipt):
                 store.queue("orders").ack([message.receipt])
-            with pytest.raises(Denied), store.transaction() as t:
+            with pytest.raises(StaleReceipt), store.transaction() as t:
                 t.extend(message.receipt)
         message.ack()
 
@@ -662,7 +672,8 @@ class TestHostile:
     @pytest.mark.parametrize("query", ["", "?contents=1", "?contents=1&contents=1", "?contents=%FF", "?" + "a=1&" * 50])
     def test_transactions(self, store: Store, server: HttpServer, body: bytes, query: str) -> None:
         with httpx.Client(base_url=server.url) as http:
-            answer = http.post("/v1/transactions" + query, content=body)
+            kind = {"content-type": wire.TRANSACTION_TYPE}
+            answer = http.post("/v1/transactions" + query, content=body, headers=kind)
         if answer.status_code == 200:
             (outcome,) = wire.decode_answers(answer.content, 1)
             assert not isinstance(outcome, list) or not outcome[0].contents

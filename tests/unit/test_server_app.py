@@ -5,22 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from prometheus_client.parser import text_string_to_metric_families
 
 import detent
+from detent.engine import Request as Engaged
 from detent.errors import Busy, Denied, DetentError, Invalid, Unavailable
-from detent.remote import LocalOwner
+from detent.journal.operations import Append
+from detent.remote import LocalOwner, wire
 from detent.server import http
 from detent.server.access import Caller
 from detent.server.app import Application, refusal
 from detent.server.http import Request, Response
-from detent.server.keys import KeyRing, new_key
+from detent.server.keys import Key, KeyRing, add_key, new_key
 from detent.server.metrics import Metrics
+from detent.server.native import NativePart
 from detent.server.operators import PUBLIC, Operators
+from detent.server.serving import own_hosts
 from detent.server.tracing import Tracing, find_tracing
 
 
@@ -42,6 +50,23 @@ class Echo:
                 yield b"two"
 
             return Response(parts(), type="text/plain")
+        if request.path == "/echo/broken":
+            raise RuntimeError("a detail that is nobody's business")
+        if request.path == "/echo/breaks":
+
+            async def breaking() -> Any:
+                yield b"one "
+                raise RuntimeError("in the middle")
+
+            return Response(breaking(), type="text/plain")
+        if request.path == "/echo/header":
+            return Response(headers={"x": "\u2603"})
+        if request.path == "/echo/nothing":
+            return Response(status=204)
+        if request.path == "/echo/much":
+            return Response(b"x" * (http.SEND_BYTES * 2 + 1))
+        if request.path == "/echo/cancelled":
+            raise asyncio.CancelledError
         body = await request.body(1000)
         return Response.json({"caller": caller.name, "query": request.query(), "body": body.decode()})
 
@@ -193,6 +218,288 @@ def test_the_log_has_a_line_for_each_request_and_nothing_that_it_carried(caplog:
     assert "the body" not in everything
     assert KEY.secret not in everything
     assert "secret=1" not in everything
+
+
+def test_the_log_says_who_asked_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "detent.server"):
+        run(LOCKED, "GET", "/echo", headers=TOKEN)
+        run(LOCKED, "GET", "/echo", headers=[("Authorization", f"Bearer {KEY.id}.wrong")])
+        run(OPEN, "GET", "/echo")
+    assert [getattr(record, "caller", None) for record in caplog.records] == ["somebody", None, "anybody"]
+
+
+# -- what goes wrong ----------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """Who counts the requests."""
+
+    def __init__(self) -> None:
+        self.counted: list[tuple[str, int]] = []
+
+    def request(self, part: str, method: str, status: int, seconds: float) -> None:
+        self.counted.append((part, status))
+
+
+@pytest.mark.parametrize("path", ["/echo/broken", "/echo/header"])
+def test_what_nobody_thought_of_is_answered_counted_and_logged(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    counting = Counted()
+    with caplog.at_level(logging.INFO, "detent.server"):
+        answer = run(Application([Echo()], counting=counting), "GET", path)
+    assert (answer.status, answer.headers["content-type"]) == (500, wire.PROBLEM_TYPE)
+    assert "detail" not in answer.body.decode()
+    assert counting.counted == [("echo", 500)]
+    failed, noted = caplog.records
+    assert failed.exc_info is not None
+    assert vars(noted)["status"] == 500
+
+
+def test_a_part_that_cannot_say_what_is_its_own_is_answered_for() -> None:
+    class Broken(Echo):
+        def owns(self, request: Request) -> bool:
+            raise RuntimeError("cannot say")
+
+    assert run(Application([Broken()]), "GET", "/echo").status == 500
+
+
+def test_an_answer_that_breaks_off_is_not_answered_twice() -> None:
+    counting = Counted()
+    with pytest.raises(RuntimeError, match="in the middle"):
+        run(Application([Echo()], counting=counting), "GET", "/echo/breaks")
+    assert counting.counted == [("echo", 200)]
+
+
+def test_who_is_cancelled_ends() -> None:
+    with pytest.raises(asyncio.CancelledError):
+        run(OPEN, "GET", "/echo/cancelled")
+
+
+def test_nothing_is_said_about_a_body_that_cannot_be() -> None:
+    answer = run(OPEN, "GET", "/echo/nothing")
+    assert (answer.status, answer.headers, answer.body) == (204, {}, b"")
+
+
+def test_a_large_answer_leaves_in_parts() -> None:
+    """So that no more of it is on its way than the client has room for."""
+    sent: list[bytes] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            sent.append(message["body"])
+
+    whole = b"xyz" * http.SEND_BYTES
+    asyncio.run(Response(whole).send(send))
+    assert b"".join(sent) == whole
+    assert max(map(len, sent)) == http.SEND_BYTES
+    assert run(OPEN, "GET", "/echo/much").headers["content-length"] == str(http.SEND_BYTES * 2 + 1)
+
+
+def test_an_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SEND_WAIT_S", 0.01)
+
+    async def send(message: dict[str, Any]) -> None:
+        if message.get("more_body"):
+            await asyncio.sleep(60)
+
+    asyncio.run(asyncio.wait_for(Response(b"x" * (http.SEND_BYTES + 1)).send(send), 30))
+
+
+def test_a_body_that_is_not_there_when_the_server_stops_is_not_waited_for() -> None:
+    incoming = [{"type": "http.request", "body": b"half", "more_body": True}]
+
+    async def receive() -> dict[str, Any]:
+        return incoming.pop(0)
+
+    scope = {"method": "POST", "path": "/", "query_string": b"", "headers": [], http.STOPPING: True}
+    with pytest.raises(Unavailable, match="shutting down"):
+        asyncio.run(Request(scope, receive).body())
+    incoming = [{"type": "http.request", "body": b"whole", "more_body": False}]
+    assert asyncio.run(Request(scope, receive).body()) == b"whole"
+
+
+# -- browsers -----------------------------------------------------------------------------------------------------
+
+HOST = ("Host", "localhost:7410")
+FOREIGN = [
+    [("Origin", "https://evil.example")],
+    [("Origin", "http://localhost:3000")],
+    [("Origin", "http://localhost")],
+    [("Origin", "null")],
+    [("Origin", "")],
+    [("Sec-Fetch-Site", "cross-site")],
+    [("Sec-Fetch-Site", "same-site")],
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_a_page_of_another_origin_is_refused(headers: list[tuple[str, str]]) -> None:
+    answer = run(OPEN, "POST", "/echo", headers=[HOST, *headers])
+    assert (answer.status, answer.json["error"]) == (403, "Denied")
+    assert "--keys" in answer.json["message"]
+    assert run(OPEN, "POST", "/echo", headers=headers).status == 403, "also without a host"
+    public = Application([Echo()], keys=KeyRing([KEY]), public=frozenset({"/echo"}))
+    assert run(public, "GET", "/echo", headers=[HOST, *headers]).status == 403
+    assert run(LOCKED, "POST", "/echo", headers=[HOST, *headers]).status == 401
+    assert run(LOCKED, "POST", "/echo", headers=[HOST, *headers, *TOKEN]).status == 200, "no other page has the token"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("Origin", "http://localhost:7410")],
+        [("Origin", "https://LOCALHOST:7410"), ("Sec-Fetch-Site", "same-origin")],
+        [("Sec-Fetch-Site", "none")],
+    ],
+)
+def test_other_clients_and_own_pages_are_let_in(headers: list[tuple[str, str]]) -> None:
+    assert run(OPEN, "POST", "/echo", headers=[HOST, *headers]).status == 200
+
+
+def test_an_origin_that_is_there_twice_is_refused() -> None:
+    headers = [HOST, ("Origin", "https://evil.example"), ("Origin", "http://localhost:7410")]
+    assert run(OPEN, "POST", "/echo", headers=headers).status == 400
+
+
+@pytest.mark.parametrize(
+    ("host", "is_own"),
+    [
+        ("localhost", True), ("LOCALHOST:7410", True), ("127.0.0.1", True), ("127.8.0.1:80", True), ("[::1]:74", True),
+        ("detent.local:1", True), ("[::1]", True), ("evil.example:7410", False), ("", False), ("localhost.evil", False),
+        ("127.0.0.1.evil.example", False), ("10.0.0.1", False), ("[::2]", False), ("::1", False),
+        ("localhost:x", False), ("localhost@evil", False), ("user@localhost:74", False), ("0.0.0.0", False),
+        ("[localhost]", False),
+    ],
+)  # fmt: skip
+def test_without_keys_a_server_knows_its_own_names_only(host: str, is_own: bool) -> None:
+    """A page can have its own name lead to this machine, and is then of the origin that it asks."""
+    app = Application([Echo()], hosts=own_hosts("detent.local"))
+    answer = run(app, "GET", "/echo", headers=[("Host", host), ("Origin", f"http://{host}")] if host else [])
+    assert answer.status == (200 if is_own else 403)
+    assert is_own or "localhost" in answer.json["message"]
+
+
+# -- signatures and keys ------------------------------------------------------------------------------------------
+
+
+def signed(body: bytes, path: str = "/echo", kind: str = "", key: Key = KEY) -> list[tuple[str, str]]:
+    """The headers of a request that botocore has signed."""
+    request = AWSRequest("POST", f"http://localhost:7410{path}", data=body, headers={"Content-Type": kind or "x/y"})
+    SigV4Auth(Credentials(key.id, key.secret), "sqs", "eu-central-1").add_auth(request)
+    return [HOST, *((name, value) for name, value in request.headers.items())]
+
+
+def test_a_signed_request_is_let_in_with_its_body() -> None:
+    assert run(LOCKED, "POST", "/echo", headers=signed(b"mine"), body=b"mine").json["body"] == "mine"
+    assert run(LOCKED, "POST", "/echo", headers=signed(b"mine"), body=b"theirs").status == 401
+
+
+def test_the_body_of_a_stranger_is_not_read() -> None:
+    """Nor of anybody whose signature cannot be right, whatever the body."""
+    unknown = new_key("stranger", ["publish:queue:a"], now=datetime.now(UTC))
+    fine = dict(signed(b"x"))
+    wrong = [
+        dict(signed(b"x", key=unknown)),
+        {**fine, "X-Amz-Date": "20200101T000000Z"},
+        {name: value for name, value in fine.items() if name != "Content-Type"} | {"Authorization": fine[
+            "Authorization"].replace("SignedHeaders=", "SignedHeaders=accept;")},
+        {**fine, "Authorization": fine["Authorization"].replace("/sqs/", "/s3/")},
+    ]  # fmt: skip
+
+    async def never() -> dict[str, Any]:
+        raise AssertionError("the body was asked for")
+
+    for headers in wrong:
+        arrived = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "method": "POST", "path": "/echo", "query_string": b"", "headers": arrived}
+        answered: list[dict[str, Any]] = []
+
+        async def send(message: dict[str, Any], answered: list[dict[str, Any]] = answered) -> None:
+            answered.append(message)
+
+        asyncio.run(LOCKED(scope, never, send))
+        assert answered[0]["status"] == 401
+
+
+def test_a_key_that_is_revoked_while_the_body_comes_counts_no_more() -> None:
+    ring = KeyRing([KEY])
+    app = Application([Echo()], keys=ring)
+
+    class Revoking(list[dict[str, Any]]):
+        def pop(self, *_: Any) -> dict[str, Any]:
+            ring._take([])
+            return {"type": "http.request", "body": b"x", "more_body": False}
+
+    async def main() -> int:
+        incoming, statuses = Revoking(), []
+
+        async def receive() -> dict[str, Any]:
+            return incoming.pop(0)
+
+        async def send(message: dict[str, Any]) -> None:
+            statuses.append(message.get("status", 0))
+
+        arrived = [(name.lower().encode(), value.encode()) for name, value in signed(b"x")]
+        scope = {"type": "http", "method": "POST", "path": "/echo", "query_string": b"", "headers": arrived}
+        await app(scope, receive, send)
+        return statuses[0]
+
+    assert asyncio.run(main()) == 401
+
+
+def test_keys_that_cannot_be_read_are_the_operators_affair(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys.json"
+    add_key(path, KEY)
+    ring = KeyRing(path=path)
+    app = Application([Echo()], keys=ring)
+    assert run(app, "GET", "/echo", headers=TOKEN).status == 200
+    for headers, body in ((TOKEN, b""), (signed(b"x"), b"x")):
+        for spoil in (path.unlink, lambda: path.write_text("no keys")):
+            add_key(path, new_key("another", ["publish:queue:a"], now=datetime.now(UTC)))
+            spoil()
+            ring._looked = 0.0
+            answer = run(app, "POST", "/echo", headers=headers, body=body)
+            assert answer.status == 503
+            assert str(tmp_path) not in answer.body.decode()
+            assert str(path) in caplog.text
+            path.unlink(missing_ok=True)
+
+
+def test_a_signed_request_in_detents_own_protocol_is_answered() -> None:
+    everything = new_key("all", ["admin:*:*"], now=datetime.now(UTC))
+
+    async def main() -> None:
+        store = await detent.open_async("memory:")
+        app = Application([NativePart(store)], keys=KeyRing([everything]))
+        opened = await ask(app, "POST", "/v1/sessions", headers=signed(b"", "/v1/sessions", key=everything))
+        session = bytes.fromhex(opened.json["session"])
+        body = wire.encode_requests([Engaged(session, 0, 0, (Append("j", [b"x"]),))])
+        headers = signed(body, "/v1/transactions", wire.TRANSACTION_TYPE, everything)
+        answer = await asyncio.wait_for(ask(app, "POST", "/v1/transactions", headers=headers, body=body), 30)
+        assert answer.status == 200
+        (outcome,) = wire.decode_answers(answer.body, 1)
+        assert isinstance(outcome, list), outcome
+        await store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/json"])
+def test_transactions_come_under_their_own_type(kind: str) -> None:
+    """The types that a page may send without asking first are others."""
+
+    async def main() -> None:
+        store = await detent.open_async("memory:")
+        app = Application([NativePart(store)])
+        body = wire.encode_requests([Engaged(b"s" * 16, 0, 0, (Append("j", [b"x"]),))])
+        headers = [("Content-Type", kind)] if kind else []
+        answer = await ask(app, "POST", "/v1/transactions", headers=headers, body=body)
+        assert (answer.status, answer.json["error"]) == (415, "WrongType")
+        typed = [("Content-Type", wire.TRANSACTION_TYPE)]
+        assert (await ask(app, "POST", "/v1/transactions", headers=typed, body=body)).status == 200
+        await store.close()
+
+    asyncio.run(main())
 
 
 # -- health, readiness, metrics -----------------------------------------------------------------------------------

@@ -488,3 +488,12 @@ def test_the_ring_does_not_look_at_the_file_for_every_request(tmp_path: Path, mo
     for _ in range(10):
         ring.find(made.id)
     assert not looks
+
+
+def test_a_header_that_says_what_is_asked_must_be_signed() -> None:
+    """Else whoever overhears a signed read could send it again as a deletion."""
+    made = key()
+    request = signed(made)
+    request.headers["x-amz-added"] = "AmazonSQS.DeleteQueue"
+    with pytest.raises(Unauthenticated, match="must cover"):
+        sigv4.claim_of(request, KeyRing([made]), datetime.now(UTC))

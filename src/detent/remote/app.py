@@ -85,6 +85,7 @@ class OwnerApp:
     async def _transactions(self, call: Call) -> Reply:
         wants_contents = call.query().get("contents") == "1"
         requests = wire.decode_requests(await call.body(wire.BODY_BYTES_MAX))
+        call.scope["detent.requests"] = requests  # for whoever traces what was asked
         under_way = [
             self._submit(request, call.caller) for request in requests
         ]  # first all, so that they share a commit

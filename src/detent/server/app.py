@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from functools import partial
+from typing import Final, ParamSpec, Protocol, TypeVar
 
-from detent.errors import DetentError
+import msgspec
+
+from detent.errors import Denied, DetentError, Unavailable
 from detent.remote import wire
 from detent.server import sigv4
 from detent.server.access import ANYBODY, NOBODY, Caller
@@ -20,6 +24,18 @@ RETRY_AFTER_S: Final = 1
 
 PATH_LOGGED_MAX: Final = 200
 """Characters of a path that go into the log."""
+
+HOST_SHOWN_MAX: Final = 100
+"""Characters of a foreign name that go into the answer which refuses it."""
+
+FOREIGN_SITES: Final = frozenset({"cross-site", "same-site"})
+"""What a browser says of a request that a page of another origin makes. A site is all ports of a machine, so even the
+same one does not make it ours."""
+
+FAILED: Final = "the server failed to answer this; its log says why"
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 logger = logging.getLogger("detent.server")
 
@@ -55,7 +71,8 @@ class Counting(Protocol):
 
 
 class Application:
-    """All parts behind one port, as ASGI. Without keys, anybody may do anything."""
+    """All parts behind one port, as ASGI. Without keys, anybody may do anything; then `hosts` says which values of the
+    header `Host` a request may have."""
 
     def __init__(
         self,
@@ -63,70 +80,134 @@ class Application:
         *,
         keys: KeyRing | None = None,
         public: frozenset[str] = frozenset(),
+        hosts: Callable[[str], bool] | None = None,
         counting: Counting | None = None,
         tracing: Tracing | None = None,
     ) -> None:
         self._parts = parts
         self._keys = keys
         self._public = public
+        self._hosts = hosts
         self._counting = counting
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request. What nobody has thought of is answered too, with nothing but that it happened."""
         if scope["type"] != "http":
             return
         began = time.monotonic()
         request = Request(scope, receive)
-        part = next((part for part in self._parts if part.owns(request)), None)
+        part: Part | None = None
+        response: Response | None = None
+        try:
+            part = next((part for part in self._parts if part.owns(request)), None)
+            response = await self._traced(request, part)
+            await response.send(send)
+        except Exception:
+            if response is not None and response.started:
+                self._note(request, part, response.status, began)
+                raise
+            logger.exception("a request failed")
+            response = _refuse(request, part, DetentError(FAILED))
+            await response.send(send)
+        self._note(request, part, response.status, began)
+
+    async def _traced(self, request: Request, part: Part | None) -> Response:
         if self._tracing is None:
+            return await self._answer(request, part)
+        with self._tracing.span(request) as end:
             response = await self._answer(request, part)
-        else:
-            with self._tracing.span(request) as end:
-                response = await self._answer(request, part)
-                end(response.status)
-        await response.send(send)
-        self._note(request, "none" if part is None else part.name, response.status, time.monotonic() - began)
+            end(response.status)
+        return response
 
     async def _answer(self, request: Request, part: Part | None) -> Response:
         try:
             request.check()
             caller = await self._caller(request)
+            request.caller = caller.name
+            request.recheck = partial(self._caller, request)
             if part is None:
                 return problem(404, "NotFound", f"there is no {request.method} {request.path} here")
             return await part.answer(request, caller)
         except DetentError as error:
-            return refusal(error) if part is None else part.refuse(request, error)
+            return _refuse(request, part, error)
 
     async def _caller(self, request: Request) -> Caller:
         """Who asks: by a bearer token, or by a signature over the whole request."""
-        if self._keys is None:
-            return ANYBODY
-        if request.path in self._public:
-            return NOBODY
+        keys = self._keys
+        if keys is None or request.path in self._public:
+            self._check_page(request)
+            return ANYBODY if keys is None else NOBODY
         given = request.headers.get("authorization", "")
         kind, _, token = given.partition(" ")
         if kind.lower() == "bearer":
-            return self._keys.by_token(token.strip())
+            return _known(keys.by_token, token.strip())
         if sigv4.is_signed(request):
-            return sigv4.caller_of(request, await request.body(JSON_BYTES_MAX), self._keys, datetime.now(UTC))
+            claim = _known(sigv4.claim_of, request, keys, datetime.now(UTC))
+            body = await request.body(JSON_BYTES_MAX)
+            return _known(sigv4.verify, request, claim, body, keys)
         raise Unauthenticated("this server wants to know who asks: send a bearer token, or sign the request")
 
-    def _note(self, request: Request, part: str, status: int, seconds: float) -> None:
+    def _check_page(self, request: Request) -> None:
+        """`Denied` to what a browser of this machine sends for somebody else's page, where no secret keeps it out: a
+        page of another origin, or one that has made its own name lead to this machine."""
+        if is_foreign(request):
+            raise Denied(
+                "a browser sent this for a page of another origin: give the server keys (`detent token create`, "
+                "--keys) and have the page send a token"
+            )
+        host = request.headers.get("host", "")
+        if self._hosts is not None and not self._hosts(host):
+            raise Denied(
+                f"without keys this server answers to the names of its own machine, not to {host[:HOST_SHOWN_MAX]!r}: "
+                "ask for localhost or 127.0.0.1, or give it keys (`detent token create`, --keys)"
+            )
+
+    def _note(self, request: Request, part: Part | None, status: int, began: float) -> None:
         """One line for each request, and nothing of what it carried."""
+        seconds = time.monotonic() - began
         if self._counting is not None:
-            self._counting.request(part, request.method, status, seconds)
+            self._counting.request("none" if part is None else part.name, request.method, status, seconds)
         if logger.isEnabledFor(logging.INFO):
+            who = {"caller": request.caller} if request.caller else {}
             logger.info(
                 "request",
                 extra={
                     "client": request.client,
+                    **who,
                     "method": request.method[:16],
                     "path": request.path[:PATH_LOGGED_MAX],
                     "status": status,
                     "ms": round(seconds * 1000, 1),
                 },
             )
+
+
+def is_foreign(request: Request) -> bool:
+    """Whether a browser says that another origin's page makes this request. Other clients say nothing of the kind."""
+    headers = request.headers
+    if headers.get("sec-fetch-site") in FOREIGN_SITES:
+        return True
+    origin = headers.get("origin")
+    if origin is None:
+        return False
+    _, _, place = origin.partition("://")  # the scheme does not matter: a proxy in front may speak another one
+    return not place or place.lower() != headers.get("host", "").lower()
+
+
+def _known(find: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Ask the keys. What is wrong with themselves, and where they are, is the operator's affair and no stranger's."""
+    try:
+        return find(*arguments, **options)
+    except Denied:
+        raise
+    except Exception as error:
+        logger.exception("the keys cannot be used")
+        raise Unavailable("the server cannot tell now who asks; its log says why") from error
+
+
+def _refuse(request: Request, part: Part | None, error: DetentError) -> Response:
+    return refusal(error) if part is None else part.refuse(request, error)
 
 
 def refusal(error: DetentError) -> Response:
@@ -140,4 +221,4 @@ def refusal(error: DetentError) -> Response:
 
 def problem(status: int, name: str, message: str) -> Response:
     """An error that is no exception."""
-    return Response.json({"error": name, "message": message}, status)
+    return Response(msgspec.json.encode(wire.Problem(name, message)), status=status, type=wire.PROBLEM_TYPE)

@@ -13,7 +13,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from detent.errors import Invalid, LimitExceeded
+from detent.errors import Invalid, LimitExceeded, Unavailable
+from detent.remote.bodies import read_body
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -29,7 +30,11 @@ BODY_WAIT_S: Final = 60.0
 """How long a client may take to send one request."""
 
 SEND_WAIT_S: Final = 60.0
-"""How long a client may leave a part of a streamed answer unread before it counts as gone."""
+"""How long a client may leave a part of an answer unread before it counts as gone."""
+
+SEND_BYTES: Final = 256 << 10
+"""A larger answer leaves in parts of this size, each when the client has read those before: what a connection holds in
+its buffers is then bounded by this, and not by the answer."""
 
 PATH_BYTES_MAX: Final = 4 << 10
 QUERY_BYTES_MAX: Final = 16 << 10
@@ -39,12 +44,19 @@ HEADER_BYTES_MAX: Final = 64 << 10
 
 JSON: Final = "application/json"
 
+STOPPING: Final = "detent.stopping"
+"""The field of a scope that says that the server stops, and waits for no body."""
+
+BODILESS: Final = frozenset({204, 304})
+"""Answers that have no body by definition, so nothing may be said about one."""
+
 
 class Request:
     """One request. The body is read when it is asked for, so that whoever is not allowed in sends it in vain."""
 
     __slots__ = (
         "_body",
+        "caller",
         "destination",
         "headers",
         "method",
@@ -53,6 +65,7 @@ class Request:
         "raw_path",
         "raw_query",
         "receive",
+        "recheck",
         "scope",
     )
 
@@ -69,7 +82,10 @@ class Request:
         # What it turned out to be about, for whoever traces requests: a verb such as publish, and the queue or journal.
         self.operation = ""
         self.destination = ""
+        self.caller = ""  # the name of whoever sent it, once that is known
         self.receive = receive
+        # Who asks now, for answers that take their time: a key may be revoked meanwhile.
+        self.recheck: Callable[[], Awaitable[Any]] | None = None
         self._body: bytes | None = None
 
     def check(self) -> None:
@@ -79,7 +95,9 @@ class Request:
             raise LimitExceeded("the address of this request is too long")
         if len(headers) > HEADERS_MAX or sum(len(name) + len(value) for name, value in headers) > HEADER_BYTES_MAX:
             raise LimitExceeded("this request has too many headers, or too long ones")
-        for name in ("authorization", "content-length", "content-type", "host", "idempotency-key"):
+        if len(headers) == len(self.headers):
+            return
+        for name in ("authorization", "content-length", "content-type", "host", "idempotency-key", "origin"):
             if sum(found == name.encode() for found, _ in headers) > 1:
                 raise Invalid(f"the header {name} is there twice")
 
@@ -113,12 +131,27 @@ class Request:
             declared = self.headers.get("content-length", "")
             if declared.isdigit() and int(declared) > limit:
                 raise LimitExceeded(f"this request may have at most {limit} bytes, not {declared}")
-            try:
-                async with asyncio.timeout(BODY_WAIT_S):
-                    self._body = await _read(self.receive, limit)
-            except TimeoutError as error:
-                raise Invalid(f"the request was not sent within {BODY_WAIT_S:.0f} s") from error
+            self._body = await read_body(self._next, limit, BODY_WAIT_S)
         return self._body
+
+    def replay(self) -> Receive:
+        """What comes of this request, for whoever reads the body itself: from its beginning, also if it was read
+        already."""
+        if self._body is None:
+            return self._next
+        read = [self._body]
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": read.pop()} if read else await self.receive()
+
+        return receive
+
+    async def _next(self) -> dict[str, Any]:
+        """The next part of the body; `Unavailable` if there is more to come than the server will wait for."""
+        message = await self.receive()
+        if STOPPING in self.scope and message.get("more_body"):
+            raise Unavailable("the server is shutting down, and this request was not sent whole: send it again")
+        return message
 
     async def disconnected(self) -> None:
         """Return once the client has gone away, whatever it sends before. For an answer that takes its time: the body,
@@ -127,25 +160,10 @@ class Request:
             pass
 
 
-async def _read(receive: Receive, limit: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Invalid("the client went away before it had sent its request")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit:
-            raise LimitExceeded(f"this request may have at most {limit} bytes")
-        if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
 class Response:
     """What is answered: bytes, or a stream of them."""
 
-    __slots__ = ("body", "headers", "status", "type")
+    __slots__ = ("body", "headers", "started", "status", "type")
 
     def __init__(
         self,
@@ -159,6 +177,7 @@ class Response:
         self.status = status
         self.type = type
         self.headers = headers or {}
+        self.started = False  # whether the client may have seen the status: it cannot be changed any more
 
     @classmethod
     def json(cls, value: Any, status: int = 200) -> Response:
@@ -166,18 +185,30 @@ class Response:
         return cls(msgspec.json.encode(value), status=status)
 
     async def send(self, send: Send) -> None:
-        """Put it on its way."""
-        headers = [(b"content-type", self.type.encode("latin-1"))]
-        headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()]
-        if isinstance(self.body, bytes):
-            headers.append((b"content-length", str(len(self.body)).encode()))
+        """Put it on its way. What a client leaves unread stays incomplete, and its connection is closed."""
+        body = self.body
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()]
+        if self.status not in BODILESS:
+            headers.append((b"content-type", self.type.encode("latin-1")))
+            if isinstance(body, bytes):
+                headers.append((b"content-length", str(len(body)).encode()))
+        self.started = True
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        if isinstance(self.body, bytes):
-            await send({"type": "http.response.body", "body": self.body})
+        if isinstance(body, bytes) and len(body) <= SEND_BYTES:
+            await send({"type": "http.response.body", "body": body})
             return
-        async for part in self.body:
-            await asyncio.wait_for(send({"type": "http.response.body", "body": part, "more_body": True}), SEND_WAIT_S)
+        async for part in _cut(body) if isinstance(body, bytes) else body:
+            try:
+                async with asyncio.timeout(SEND_WAIT_S):
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            except TimeoutError:
+                return
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _cut(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), SEND_BYTES):
+        yield body[start : start + SEND_BYTES]
 
 
 Handler = Callable[[Request], Awaitable[Response]]

@@ -306,6 +306,11 @@ class KeyRing:
         """Who comes with a key."""
         return self._callers[key.id]
 
+    def still_knows(self, caller: Caller) -> bool:
+        """Whether somebody who came with a key still may do what it said then: it was not revoked, nor changed."""
+        key = self.find(caller.key)
+        return key is not None and self.caller(key) == caller
+
     def by_token(self, token: str) -> Caller:
         """Whose bearer token this is; `Unauthenticated` if nobody's."""
         identity, _, secret = token.partition(".")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from detent.errors import DetentError
+from detent.remote import wire
 from detent.remote.app import is_native
 from detent.server.access import Caller
-from detent.server.app import refusal
+from detent.server.app import problem, refusal
 from detent.server.http import Request, Response
+from detent.server.tracing import ERROR_TYPE, note
 
 if TYPE_CHECKING:
     from detent.store import AsyncStore
+
+TRANSACTIONS: Final = "/v1/transactions"
 
 
 class NativePart:
@@ -27,8 +31,10 @@ class NativePart:
         return is_native(request.path)
 
     async def answer(self, request: Request, caller: Caller) -> Response:
-        """Answer it."""
-        reply = await self._app.answer(request.scope, request.receive, caller)
+        """Answer it. Transactions come under their own type, which no page of a browser can send without asking."""
+        if request.path == TRANSACTIONS and request.method == "POST" and request.content_type != wire.TRANSACTION_TYPE:
+            return problem(415, "WrongType", f"transactions are sent as {wire.TRANSACTION_TYPE}")
+        reply = await self._app.answer(request.scope, request.replay(), caller)
         return Response(reply.body, status=reply.status, type=reply.type, headers=reply.headers)
 
     async def close(self) -> None:
@@ -37,5 +43,5 @@ class NativePart:
 
     def refuse(self, request: Request, error: DetentError) -> Response:
         """How the client library is told what is wrong."""
-        del request
+        note(request, ERROR_TYPE, type(error).__name__)
         return refusal(error)

@@ -78,9 +78,8 @@ class Call(Generic[Body, Query]):
     async def still_allowed(self) -> None:
         """`Denied` if the caller's key was revoked, or lost its rights, since the request came: for an answer that
         takes its time, before anything is given out. Who asks now, the application knows (`Request.recheck`)."""
-        recheck: Callable[[], Awaitable[Caller]] | None = getattr(self.request, "recheck", None)
-        if recheck is not None:
-            self.route.authorize(await recheck(), self.name)
+        if self.request.recheck is not None:
+            self.route.authorize(await self.request.recheck(), self.name)
 
     def traced(self, count: int) -> None:
         """How many messages this was about, for whoever traces requests."""

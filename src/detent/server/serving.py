@@ -1,33 +1,39 @@
 """`detent serve`: opens the store, listens, and stops without leaving anybody hanging.
 
-One process and one event loop: the engine commits in one thread whatever comes, so more processes would not commit
-faster, and a `file:` store has one owner anyway.
+One process and one event loop: the engine commits one group after another whatever comes, so more processes would not
+commit faster, and a `file:` store has one owner anyway.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
+import re
+import resource
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import uvicorn
 
 from detent.errors import Invalid, Unavailable
 from detent.remote import LocalOwner
+from detent.remote.dispatch import caller_on
 from detent.server.api import Api
 from detent.server.app import Application, Part
 from detent.server.keys import KeyRing
 from detent.server.metrics import Metrics
 from detent.server.native import NativePart
 from detent.server.operators import PUBLIC, Operators
+from detent.server.protocol import HEAD_WAIT_S, SWEEP_S, Connection, Door
 from detent.server.sqs import SqsPart
 from detent.server.tracing import find_tracing
 from detent.store import open_async
@@ -45,6 +51,17 @@ KEEP_ALIVE_S: Final = 75.0
 BACKLOG: Final = 2048
 CONCURRENCY_MAX: Final = 10_000
 """Connections and requests at once; more are answered 503 at the door."""
+
+RESERVED_FILES: Final = 300
+"""Descriptors that no connection takes: for the store's own files, for those that requests read, for an object store's
+client, and for the connections that are told that there are too many."""
+
+TICK_S: Final = 0.1
+"""How often uvicorn's server calls `on_tick`."""
+
+HOSTS_REMEMBERED: Final = 100
+
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[^:\[\]]{1,255})(:\d{1,5})?")
 
 logger = logging.getLogger("detent.server")
 
@@ -74,11 +91,47 @@ class Serving:
         for path in (self.certificate, self.private_key):
             if path is not None and not path.is_file():
                 raise Invalid(f"there is no file {path}")
+        self.tls()
+
+    def tls(self) -> ssl.SSLContext | None:
+        """What encrypts the connections, if anything does; `Invalid` says what is wrong with the files."""
+        if self.certificate is None or self.private_key is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.private_key, password=_refuse_password)
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                raise Invalid(f"{self.private_key} is not the key of {self.certificate}: name its own") from error
+            raise Invalid(
+                f"{self.certificate} and {self.private_key} are no certificate and private key in PEM form, which "
+                f"begin with -----BEGIN CERTIFICATE----- and -----BEGIN PRIVATE KEY-----: {error.reason or error}"
+            ) from error
+        except OSError as error:
+            raise Invalid(f"{self.certificate} or {self.private_key} cannot be read: {error.strerror}") from error
+        return context
 
     @property
     def scheme(self) -> str:
         """How clients begin its address."""
         return "http" if self.certificate is None else "https"
+
+
+def _refuse_password() -> str:
+    """Instead of asking for one on the terminal, where nobody may be."""
+    raise Invalid("the private key is encrypted: take its password off with `openssl pkey -in KEY -out NEW`")
+
+
+def own_hosts(host: str) -> Callable[[str], bool]:
+    """Whether a header `Host` names this machine, or what the server was told to listen on, with whatever port. A page
+    whose own name was made to lead to this machine still sends that name."""
+
+    @functools.lru_cache(maxsize=HOSTS_REMEMBERED)
+    def is_own(given: str) -> bool:
+        found = _HOST.fullmatch(given.lower())
+        return found is not None and (found[1].strip("[]") == host.lower().strip("[]") or is_loopback(found[1]))
+
+    return is_own
 
 
 def is_loopback(host: str) -> bool:
@@ -121,11 +174,24 @@ async def application(serving: Serving) -> AsyncIterator[tuple[Application, list
                 f"another process owns {serving.url}: stop it, then serve; clients of this server reach the store "
                 "through it, so nobody else has to open it"
             )
+        if store.objects.local:
+            owner.engine.lead_on(caller_on(asyncio.get_running_loop()))
+        hosts = own_hosts(serving.host) if serving.keys is None and is_loopback(serving.host) else None
         metrics = Metrics()
         owner.engine.observer = metrics
-        parts: list[Part] = [Operators(store, metrics), Api(store), NativePart(store), SqsPart(store)]
-        tracing = find_tracing()
-        yield Application(parts, keys=serving.keys, public=PUBLIC, counting=metrics, tracing=tracing), parts
+        parts: list[Part] = [
+            Operators(store, metrics),
+            Api(store, stale=metrics.stale_receipt),
+            NativePart(store),
+            SqsPart(store, still=lambda caller: serving.keys is None or serving.keys.still_knows(caller)),
+        ]
+        app = Application(
+            parts, keys=serving.keys, public=PUBLIC, hosts=hosts, counting=metrics, tracing=find_tracing()
+        )
+        try:
+            yield app, parts
+        finally:
+            owner.engine.lead_on(None)  # what is left to commit must not wait for a loop that ends
 
 
 def run(serving: Serving, ready: Callable[[str], None] | None = None) -> None:
@@ -144,24 +210,39 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def serve(serving: Serving, ready: Callable[[str], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; `ready` gets the address once the port is open."""
+    """Serve until SIGTERM or SIGINT; `ready` gets the address once requests are answered there."""
     serving.check()
     listener = listen(serving.host, serving.port)
     with contextlib.closing(listener):
+        address = address_of(serving, listener)
         async with application(serving) as (app, parts):
-            server = _server(app, serving)
+            server = _Server(_config(app, serving), Door(connections_max()), lambda: ready and ready(address))
             stop = asyncio.Event()
             with _signals(stop):
                 running = asyncio.create_task(server.serve(sockets=[listener]))
                 ended = asyncio.create_task(stop.wait())
-                if ready is not None:
-                    ready(address_of(serving, listener))
                 await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
                 for part in parts:
                     await part.close()
                 server.should_exit = True
                 ended.cancel()
                 await running
+
+
+def connections_max() -> int:
+    """How many connections there may be, after this process has been allowed as many descriptors as it may have:
+    without one left over the store cannot open its own files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONCURRENCY_MAX + RESERVED_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # then it stays as it is
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    if soft == resource.RLIM_INFINITY:
+        return CONCURRENCY_MAX
+    return max(1, min(CONCURRENCY_MAX, max(soft - RESERVED_FILES, soft // 4)))
 
 
 def address_of(serving: Serving, listener: socket.socket) -> str:
@@ -171,31 +252,55 @@ def address_of(serving: Serving, listener: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server, without its hand on the signals: whoever runs it closes the store after it."""
+    """Uvicorn's server, with connections of our own, and without its hand on the signals: whoever runs it closes the
+    store after it."""
+
+    def __init__(self, config: uvicorn.Config, door: Door, ready: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._door = door
+        self._ready = ready
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave them alone."""
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        loop, context = asyncio.get_running_loop(), self.config.ssl
+        connect = functools.partial(Connection, self.config, self.server_state, {}, door=self._door)
+        handshake_s = None if context is None else HEAD_WAIT_S
+        self.servers = [
+            await loop.create_server(
+                connect, sock=listener, ssl=context, backlog=BACKLOG, ssl_handshake_timeout=handshake_s
+            )
+            for listener in sockets or []
+        ]
+        self.started = True
+        self._ready()
 
-def _server(app: Application, serving: Serving) -> uvicorn.Server:
-    return _Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            proxy_headers=False,  # nobody is believed to be somebody else
-            timeout_keep_alive=int(KEEP_ALIVE_S),
-            timeout_graceful_shutdown=int(GRACE_S),
-            limit_concurrency=CONCURRENCY_MAX,
-            ssl_certfile=serving.certificate,
-            ssl_keyfile=serving.private_key,
-        )
+    async def on_tick(self, counter: int) -> bool:
+        """Look at the connections now and then; True ends the server."""
+        if counter % round(SWEEP_S / TICK_S) == 0:
+            self._door.sweep(cast(set[Connection], self.server_state.connections))
+        return await super().on_tick(counter)
+
+
+def _config(app: Application, serving: Serving) -> uvicorn.Config:
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        proxy_headers=False,  # nobody is believed to be somebody else
+        timeout_keep_alive=int(KEEP_ALIVE_S),
+        timeout_graceful_shutdown=int(GRACE_S),
     )
+    config.load()
+    config.ssl = serving.tls()
+    return config
 
 
 @contextlib.contextmanager

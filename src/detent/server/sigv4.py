@@ -22,6 +22,9 @@ SERVICE: Final = "sqs"
 SKEW: Final = timedelta(minutes=15)
 """How far a client's clock may be off. A signed request that somebody overheard can be sent again for so long."""
 
+MISMATCH: Final = "the signature does not match: check the access key and the secret key"
+"""Said of an unknown key as of a wrong secret: nobody learns from it which of both it was."""
+
 _AUTHORIZATION: Final = re.compile(
     rf"{ALGORITHM} +Credential=([A-Za-z0-9_]{{1,128}})/(\d{{8}})/([a-z0-9-]{{1,64}})/([a-z0-9-]{{1,64}})/aws4_request"
     r", *SignedHeaders=([a-z0-9;_-]{1,2048}), *Signature=([0-9a-f]{64})"
@@ -52,14 +55,32 @@ def is_signed(request: Request) -> bool:
 
 def caller_of(request: Request, body: bytes, ring: KeyRing, now: datetime) -> Caller:
     """Who has signed a request; `Unauthenticated` if nobody whom the server knows."""
+    return verify(request, claim_of(request, ring, now), body, ring)
+
+
+def claim_of(request: Request, ring: KeyRing, now: datetime) -> Claim:
+    """What a request claims, as far as that can be true: of a key that is known, of this time, over headers that are
+    there. It takes no body, so a stranger's is not read; whether the signature is right, `verify` says."""
     claim = _claim(request)
     time = _time(request)
     if abs(now - time) > SKEW or claim.date != time.strftime("%Y%m%d"):
         raise Unauthenticated("the signature is of another time: is this machine's clock right?")
+    if any(name not in request.headers for name in claim.signed):
+        raise Unauthenticated("the signature covers a header that is not there")
+    if ring.find(claim.key) is None:
+        raise Unauthenticated(MISMATCH)
+    return claim
+
+
+def verify(request: Request, claim: Claim, body: bytes, ring: KeyRing) -> Caller:
+    """Who has signed a request with this body. The key is looked up once more: while the body came, it may have been
+    revoked."""
     key = ring.find(claim.key)
-    expected = signature("" if key is None else key.secret, claim, time, canonical(request, claim.signed, body))
-    if not hmac.compare_digest(expected, claim.signature) or key is None:
-        raise Unauthenticated("the signature does not match: check the access key and the secret key")
+    if key is None:
+        raise Unauthenticated(MISMATCH)
+    expected = signature(key.secret, claim, _time(request), canonical(request, claim.signed, body))
+    if not hmac.compare_digest(expected, claim.signature):
+        raise Unauthenticated(MISMATCH)
     return ring.caller(key)
 
 
@@ -71,9 +92,10 @@ def _claim(request: Request) -> Claim:
     claim = Claim(key, date, region, service, signed.split(";"), given)
     if service != SERVICE:
         raise Unauthenticated(f"the request is signed for {service}, not for {SERVICE}")
-    missing = {"host", "x-amz-date"} - set(claim.signed)
-    if missing or sorted(set(claim.signed)) != claim.signed:
-        raise Unauthenticated("the signature must cover the headers host and x-amz-date, each once and in order")
+    # Whatever says what is asked must be signed: else a read that was overheard could be sent again as a deletion.
+    meant = {name for name in request.headers if name.startswith("x-amz-")} | {"host", "x-amz-date"}
+    if meant - set(claim.signed) or sorted(set(claim.signed)) != claim.signed:
+        raise Unauthenticated("the signature must cover the header host and all x-amz- headers, each once and in order")
     return claim
 
 
@@ -86,8 +108,6 @@ def _time(request: Request) -> datetime:
 
 def canonical(request: Request, signed: list[str], body: bytes) -> str:
     """The request as it is signed: all that could change its meaning, in one form."""
-    if any(name not in request.headers for name in signed):
-        raise Unauthenticated("the signature covers a header that is not there")
     headers = "".join(f"{name}:{_SPACES.sub(' ', request.headers[name].strip())}\n" for name in signed)
     path = quote(request.raw_path.decode("latin-1") or "/", safe="/~")
     digest = hashlib.sha256(body).hexdigest()

@@ -52,8 +52,8 @@ logger = logging.getLogger("detent.server.sqs")
 
 
 class SqsPart:
-    """Answers SQS clients, in both of their protocols, from the queues of a store. What goes on after its answer asks
-    `still` whether whoever began it may go on."""
+    """Answers SQS clients, in both of their protocols, from the queues of a store. What takes its time asks `still`
+    whether whoever began it may go on."""
 
     name = "sqs"
 
@@ -69,7 +69,7 @@ class SqsPart:
         self._closing = asyncio.Event()
         directory = Directory(store)
         sending = Sending(store, directory)
-        receiving = Receiving(store, directory, self._place, clock)
+        receiving = Receiving(store, directory, self._place, clock, still)
         settling = Settling(store, directory)
         self._moving = moving = Moving(store, directory, self._place, clock, still)
         managing = Managing(store, directory, self._place, clock, moving.forget)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from detent.codec.published import URI, Metadata
 from detent.engine import Operation
-from detent.errors import StaleReceipt
+from detent.errors import Denied, StaleReceipt
 from detent.queue import operations as ops
 from detent.queue.message import Receipt
+from detent.server.access import Caller
 from detent.server.sqs import attributes
 from detent.server.sqs.attributes import ADDRESS, DEDUP, GROUP, SENDER, TRACE, Attribute
 from detent.server.sqs.call import Call
@@ -82,11 +83,19 @@ class Claimed(NamedTuple):
 class Receiving:
     """Gives messages to consumers."""
 
-    def __init__(self, store: AsyncStore, directory: Directory, place: Place, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: AsyncStore,
+        directory: Directory,
+        place: Place,
+        clock: Callable[[], float],
+        still: Callable[[Caller], bool],
+    ) -> None:
         self._store = store
         self._directory = directory
         self._place = place
         self._clock = clock
+        self._still = still
         self._attempts: dict[tuple[str, str], tuple[float, ops.ClaimedMessages]] = {}
 
     async def receive(self, call: Call) -> dict[str, Any]:
@@ -125,6 +134,8 @@ class Receiving:
                 gone = gone or asyncio.ensure_future(call.gone())
                 if not await self._wait(view.name, min(left_s, WAIT_SLICE_S), gone):
                     return None, []
+                if not self._still(call.caller):
+                    raise Denied(f"the key of {call.caller.name} was revoked or changed while it waited")
         finally:
             if gone is not None:
                 gone.cancel()

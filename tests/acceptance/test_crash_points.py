@@ -571,7 +571,7 @@ def message_numbers(store: detent.Store) -> dict[str, int]:
     found: dict[str, int] = {}
     with store._kv.view() as view:
         for key, value in view.scan(*queue_records.DEDUP.range()):
-            name = key.removeprefix(queue_records.DEDUP.raw).decode().removeprefix("q\0")
+            name = key.removeprefix(queue_records.DEDUP.raw).decode().rpartition("\0")[2]  # behind the queue's number
             found[name], _ = queue_records.decode_dedup(value)
     return found
 

@@ -345,13 +345,13 @@ def test_threads_beside_one_that_does_wrong(
         client.journal("j").append(b"first")
         owner = client._connection.current
         assert isinstance(owner, RemoteOwner)
-        call = owner.call
+        post = owner._post
 
         def first_call_is_slow(*args: Any, **options: Any) -> bytes:
             held.wait()
-            return call(*args, **options)
+            return post(*args, **options)
 
-        monkeypatch.setattr(owner, "call", first_call_is_slow)
+        monkeypatch.setattr(owner, "_post", first_call_is_slow)
 
         def append() -> None:
             appended.append(client.journal("j").append(b"x").offset)

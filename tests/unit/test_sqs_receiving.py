@@ -47,7 +47,7 @@ def test_what_was_claimed_for_a_consumer_that_hung_up_meanwhile_is_there_for_oth
                 await hung_up.wait()
 
             slow: Any = Slow(store, hung_up)
-            receive = Receiving(slow, Directory(store), Place(), time.time).receive
+            receive = Receiving(slow, Directory(store), Place(), time.time, lambda _: True).receive
             call = Call("ReceiveMessage", {"QueueUrl": "orders", "WaitTimeSeconds": 20}, ANYBODY, "", "", gone)
             receiving_it = asyncio.create_task(receive(call))
             await asyncio.sleep(0.05)
@@ -62,14 +62,14 @@ def test_what_was_claimed_for_a_consumer_that_hung_up_meanwhile_is_there_for_oth
 def test_new_attempts_are_remembered_however_many_there_were(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiving, "ATTEMPTS_MAX", 3)
     nothing: Any = None
-    known = Receiving(nothing, nothing, Place(), time.time)
+    known = Receiving(nothing, nothing, Place(), time.time, lambda _: True)
     result = ops.ClaimedMessages(1, 0, 0, [], [], [], b"")
     for attempt in ("a", "b", "a", "c", "d"):
         known._remember(("q.fifo", attempt), result)
     assert [attempt for _, attempt in known._attempts] == ["a", "c", "d"]
     monkeypatch.setattr(receiving, "ATTEMPTS_MAX", 1_000)
     monkeypatch.setattr(receiving, "ATTEMPT_S", -1.0)
-    old = Receiving(nothing, nothing, Place(), time.time)
+    old = Receiving(nothing, nothing, Place(), time.time, lambda _: True)
     for attempt in ("a", "b"):
         old._remember(("q.fifo", attempt), result)
     assert [attempt for _, attempt in old._attempts] == ["b"]

@@ -156,7 +156,7 @@ def test_requests_of_our_own_clients_say_what_they_are_about() -> None:
         waiting = await ask("GET", "/v1/native/wait/queue?queue=q&timeout_ms=1")
         assert (waiting.name, about(waiting)) == ("wait q", {"name": "wait", "destination": "q"})
         reading = await ask("GET", "/v1/native/journals/committed?journal=j&start=0&end=1")
-        assert about(reading) == {"name": "read", "type": "receive", "destination": "j", "error": "404"}
+        assert about(reading) == {"name": "read", "type": "receive", "destination": "j", "error": "NotFound"}
         assert about(await ask("GET", "/v1/native/wait/queue?queue=q&queue=r"))["name"] == "wait"
         assert about(await ask("POST", "/v1/transactions"))["name"] == "commit"
         assert about(await ask("GET", "/v1/status")) == {}

@@ -25,9 +25,10 @@ TOKEN_BYTES_MAX: Final = 8 << 10
 """What servers take for a header."""
 
 NO_TLS: Final = False
-"""Nothing is encrypted on a Unix socket; certificates for it would take 25 ms to load."""
+"""httpx's word for connections on which nothing is encrypted, and for which no certificates are loaded."""
 
 SCHEMES: Final = ("http", "https")
+PORTS: Final = {"http": 80, "https": 443}
 URL_MAX: Final = 4096
 
 logger = logging.getLogger("detent.remote")
@@ -45,32 +46,46 @@ class Address:
         """Whether whoever talks to this owner can read the store's files itself."""
         return self.socket is not None
 
-    def transport(self, limits: httpx.Limits) -> httpx.HTTPTransport:
-        """Connections for one client."""
-        if self.socket is not None:
-            return httpx.HTTPTransport(uds=self.socket, limits=limits, verify=NO_TLS)
-        return httpx.HTTPTransport(limits=limits, verify=self._tls())
+    @property
+    def host_header(self) -> str:
+        """What requests call the owner."""
+        return httpx.URL(self.url).netloc.decode("ascii")
 
-    def async_transport(self, limits: httpx.Limits) -> httpx.AsyncHTTPTransport:
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """A server's host and port."""
+        url = httpx.URL(self.url)
+        return url.host, url.port or PORTS[url.scheme]
+
+    def transport(self, limits: httpx.Limits, tls: ssl.SSLContext | None) -> httpx.HTTPTransport:
+        """Connections for one client, with what `tls` has answered."""
+        return httpx.HTTPTransport(uds=self.socket, limits=limits, verify=tls or NO_TLS)
+
+    def async_transport(self, limits: httpx.Limits, tls: ssl.SSLContext | None) -> httpx.AsyncHTTPTransport:
         """The same for asyncio."""
-        if self.socket is not None:
-            return httpx.AsyncHTTPTransport(uds=self.socket, limits=limits, verify=NO_TLS)
-        return httpx.AsyncHTTPTransport(limits=limits, verify=self._tls())
+        return httpx.AsyncHTTPTransport(uds=self.socket, limits=limits, verify=tls or NO_TLS)
 
     def auth(self) -> httpx.Auth:
         """What says in every request who sends it."""
         if not self._is_private and read_token() is not None:
             logger.warning("the token for %s travels unencrypted: use https", self.url)
-        return httpx.Auth() if self.has_files else _TokenAuth()
+        return _TokenAuth(self)
 
-    def _tls(self) -> ssl.SSLContext | bool:
+    def token(self) -> str | None:
+        """The token that a request shows, if any, looked up now: those in files are replaced while a process runs."""
+        return None if self.has_files else read_token()
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Whom to trust, where connections are encrypted. Loading certificates takes 25 ms: once for each client."""
         if not self.url.startswith("https:"):
-            return NO_TLS
+            return None
         path = os.environ.get(CA_FILE)
         try:
-            return ssl.create_default_context(cafile=path or None)
+            context = ssl.create_default_context(cafile=path or None)
         except OSError as error:
             raise Invalid(f"{CA_FILE} names {path!r}, which holds no certificates: {error}") from error
+        context.set_alpn_protocols(["http/1.1"])
+        return context
 
     @property
     def _is_private(self) -> bool:
@@ -87,10 +102,13 @@ class Address:
 
 
 class _TokenAuth(httpx.Auth):
-    """The token of the environment, looked up for each request: those in files are replaced while a process runs."""
+    """Shows the token of the moment in each request."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        token = read_token()
+        token = self._address.token()
         if token is not None:
             request.headers["authorization"] = f"Bearer {token}"
         yield request

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from typing import Any, Final
 
 import httpx
@@ -38,46 +39,49 @@ class Overloaded(Disconnected):
         return self.message
 
 
-def check(response: httpx.Response) -> None:
-    """Raise what an answer that is no success stands for. Its body has been read."""
-    status = response.status_code
-    if response.is_success:
+def check(status: int, headers: Mapping[str, str], content: bytes) -> None:
+    """Raise what an answer that is no success stands for."""
+    if 200 <= status < 300:
         return
-    is_problem = response.headers.get("content-type") == wire.PROBLEM_TYPE and bool(response.content)
+    is_problem = headers.get("content-type") == wire.PROBLEM_TYPE and bool(content)
     if status in {401, 403}:
-        raise Denied(_denial(response, is_problem))
-    if status in {429, 503} and "retry-after" in response.headers:
-        why = str(wire.decode_problem(response.content)) if is_problem else f"status {status}"
-        raise Overloaded(f"the store's owner is busy: {why}", _retry_s(response), is_problem)
+        raise Denied(_denial(status, content, is_problem))
+    if status in {429, 503} and "retry-after" in headers:
+        why = str(wire.decode_problem(content)) if is_problem else f"status {status}"
+        raise Overloaded(f"the store's owner is busy: {why}", _retry_s(headers["retry-after"]), is_problem)
     if not is_problem:
         # Not the owner's own words: its server is going down, or something else answers in its place.
         raise Disconnected(f"the store's owner answered with status {status}")
-    raise wire.decode_problem(response.content)
+    raise wire.decode_problem(content)
 
 
-def _denial(response: httpx.Response, is_problem: bool) -> str:
-    if is_problem and response.status_code == 403:
-        return str(wire.decode_problem(response.content))
+def check_response(response: httpx.Response) -> None:
+    """The same for an answer that came through httpx. Its body has been read."""
+    check(response.status_code, response.headers, response.content)
+
+
+def _denial(status: int, content: bytes, is_problem: bool) -> str:
+    if is_problem and status == 403:
+        return str(wire.decode_problem(content))
     return (
-        f"the server refuses these credentials (status {response.status_code}): put a token that it knows into "
+        f"the server refuses these credentials (status {status}): put a token that it knows into "
         "DETENT_TOKEN, or the name of a file with one into DETENT_TOKEN_FILE"
     )
 
 
-def _retry_s(response: httpx.Response) -> float:
+def _retry_s(text: str) -> float:
     """What a Retry-After header says; a date, which servers may also send, counts as a second."""
-    text = response.headers["retry-after"]
     return min(float(text), RETRY_S_MAX) if text.isascii() and text.isdigit() and len(text) < 10 else 1.0
 
 
 def content_of(response: httpx.Response) -> bytes:
     """The content of an answer that is a success."""
-    check(response)
+    check_response(response)
     return response.content
 
 
-def broken(error: httpx.RequestError) -> Unavailable:
-    """What it means that no answer came."""
+def broken(error: Exception) -> Unavailable:
+    """What it means that no answer came, and why."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):  # trying again would not help

@@ -6,8 +6,8 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -20,9 +20,10 @@ from detent.engine.request import finish, refusal
 from detent.errors import Corrupt, DetentError
 from detent.remote import wire
 from detent.remote.address import Address
-from detent.remote.answers import Disconnected, broken, check, content_of, decoded, outcomes_of
+from detent.remote.answers import Disconnected, broken, check, check_response, content_of, decoded, outcomes_of
+from detent.remote.channel import GIVEN_UP, AsyncChannel, Channel
+from detent.remote.dialing import CONNECT_S
 
-CONNECT_S: Final = 2.0
 ANSWER_S: Final = 30.0
 """How long an owner may take to answer before it counts as hung."""
 
@@ -50,9 +51,8 @@ def timeout_of(answer_s: float) -> httpx.Timeout:
     return httpx.Timeout(answer_s, connect=min(CONNECT_S, answer_s), pool=answer_s)
 
 
-_HEADERS: Final = {"content-type": wire.TRANSACTION_TYPE}
-
-GIVEN_UP: Final = "this connection to the store's owner was given up"
+def _seconds_until(deadline: float) -> float:
+    return max(deadline - time.monotonic(), ANSWER_S_MIN)
 
 
 def _transactions_path(address: Address) -> str:
@@ -84,7 +84,9 @@ class RemoteOwner:
 
     def __init__(self, address: Address) -> None:
         self.address = address
+        self._tls = address.tls()
         self._http = self._client(_limits())
+        self._channel = Channel(address, self._tls)
         self._streams: httpx.Client | None = None
         self._lead = Lead(self._send_group)
         self._waits = threading.Semaphore(WAITS_MAX)
@@ -95,7 +97,7 @@ class RemoteOwner:
     def _client(self, limits: httpx.Limits) -> httpx.Client:
         address = self.address
         return httpx.Client(
-            transport=address.transport(limits),
+            transport=address.transport(limits, self._tls),
             base_url=address.url,
             auth=address.auth(),
             timeout=timeout_of(ANSWER_S),
@@ -120,7 +122,7 @@ class RemoteOwner:
             with self._streams.stream(method, path, **options) as response:
                 if not response.is_success:
                     response.read()
-                    check(response)
+                    check_response(response)
                 yield response
 
     @contextmanager
@@ -176,11 +178,7 @@ class RemoteOwner:
             left = [ticket for ticket in group if not ticket.decided]
             if left:
                 encoded, deadlines = zip(*(ticket.waiter for ticket in left), strict=True)
-                data = wire.encode_requests(encoded)
-                timeout = timeout_of(max(deadlines) - time.monotonic())
-                answer = self.call(
-                    "POST", _transactions_path(self.address), content=data, headers=_HEADERS, timeout=timeout
-                )
+                answer = self._post(wire.encode_requests(encoded), max(deadlines))
                 for ticket, outcome in zip(left, outcomes_of(answer, len(left), self.address), strict=True):
                     ticket.decide(outcome)
         except Exception as error:  # noqa: BLE001 - each caller gets it
@@ -188,6 +186,14 @@ class RemoteOwner:
                 ticket.refuse_undecided(error)
         finally:
             finish(group)  # an interrupted leader leaves the undecided ones to be sent again, under their names
+
+    def _post(self, data: bytes, deadline: float) -> bytes:
+        """What the owner answers to transactions."""
+        path, kind = _transactions_path(self.address), wire.TRANSACTION_TYPE
+        with self._using():
+            answer = self._channel.ask("POST", path, data, kind, _seconds_until(deadline))
+        check(*answer)
+        return answer.content
 
     def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """Wait until the journal's next offset is above `offset`. False after the time."""
@@ -211,6 +217,7 @@ class RemoteOwner:
 
     def close(self) -> None:
         """Close the connections."""
+        self._channel.close()
         self._http.close()
         if self._streams is not None:
             self._streams.close()
@@ -225,8 +232,10 @@ class AsyncRemoteOwner:
 
     def __init__(self, address: Address) -> None:
         self.address = address
+        tls = address.tls()
+        self._channel = AsyncChannel(address, tls)
         self._http = httpx.AsyncClient(
-            transport=address.async_transport(_limits()),
+            transport=address.async_transport(_limits(), tls),
             base_url=address.url,
             auth=address.auth(),
             timeout=timeout_of(ANSWER_S),
@@ -238,11 +247,17 @@ class AsyncRemoteOwner:
         self._retired = False
 
     async def _call(self, method: str, path: str, **options: Any) -> bytes:
+        async with self._using():
+            return content_of(await self._http.request(method, path, **options))
+
+    @asynccontextmanager
+    async def _using(self) -> AsyncIterator[None]:
+        """While the connections are used nobody retires them."""
         if self._retired:
             raise Disconnected(GIVEN_UP)
         self._users += 1
         try:
-            return content_of(await self._http.request(method, path, **options))
+            yield
         except httpx.RequestError as error:
             raise broken(error) from error
         except RuntimeError as error:
@@ -252,13 +267,13 @@ class AsyncRemoteOwner:
         finally:
             self._users -= 1
             if self._retired and not self._users:
-                await self._http.aclose()
+                await self.close()
 
     async def retire(self) -> None:
         """Close the connections when the last call that uses them has returned."""
         self._retired = True
         if not self._users:
-            await self._http.aclose()
+            await self.close()
 
     async def new_session(self) -> bytes:
         """A session for this client."""
@@ -289,9 +304,7 @@ class AsyncRemoteOwner:
         outcomes: list[list[Any] | DetentError]
         try:
             data = wire.encode_requests([encoded for encoded, _, _ in group])
-            timeout = timeout_of(max(deadline for _, deadline, _ in group) - time.monotonic())
-            path = _transactions_path(self.address)
-            answer = await self._call("POST", path, content=data, headers=_HEADERS, timeout=timeout)
+            answer = await self._post(data, max(deadline for _, deadline, _ in group))
             outcomes = outcomes_of(answer, len(group), self.address)
         except Exception as error:  # noqa: BLE001 - each caller gets it
             outcomes = [refusal(error) for _ in group]
@@ -306,6 +319,14 @@ class AsyncRemoteOwner:
                 future.set_exception(outcome)
             else:
                 future.set_result(outcome)
+
+    async def _post(self, data: bytes, deadline: float) -> bytes:
+        """What the owner answers to transactions."""
+        path, kind = _transactions_path(self.address), wire.TRANSACTION_TYPE
+        async with self._using():
+            answer = await self._channel.ask("POST", path, data, kind, _seconds_until(deadline))
+        check(*answer)
+        return answer.content
 
     async def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """Wait until the journal's next offset is above `offset`. False after the time."""
@@ -330,4 +351,5 @@ class AsyncRemoteOwner:
 
     async def close(self) -> None:
         """Close the connections."""
+        await self._channel.close()
         await self._http.aclose()

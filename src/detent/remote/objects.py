@@ -12,7 +12,7 @@ import xxhash
 from detent.errors import Exists, Invalid
 from detent.kv import ObjectInfo, Objects, View
 from detent.kv.base import check_object_name, check_object_range
-from detent.remote.answers import Disconnected, check, decoded
+from detent.remote.answers import Disconnected, check_response, decoded
 from detent.remote.client import ANSWER_S, RemoteOwner, timeout_of
 from detent.remote.line import Line
 from detent.remote.served_objects import PART_BYTES, PATH, SIZE_HEADER
@@ -102,7 +102,7 @@ def _size(owner: RemoteOwner, name: str, time: httpx.Timeout) -> int | None:
     response = owner.ask("HEAD", PATH + name, timeout=time)
     if response.status_code == 404:
         return None
-    check(response)
+    check_response(response)
     size = response.headers.get(SIZE_HEADER, "")
     if not size.isdigit():
         raise Disconnected(f"the store's owner does not say how large {name} is")

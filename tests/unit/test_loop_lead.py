@@ -102,3 +102,9 @@ def test_when_the_loop_is_gone_the_engines_thread_goes_on(world: World) -> None:
     (ticket,) = asyncio.run(submitted(world, [world.request(ops.Append("j", [b"x"]))]))
     assert ticket.outcome()[0].offset == 0
     assert watched.threads != [threading.get_ident()]
+
+
+def test_an_answered_ticket_and_its_waiter_do_not_hold_each_other(world: World) -> None:
+    """They would, with all that they carry, until the garbage collector looks for cycles."""
+    (ticket,) = asyncio.run(submitted(world, [world.request(ops.Append("j", [b"x"]))]))
+    assert ticket.waiter is None

@@ -17,12 +17,13 @@ import detent
 from detent.engine import Request as Transaction
 from detent.journal import operations as journals
 from detent.queue import operations as queues
+from detent.remote.asgi import REQUESTS
 from detent.server.access import Caller
 from detent.server.api import Api
 from detent.server.app import Application
 from detent.server.http import Request
 from detent.server.native import NativePart
-from detent.server.tracing import REQUESTS, Tracing
+from detent.server.tracing import Tracing
 
 Ask = Callable[..., Awaitable[ReadableSpan]]
 

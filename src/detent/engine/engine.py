@@ -18,7 +18,7 @@ import msgspec
 from detent import crash
 from detent.engine.lead import Lead, Schedule
 from detent.engine.operation import Context, Done, Machine, Operation, Result
-from detent.engine.request import Callback, Observer, Request, Ticket, finish, refusal
+from detent.engine.request import SESSION_BYTES, Callback, Observer, Request, Ticket, finish, refusal
 from detent.engine.sessions import Sessions
 from detent.errors import DetentError, Fenced, Invalid, OutcomeUnknown, SessionExpired, Unavailable
 from detent.kv import Batch, Writer
@@ -76,8 +76,9 @@ class Engine:
         return self._sessions.new_session(self.now_ms(), holder)
 
     def require_given(self, session: bytes, holder: str) -> None:
-        """`SessionExpired` unless an owner of this store gave this session to this holder: strangers make up names."""
-        if not self._sessions.was_given(session, holder):
+        """`SessionExpired` unless an owner of this store gave this session to this holder: strangers make up names.
+        One of the wrong length is refused, as what it is, with the request."""
+        if len(session) == SESSION_BYTES and not self._sessions.was_given(session, holder):
             raise SessionExpired("this session was given to somebody else, or to nobody; open a new one")
 
     # -- callers ------------------------------------------------------------------------------------------------

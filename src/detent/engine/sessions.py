@@ -90,9 +90,8 @@ class Sessions:
         """Read all answers back."""
         self._clear()
         secret = view.get(SECRET.raw)
-        self._secret_dirty = (
-            secret is None
-        )  # it is durable with the first answer, so the one in memory is good till then
+        # It is durable with the first answer, so until then the one in memory is good.
+        self._secret_dirty = secret is None
         if secret is not None:
             self._secret = decode_secret(secret)
         stored = view.get(EXPIRED.raw)

@@ -14,7 +14,7 @@ from detent.kv import Reader
 from detent.queue import QueueMachine, QueueReader
 from detent.queue import operations as queue_operations
 from detent.remote import contents, rights, served_objects, wire
-from detent.remote.asgi import Call, Receive, Reply, Scope, Send, number_of, text_of, wait_for_event
+from detent.remote.asgi import REQUESTS, Call, Receive, Reply, Scope, Send, number_of, text_of, wait_for_event
 from detent.remote.dispatch import Dispatcher
 from detent.remote.rights import Caller
 from detent.remote.served_journals import ServedJournals, journal_of
@@ -85,10 +85,9 @@ class OwnerApp:
     async def _transactions(self, call: Call) -> Reply:
         wants_contents = call.query().get("contents") == "1"
         requests = wire.decode_requests(await call.body(wire.BODY_BYTES_MAX))
-        call.scope["detent.requests"] = requests  # for whoever traces what was asked
-        under_way = [
-            self._submit(request, call.caller) for request in requests
-        ]  # first all, so that they share a commit
+        call.scope[REQUESTS] = requests
+        # All of them first, so that they share a commit.
+        under_way = [self._submit(request, call.caller) for request in requests]
         outcomes = [await _outcome(one) for one in under_way]
         if wants_contents and (wanted := contents.wanted(outcomes)):
             if self._store.objects.local and wanted <= contents.READ_AT_ONCE_MAX:
@@ -102,7 +101,6 @@ class OwnerApp:
         if isinstance(request, Invalid):
             return request
         try:
-            request.check()
             self._engine.require_given(request.session, "" if caller is None else caller.key)
             if caller is not None:
                 rights.require(caller, request.operations, self._queues)

@@ -22,6 +22,9 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 JSON: Final = "application/json"
 
+REQUESTS: Final = "detent.requests"
+"""Where a request's scope has the transactions that came in it, for whoever traces what was asked."""
+
 QUERY_FIELDS_MAX: Final = 20
 NUMBER_DIGITS_MAX: Final = 20
 """No number that means anything here has more."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final, Literal
+from typing import Final, get_args
 
 from detent.errors import Denied
+from detent.remote.rights import EVERYTHING as EVERYTHING
+from detent.remote.rights import Kind as Kind
+from detent.remote.rights import Right as Right
 
-Right = Literal["publish", "consume", "admin"]
-Kind = Literal["queue", "journal"]
-
-RIGHTS: Final = ("publish", "consume", "admin")
-KINDS: Final = ("queue", "journal")
-EVERYTHING: Final = "*"
+RIGHTS: Final[tuple[Right, ...]] = get_args(Right)
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)

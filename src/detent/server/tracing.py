@@ -14,6 +14,7 @@ from detent.engine import Operation
 from detent.errors import Invalid
 from detent.journal import operations as journals
 from detent.queue import operations as queues
+from detent.remote.asgi import REQUESTS
 from detent.server.http import Request
 
 SYSTEM: Final = "detent"
@@ -24,9 +25,6 @@ OPERATION_TYPE: Final = "messaging.operation.type"
 
 NOTES: Final = "detent.trace"
 """Where a request's scope has what parts have noted: attributes of its span."""
-
-REQUESTS: Final = "detent.requests"
-"""Where the scope of a native request has its transactions, once they are taken apart."""
 
 _TYPES: Final = {
     "publish": "send",

@@ -47,9 +47,9 @@ _countdown = 0
 
 
 def arm(spec: str | None) -> None:
-    """Arm one point (``"name"`` or ``"name:count"``), or none."""
+    """Arm one point (``"name"`` or ``"name:count"``), or none: an empty variable is one that is not set."""
     global _armed, _countdown
-    if spec is None:
+    if not spec:
         _armed = None
         return
     name, _, count = spec.partition(":")

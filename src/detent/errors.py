@@ -5,6 +5,7 @@
     ├── NotFound         what was named does not exist
     ├── Exists           what should be new is already there
     ├── Conflict         a check failed; nothing of the transaction was applied
+    │   └── AlreadyEntered   this batch took effect before; there is nothing to do
     ├── Fenced           this owner, author, producer or query was replaced
     │   └── SessionExpired   this client was silent for too long; what it had sent before cannot be told any more
     ├── StaleReceipt     the lease behind this receipt has moved on
@@ -20,9 +21,14 @@ Each one says what happened and, where there is something to do, what to do.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class DetentError(Exception):
     """The base of all of Detent's exceptions."""
+
+    details: ClassVar[tuple[str, ...]] = ()
+    """What an error carries besides its message: fields that are also arguments of its constructor."""
 
 
 class Invalid(DetentError, ValueError):
@@ -39,6 +45,22 @@ class Exists(DetentError):
 
 class Conflict(DetentError):
     """A check of the transaction failed. Nothing of the transaction was applied."""
+
+
+class AlreadyEntered(Conflict):
+    """This batch of a ledger was entered before, with all that belongs to it. Nothing of the transaction was applied,
+    and nothing has to be: take it as done. `batch` is the highest one that the ledger `name` has."""
+
+    details = ("name", "batch")
+
+    def __init__(self, message: str, name: str = "", batch: int = -1) -> None:
+        super().__init__(message, name, batch)  # copies are made from what is given here
+        self.message = message
+        self.name = name
+        self.batch = batch
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class Fenced(DetentError):
@@ -85,6 +107,7 @@ BY_NAME: dict[str, type[DetentError]] = {
         NotFound,
         Exists,
         Conflict,
+        AlreadyEntered,
         Fenced,
         SessionExpired,
         StaleReceipt,

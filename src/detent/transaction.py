@@ -9,10 +9,11 @@ from typing import Any, Self
 from detent.engine import Operation
 from detent.errors import Invalid
 from detent.journal import JournalOperations
+from detent.ledger import LedgerOperations
 from detent.queue import QueueOperations
 
 
-class _Operations(JournalOperations, QueueOperations):
+class _Operations(JournalOperations, QueueOperations, LedgerOperations):
     """Collects the operations of a transaction. Each call answers the index of its result in `results`, which are
     there after the commit."""
 

@@ -15,6 +15,8 @@ from detent.journal.verify import KNOWN as JOURNAL_RECORDS
 from detent.journal.verify import JournalSurvey, check_journals
 from detent.kv import Reader, View
 from detent.kv.base import FIRST_KEY
+from detent.ledger.verify import KNOWN as LEDGER_RECORDS
+from detent.ledger.verify import check_ledgers
 from detent.queue.verify import KNOWN as QUEUE_RECORDS
 from detent.queue.verify import check_queues, has_queues
 
@@ -31,6 +33,7 @@ def verify(reader: Reader, *, progress: Progress | None = None) -> Generator[Fin
         survey = JournalSurvey(view, tally)
         yield from survey.findings()
         yield from check_engine(view, tally)
+        yield from check_ledgers(view, tally)
         if has_queues(view):  # no record says how many bytes they are; all that is not a journal's is about right
             tally.total += max(0, reader.size_bytes() - survey.block_bytes)
     yield from check_journals(reader, survey.names, tally)
@@ -42,7 +45,8 @@ def verify(reader: Reader, *, progress: Progress | None = None) -> Generator[Fin
 def _check_unknown(view: View, tally: Tally) -> Iterator[Finding]:
     """Whatever stands between the ranges that this release knows."""
     at = FIRST_KEY
-    for prefix in sorted((*JOURNAL_RECORDS, *ENGINE_RECORDS, *QUEUE_RECORDS), key=lambda known: known.raw):
+    known = (*JOURNAL_RECORDS, *ENGINE_RECORDS, *QUEUE_RECORDS, *LEDGER_RECORDS)
+    for prefix in sorted(known, key=lambda prefix: prefix.raw):
         start, end = prefix.range()
         yield from _strays(view, tally, at, start)
         assert end is not None

@@ -20,7 +20,7 @@ SECONDS = 120
 @pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="the examples need curl and jq")
 def test_every_example_of_the_page_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     script = "set -euo pipefail\n" + "\n".join(blocks)
     with serve(f"file:{tmp_path / 'store'}", lambda store: [Api(store)]) as server:
         done = subprocess.run(
@@ -35,6 +35,7 @@ def test_every_example_of_the_page_runs(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert '{"queue":"orders","state":"done"}' in done.stdout
         assert '{"messages":[],"next":2}' in done.stdout
+        assert '["AlreadyEntered",7]' in done.stdout
         info = server.client.get("/v1/queues/mails").json()
         assert (info["done"], info["in_flight"]) == (1, 0)
         assert (tmp_path / "audit.arrows").stat().st_size

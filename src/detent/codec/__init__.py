@@ -5,6 +5,7 @@ from __future__ import annotations
 from detent.codec.keys import (
     SUBSYSTEM_ENGINE,
     SUBSYSTEM_JOURNAL,
+    SUBSYSTEM_LEDGER,
     SUBSYSTEM_LOG,
     SUBSYSTEM_QUEUE,
     SUBSYSTEMS,
@@ -44,6 +45,7 @@ __all__ = [
     "SUBSYSTEMS",
     "SUBSYSTEM_ENGINE",
     "SUBSYSTEM_JOURNAL",
+    "SUBSYSTEM_LEDGER",
     "SUBSYSTEM_LOG",
     "SUBSYSTEM_QUEUE",
     "U8_MAX",

@@ -26,12 +26,14 @@ SUBSYSTEM_LOG: Final = 0x03
 SUBSYSTEM_QUEUE: Final = 0x05
 SUBSYSTEM_JOURNAL: Final = 0x06
 SUBSYSTEM_ENGINE: Final = 0x07
+SUBSYSTEM_LEDGER: Final = 0x08
 
 SUBSYSTEMS: Final[dict[int, str]] = {
     SUBSYSTEM_LOG: "log",
     SUBSYSTEM_QUEUE: "queue",
     SUBSYSTEM_JOURNAL: "journal",
     SUBSYSTEM_ENGINE: "engine",
+    SUBSYSTEM_LEDGER: "ledger",
 }
 """The first byte of every key. 00 is the kv engine's; 01, 02, 04 are formats Detent does not write."""
 

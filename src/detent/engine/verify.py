@@ -60,6 +60,8 @@ class Counts:
     queued: int = 0
     """Messages that are available, in flight or failed, once for each queue that has them."""
     payload_bytes: int = 0
+    ledgers: int = 0
+    pins: int = 0
     bytes: int = 0
     """Keys, values and fragments."""
 

@@ -22,6 +22,7 @@ from detent.journal import JournalMachine, JournalReader
 from detent.journal.sweeper import sweep
 from detent.kv import Writer, open_writer
 from detent.kv.ownership import OwnerLock, remove_socket_folder, socket_path
+from detent.ledger import LedgerMachine
 from detent.queue import QueueMachine
 from detent.remote.app import OwnerApp
 
@@ -58,7 +59,7 @@ class LocalOwner:
             self.reader = writer
             self.journals = JournalMachine(writer)
             self.queues = QueueMachine(writer)
-            self.engine = Engine(writer, [self.journals, self.queues])
+            self.engine = Engine(writer, [self.journals, self.queues, LedgerMachine()])
             crash.point("owner.after_load")
             if directory is not None and lock is not None:
                 self._server = SocketServer(self.new_app(), socket_path(directory))

@@ -27,6 +27,7 @@ import msgspec
 from detent.engine import MALFORMED, Done, Request, operation_union
 from detent.errors import BY_NAME, Corrupt, DetentError, Invalid, LimitExceeded
 from detent.journal import JournalMachine
+from detent.ledger import LedgerMachine
 from detent.queue import QueueMachine
 
 BODY_BYTES_MAX = 160 << 20
@@ -40,7 +41,7 @@ BODY_WAIT_S = 60.0
 TRANSACTION_TYPE = "application/vnd.detent.transaction+msgpack"
 PROBLEM_TYPE = "application/problem+json"
 
-MACHINES = (JournalMachine, QueueMachine)
+MACHINES = (JournalMachine, QueueMachine, LedgerMachine)
 """The layers whose operations travel on the wire."""
 
 _WireRequest = msgspec.defstruct(
@@ -68,11 +69,12 @@ _request_decoder = msgspec.msgpack.Decoder(_WireRequest)
 _parts_decoder = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=16 * REQUESTS_MAX)])
 
 
-class Problem(msgspec.Struct):
-    """An error on the wire."""
+class Problem(msgspec.Struct, omit_defaults=True):
+    """An error on the wire, with what it carries besides its message."""
 
     error: str
     message: str
+    details: dict[str, str | int] = {}
 
 
 class Answer(msgspec.Struct, array_like=True):
@@ -89,6 +91,7 @@ STATUS = {
     "NotFound": 404,
     "Exists": 409,
     "Conflict": 409,
+    "AlreadyEntered": 409,
     "Fenced": 410,
     "SessionExpired": 410,
     "StaleReceipt": 410,
@@ -141,7 +144,7 @@ def encode_answers(outcomes: list[list[Any] | DetentError]) -> bytes:
     answers = []
     for outcome in outcomes:
         if isinstance(outcome, DetentError):
-            answers.append(Answer(None, Problem(_name(outcome), str(outcome))))
+            answers.append(Answer(None, _problem(outcome)))
         else:
             answers.append(Answer(outcome))
     return _encoder.encode(answers)
@@ -160,8 +163,12 @@ def decode_answers(data: bytes, count: int) -> list[list[Any] | DetentError]:
 
 def encode_problem(error: DetentError) -> tuple[int, bytes]:
     """The HTTP status and body for an error."""
-    name = _name(error)
-    return STATUS.get(name, 500), msgspec.json.encode(Problem(name, str(error)))
+    problem = _problem(error)
+    return STATUS.get(problem.error, 500), msgspec.json.encode(problem)
+
+
+def _problem(error: DetentError) -> Problem:
+    return Problem(_name(error), str(error), {field: getattr(error, field) for field in error.details})
 
 
 def _name(error: DetentError) -> str:
@@ -170,7 +177,9 @@ def _name(error: DetentError) -> str:
 
 
 def _exception(problem: Problem) -> DetentError:
-    return BY_NAME.get(problem.error, DetentError)(problem.message)
+    kind = BY_NAME.get(problem.error, DetentError)
+    details = {field: problem.details[field] for field in kind.details if field in problem.details}
+    return kind(problem.message, **details)
 
 
 def decode_problem(data: bytes) -> DetentError:

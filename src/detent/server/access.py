@@ -1,4 +1,4 @@
-"""Who may do what: the scopes of a caller on queues and journals."""
+"""Who may do what: the scopes of a caller on queues, journals and ledgers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A right on the queues or journals whose names match a pattern (``*`` and ``?``, as in a shell). The right `admin`
-    includes the other two; the kind ``*`` means both."""
+    """A right on the queues, journals or ledgers whose names match a pattern (``*`` and ``?``, as in a shell). The
+    right `admin` includes the other two; the kind ``*`` means all three."""
 
     right: str
     kind: str
@@ -43,7 +43,7 @@ class Caller:
     """The id of the key by which it is known; two keys may have the same name."""
 
     def may(self, right: Right, kind: Kind, name: str) -> bool:
-        """Whether the caller has a right on a queue or journal."""
+        """Whether the caller has a right on a queue, journal or ledger."""
         return any(grant.allows(right, kind, name) for grant in self.grants)
 
     def require(self, right: Right, kind: Kind, name: str) -> None:
@@ -52,7 +52,7 @@ class Caller:
             raise Denied(f"{self.name} may not {right} on the {kind} {name!r}")
 
     def require_everywhere(self, right: Right) -> None:
-        """`Denied` unless the caller has the right on all queues and journals: what concerns the whole store."""
+        """`Denied` unless the caller has the right on everything there is: what concerns the whole store."""
         if not any(g.right in {right, "admin"} and g.kind == g.pattern == EVERYTHING for g in self.grants):
             raise Denied(f"{self.name} may not {right} on the whole store")
 

@@ -9,6 +9,7 @@ from detent.engine import Operation
 from detent.errors import Invalid
 from detent.journal import calls as journal_calls
 from detent.journal.operations import check_name as check_journal
+from detent.ledger import operations as ledgers
 from detent.queue import Receipt
 from detent.queue import calls as queue_calls
 from detent.queue.message import ack_operations, extend_operation, fail_operation
@@ -147,6 +148,26 @@ class CheckNextOffset(Input, tag_field="op", tag="check_next_offset", kw_only=Tr
         return NextOffsetChecked()
 
 
+class EnterLedger(Input, tag_field="op", tag="enter_ledger", kw_only=True):
+    """Enter a batch of a query in a ledger. Refuses the whole transaction with 409 `AlreadyEntered` if it, or a higher
+    one, was entered before; with 410 if the ledger is another query's, or a later run has replaced this one."""
+
+    ledger: str
+    batch: ledgers.Batch
+    query: str = ""
+    run: str = ""
+
+    async def build(self, call: AnyCall) -> Built:
+        operation = ledgers.EnterLedger(self.ledger, self.query, self.batch, self.run)
+        ledgers.check_enter(operation)
+        call.caller.require("publish", "ledger", self.ledger)
+        return [operation]
+
+    def result(self, results: list[Any]) -> Output:
+        before: int = results[0].previous_batch
+        return LedgerEntered(previous_batch=None if before < 0 else before)
+
+
 class Published(PublishedMessage, tag_field="op", tag="publish"):
     """What became of a published message."""
 
@@ -181,9 +202,23 @@ class NextOffsetChecked(Output, tag_field="op", tag="check_next_offset"):
     """The journal ended where it was expected to."""
 
 
-Step = Publish | Ack | Fail | Extend | Append | CheckRegisters | SetRegisters | CheckNextOffset
+class LedgerEntered(Output, tag_field="op", tag="enter_ledger"):
+    """The batch is entered; the highest one before it, null if there was none."""
+
+    previous_batch: int | None
+
+
+Step = Publish | Ack | Fail | Extend | Append | CheckRegisters | SetRegisters | CheckNextOffset | EnterLedger
 StepResult = (
-    Published | AckDone | FailDone | ExtendDone | AppendDone | RegistersChecked | RegistersSet | NextOffsetChecked
+    Published
+    | AckDone
+    | FailDone
+    | ExtendDone
+    | AppendDone
+    | RegistersChecked
+    | RegistersSet
+    | NextOffsetChecked
+    | LedgerEntered
 )
 
 
@@ -218,8 +253,8 @@ async def _require_consume(call: AnyCall, receipts: Iterable[Receipt]) -> None:
 
 async def commit(call: Call[TransactionRequest, None]) -> TransactionResults:
     """Apply operations together, or none of them: a failed check (409), a stale receipt (410) or a right that the
-    caller does not have (403) refuses them all. Each needs its own right: `publish` on the queue or journal that it
-    writes or checks, `consume` on the queue of a receipt (410 without it, as for a queue that is not there)."""
+    caller does not have (403) refuses them all. Each needs its own right: `publish` on the queue, journal or ledger
+    that it writes or checks, `consume` on the queue of a receipt (410 without it, as for a queue that is not there)."""
     call.refuse_idempotency_key("a transaction")
     steps = call.body.operations
     check_count(len(steps), OPERATIONS_MAX, "operations")

@@ -31,7 +31,8 @@ ERRORS: Final = {
     404: "What was named does not exist.",
     405: "This path is not asked with this method.",
     409: "It exists already, or a check failed; nothing was changed.",
-    410: "A receipt is stale: its lease is over, and somebody else has the message, or will; nothing was changed.",
+    410: "A receipt is stale: its lease is over, and somebody else has the message, or will. Or whoever asks was "
+    "replaced by a later one. Nothing was changed.",
     413: "A limit was reached; nothing was changed.",
     415: "The body is of a type that is not taken here.",
     429: "Too much waits already; the same request may succeed in a moment.",

@@ -1,0 +1,263 @@
+"""`detent ledger`: which batches of which query have taken effect, and where streams began."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from detent.cli._common import confirm, dry_run_option, force_option, json_option, open_for_writing, takes_store
+from detent.cli._output import line_text, print_fields, print_json, print_table, time_text
+from detent.errors import Denied
+
+if TYPE_CHECKING:
+    from detent.ledger import LedgerInfo, PinInfo
+
+JOURNALS_SHOWN = 3
+"""Journals of a pin in a table; --json has them all."""
+
+
+@click.group(short_help="See which batches of a query took effect.")
+def ledger() -> None:
+    """See which batches of a query took effect, and where streams began.
+
+    A query that writes batches, such as Spark's, enters each one in the ledger of its name, in the transaction that
+    makes it take effect. One that comes again is found there and changes nothing. A pin is where a stream began that
+    started at the end of its journals.
+
+    \b
+    Example:
+      export DETENT_URL=file:./data
+      detent ledger ls
+      detent ledger show orders-to-table
+      detent ledger pins
+    """
+
+
+# -- ledgers --------------------------------------------------------------------------------------------------------
+
+
+@ledger.command("ls")
+@takes_store()
+@click.option("--prefix", default="", help="Only ledgers whose names begin so.")
+@force_option
+@json_option
+def list_ledgers(url: str, prefix: str, force: bool, as_json: bool) -> None:
+    """List the ledgers of a store with the highest batch of each.
+
+    \b
+    Example:
+      detent ledger ls file:./data --prefix orders
+    """
+    with open_for_writing(url, force=force) as store, _listing("look at one with `detent ledger show NAME`"):
+        found = store.ledgers(prefix)
+    if as_json:
+        print_json([_fields(info) for info in found])
+        return
+    rows = [
+        [line_text(info.name), _batch(info), _text(info.query), _text(info.run), time_text(_ms(info.updated))]
+        for info in found
+    ]
+    print_table(["name", "batch", "query", "run", "updated"], rows)
+
+
+@ledger.command()
+@takes_store("NAME")
+@force_option
+@json_option
+def show(url: str, name: str, force: bool, as_json: bool) -> None:
+    """Show a ledger: its query, the highest batch, and the runs of the driver that entered batches.
+
+    \b
+    Example:
+      detent ledger show file:./data orders-to-table
+    """
+    with open_for_writing(url, force=force) as store:
+        info = store.ledger(name)
+    if as_json:
+        print_json(_fields(info))
+        return
+    print_fields(
+        {
+            "name": line_text(info.name),
+            "query": _text(info.query),
+            "highest batch": _batch(info),
+            "batches": str(info.entries),
+            "run": _text(info.run),
+            "replaced runs": " ".join(map(line_text, info.replaced)) or "-",
+            "resets": str(info.generation),
+            "created": time_text(_ms(info.created)),
+            "updated": time_text(_ms(info.updated)),
+        }
+    )
+
+
+@ledger.command()
+@takes_store("NAME")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@dry_run_option
+@force_option
+@json_option
+def reset(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> None:
+    """Let another query use a ledger's name: forget its query, its highest batch and its run.
+
+    For a query that was refused because its checkpoint was deleted, and that is meant to start over. It begins with
+    batch 0, so whatever it reads again it writes again: what its predecessor wrote stays. A driver of the
+    predecessor that still runs is refused from then on.
+
+    Asks before it does so; a script says --yes.
+
+    \b
+    Example:
+      detent ledger reset file:./data orders-to-table --dry-run
+    """
+    with open_for_writing(url, force=force) as store:
+        info = store.ledger(name)
+        what = f"ledger {line_text(name)} with {_contents(info)}"
+        if not dry_run:
+            confirm(f"Reset {what}? A query that starts over writes again.", f"resets {what}", yes=yes)
+            store.reset_ledger(name)
+    _print_done("reset", "reset", what, info, dry_run=dry_run, as_json=as_json)
+
+
+@ledger.command()
+@takes_store("NAME")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@dry_run_option
+@force_option
+@json_option
+def delete(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> None:
+    """Delete a ledger that nobody uses any more.
+
+    Its query, should it come again, would enter its batches a second time: to let another query use the name, `reset`
+    is enough, and keeps old drivers out.
+
+    Asks before it does so; a script says --yes.
+
+    \b
+    Example:
+      detent ledger delete file:./data orders-to-table --dry-run
+    """
+    with open_for_writing(url, force=force) as store:
+        info = store.ledger(name)
+        what = f"ledger {line_text(name)} with {_contents(info)}"
+        if not dry_run:
+            confirm(f"Delete {what}? Its batches could be entered again.", f"deletes {what}", yes=yes)
+            store.delete_ledger(name)
+    _print_done("delete", "deleted", what, info, dry_run=dry_run, as_json=as_json)
+
+
+# -- pins -----------------------------------------------------------------------------------------------------------
+
+
+@ledger.command()
+@takes_store()
+@click.option("--prefix", default="", help="Only pins whose names begin so.")
+@force_option
+@json_option
+def pins(url: str, prefix: str, force: bool, as_json: bool) -> None:
+    """List the pins of a store: for each stream that started at the end of its journals, where that was.
+
+    \b
+    Example:
+      detent ledger pins file:./data
+    """
+    with open_for_writing(url, force=force) as store, _listing("it shows the pins of everybody"):
+        found = store.pins(prefix)
+    if as_json:
+        print_json([_pin_fields(info) for info in found])
+        return
+    rows = [
+        [line_text(info.name), str(len(info.offsets)), _offsets(info), time_text(_ms(info.created))] for info in found
+    ]
+    print_table(["name", "journals", "offsets", "created"], rows)
+
+
+@ledger.command()
+@takes_store("NAME")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@force_option
+@json_option
+def unpin(url: str, name: str, yes: bool, force: bool, as_json: bool) -> None:
+    """Forget where a stream began. If it starts over, it starts at the end that its journals have then.
+
+    Asks before it does so; a script says --yes.
+
+    \b
+    Example:
+      detent ledger unpin file:./data orders-reader --yes
+    """
+    what = f"the pin {line_text(name)}"
+    with open_for_writing(url, force=force) as store:
+        confirm(f"Forget {what}? Its stream, if it starts over, skips what came since.", f"forgets {what}", yes=yes)
+        store.unpin(name)
+    if as_json:
+        print_json({"name": name, "unpinned": True})
+    else:
+        click.echo(f"forgot {what}")
+
+
+# -- printing -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _listing(instead: str) -> Iterator[None]:
+    """Listing is a look at the whole store, which a token for some of its ledgers is not for."""
+    try:
+        yield
+    except Denied as error:
+        raise Denied(
+            f"{error}, which listing needs: {instead}, or take a token that was made with --grant 'consume:*:*'"
+        ) from error
+
+
+def _print_done(verb: str, done: str, what: str, info: LedgerInfo, *, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({**_fields(info), done: not dry_run})
+        return
+    click.echo(f"would {verb} {what}" if dry_run else f"{done} {what}")
+
+
+def _contents(info: LedgerInfo) -> str:
+    batches = "1 batch" if info.entries == 1 else f"{info.entries} batches"
+    return f"{batches} of query {_text(info.query)}" if info.entries else "nothing entered"
+
+
+def _batch(info: LedgerInfo) -> str:
+    return str(info.batch) if info.entries else "-"
+
+
+def _text(text: str) -> str:
+    return line_text(text) or "-"
+
+
+def _offsets(info: PinInfo) -> str:
+    """The first few; --json has all of them."""
+    shown = [f"{journal}={offset}" for journal, offset in list(info.offsets.items())[:JOURNALS_SHOWN]]
+    return " ".join(shown + ["…"] * (len(info.offsets) > JOURNALS_SHOWN)) or "-"
+
+
+def _fields(info: LedgerInfo) -> dict[str, Any]:
+    """A ledger for programs: times in milliseconds; no batch is null."""
+    return {
+        "name": info.name,
+        "query": info.query,
+        "batch": info.batch if info.entries else None,
+        "entries": info.entries,
+        "run": info.run,
+        "replaced": list(info.replaced),
+        "generation": info.generation,
+        "created_ms": _ms(info.created),
+        "updated_ms": _ms(info.updated),
+    }
+
+
+def _pin_fields(info: PinInfo) -> dict[str, Any]:
+    return {"name": info.name, "offsets": info.offsets, "created_ms": _ms(info.created)}
+
+
+def _ms(time: datetime) -> int:
+    return round(time.timestamp() * 1000)

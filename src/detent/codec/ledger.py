@@ -1,0 +1,113 @@
+"""The ledger's records: which batches of a query were entered, and where a stream began. `docs/format.md` shows them.
+
+All keys start with subsystem 08, version 01 and a type; the name follows and ends the key, so records lie in the order
+of their names.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from detent.codec.keys import SUBSYSTEM_LEDGER, Prefix
+from detent.codec.values import ByteReader, ByteWriter
+from detent.errors import Corrupt
+
+ROW: Final = Prefix(SUBSYSTEM_LEDGER, 1, 0x01)
+PIN: Final = Prefix(SUBSYSTEM_LEDGER, 1, 0x02)
+
+REPLACED_MAX: Final = 16
+"""Replaced runs that a row remembers. A driver that is so many restarts behind has been dead for long."""
+
+NO_BATCH: Final = -1
+"""The batch of a row that was reset: nothing is entered, and whoever comes first says which query it is."""
+
+_ROW: Final = struct.Struct("<qqqQI")
+_RUN_BYTES: Final = 3
+_OFFSET_BYTES: Final = 11
+
+
+def key_of(prefix: Prefix, name: str) -> bytes:
+    """The key of the row or pin with this name."""
+    return prefix.key(name.encode())
+
+
+def name_of(prefix: Prefix, key: bytes) -> str:
+    """The name that a key ends with."""
+    name = prefix.reader(key, "ledger key").rest()
+    try:
+        text = name.decode()
+    except UnicodeDecodeError as error:
+        raise Corrupt(f"the name in the key {key.hex()} is not UTF-8: {error.reason}") from None
+    if not text:
+        raise Corrupt(f"the key {key.hex()} has no name")
+    return text
+
+
+class Row(NamedTuple):
+    """One ledger: the highest batch that its query has entered, and which run of its driver did so.
+
+    `entries` counts the batches of this query. `replaced` are runs that have had a successor, oldest first; they stay
+    when the ledger is reset, which `generation` counts.
+    """
+
+    created_ms: int
+    updated_ms: int
+    batch: int
+    entries: int
+    generation: int
+    query: str
+    run: str
+    replaced: tuple[str, ...]
+
+    def encode(self) -> bytes:
+        writer = ByteWriter().pack(_ROW, self.created_ms, self.updated_ms, self.batch, self.entries, self.generation)
+        writer.utf8(self.query).utf8(self.run)
+        return writer.array(self.replaced, ByteWriter.utf8).finish()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Row:
+        reader = ByteReader(value, "ledger row")
+        created_ms, updated_ms, batch, entries, generation = reader.unpack(_ROW)
+        query, run = reader.utf8(), reader.utf8()
+        replaced = tuple(reader.array(ByteReader.utf8, element_bytes=_RUN_BYTES))
+        reader.finish()
+        row = cls(created_ms, updated_ms, batch, entries, generation, query, run, replaced)
+        row._check(reader)
+        return row
+
+    def _check(self, reader: ByteReader) -> None:
+        """What no writer leaves: numbers that do not go together, runs that are nobody's or there twice."""
+        if self.batch < NO_BATCH or not self._counts_agree():
+            raise reader.corrupt(f"{self.entries} entries, and batch {self.batch} as the highest")
+        if not self.entries and (self.query or self.run):
+            raise reader.corrupt("a query or a run, although nothing is entered")
+        runs = {*self.replaced}
+        if len(self.replaced) > REPLACED_MAX or len(runs) != len(self.replaced) or runs & {"", self.run}:
+            raise reader.corrupt("replaced runs that are too many, empty, twice there, or not replaced")
+
+    def _counts_agree(self) -> bool:
+        """Each entry raised the batch, which began below 0."""
+        return self.entries <= self.batch + 1 and (self.entries > 0) == (self.batch >= 0)
+
+
+class Pin(NamedTuple):
+    """Where a stream began: an offset for each journal, the journals in order."""
+
+    created_ms: int
+    offsets: dict[str, int]
+
+    def encode(self) -> bytes:
+        writer = ByteWriter().i64(self.created_ms)
+        return writer.array(sorted(self.offsets.items()), lambda w, item: w.utf8(item[0]).u64(item[1])).finish()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Pin:
+        reader = ByteReader(value, "pin")
+        created_ms = reader.i64()
+        pairs = reader.array(lambda r: (r.utf8(), r.u64()), element_bytes=_OFFSET_BYTES)
+        reader.finish()
+        journals = [journal for journal, _ in pairs]
+        if any(not low < high for low, high in zip(["", *journals], journals, strict=False)):
+            raise reader.corrupt("journals that are empty, out of order or twice there")
+        return cls(created_ms, dict(pairs))

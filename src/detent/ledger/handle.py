@@ -1,0 +1,130 @@
+"""What a store can say and do of ledgers and pins, sync and async."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from detent.engine import Operation
+from detent.errors import Invalid
+from detent.ledger import operations as ops
+from detent.ledger.info import LedgerInfo, PinInfo, ledger_info, pin_info
+
+
+class Ledgers:
+    """The ledgers of a store: which batches of a query have taken effect. Batches are entered in a transaction, with
+    :meth:`LedgerOperations.enter_ledger`. A pin keeps where a stream began."""
+
+    def commit(self, operations: list[Operation]) -> list[Any]:
+        """Apply operations as one transaction."""
+        raise NotImplementedError
+
+    def ledger(self, name: str) -> LedgerInfo:
+        """A ledger by name. `NotFound` if nothing was ever entered under it."""
+        return _one(self.commit([_asking(name)]))
+
+    def ledgers(self, prefix: str = "") -> list[LedgerInfo]:
+        """The ledgers, by name."""
+        found: list[LedgerInfo] = []
+        more = True
+        while more:
+            page = self.commit([ops.DescribeLedgers(prefix, found[-1].name if found else "")])[0]
+            found += map(ledger_info, page.ledgers)
+            more = page.more
+        return found
+
+    def reset_ledger(self, name: str) -> None:
+        """Forget query, batch and run of a ledger, so that another query may use its name. The run that entered last
+        stays out, should it still live. Whatever was written under this name remains: a query that starts over writes
+        it again."""
+        self.commit([ops.ResetLedger(name)])
+
+    def delete_ledger(self, name: str) -> None:
+        """Forget a ledger altogether, with the runs that were replaced. Only for names that nobody uses any more."""
+        self.commit([ops.DeleteLedger(name)])
+
+    def pin(self, name: str, offsets: Mapping[str, int]) -> dict[str, int]:
+        """Keep offsets under a name and answer them; if there are some already, those: whoever was first decides."""
+        found: dict[str, int] = self.commit([_pinning(name, offsets)])[0].offsets
+        return found
+
+    def pins(self, prefix: str = "") -> list[PinInfo]:
+        """The pins, by name."""
+        found: list[PinInfo] = []
+        more = True
+        while more:
+            page = self.commit([ops.DescribePins(prefix, found[-1].name if found else "")])[0]
+            found += map(pin_info, page.pins)
+            more = page.more
+        return found
+
+    def unpin(self, name: str) -> None:
+        """Forget a pin. `NotFound` if there is none."""
+        self.commit([ops.Unpin(name)])
+
+
+class AsyncLedgers:
+    """`Ledgers` for asyncio: the same calls, awaited."""
+
+    async def commit(self, operations: list[Operation]) -> list[Any]:
+        """Apply operations as one transaction."""
+        raise NotImplementedError
+
+    async def ledger(self, name: str) -> LedgerInfo:
+        """A ledger by name. `NotFound` if nothing was ever entered under it."""
+        return _one(await self.commit([_asking(name)]))
+
+    async def ledgers(self, prefix: str = "") -> list[LedgerInfo]:
+        """The ledgers, by name."""
+        found: list[LedgerInfo] = []
+        more = True
+        while more:
+            page = (await self.commit([ops.DescribeLedgers(prefix, found[-1].name if found else "")]))[0]
+            found += map(ledger_info, page.ledgers)
+            more = page.more
+        return found
+
+    async def reset_ledger(self, name: str) -> None:
+        """Forget query, batch and run of a ledger, so that another query may use its name."""
+        await self.commit([ops.ResetLedger(name)])
+
+    async def delete_ledger(self, name: str) -> None:
+        """Forget a ledger altogether, with the runs that were replaced."""
+        await self.commit([ops.DeleteLedger(name)])
+
+    async def pin(self, name: str, offsets: Mapping[str, int]) -> dict[str, int]:
+        """Keep offsets under a name and answer them; if there are some already, those."""
+        found: dict[str, int] = (await self.commit([_pinning(name, offsets)]))[0].offsets
+        return found
+
+    async def pins(self, prefix: str = "") -> list[PinInfo]:
+        """The pins, by name."""
+        found: list[PinInfo] = []
+        more = True
+        while more:
+            page = (await self.commit([ops.DescribePins(prefix, found[-1].name if found else "")]))[0]
+            found += map(pin_info, page.pins)
+            more = page.more
+        return found
+
+    async def unpin(self, name: str) -> None:
+        """Forget a pin. `NotFound` if there is none."""
+        await self.commit([ops.Unpin(name)])
+
+
+def _asking(name: str) -> Operation:
+    """The question for one ledger. Without a name it would be the one for all of them."""
+    ops.check_name(name)
+    return ops.DescribeLedgers(name=name)
+
+
+def _one(results: list[Any]) -> LedgerInfo:
+    return ledger_info(results[0].ledgers[0])
+
+
+def _pinning(name: str, offsets: Mapping[str, int]) -> Operation:
+    if not isinstance(offsets, Mapping):
+        raise Invalid(f"a pin keeps an offset for each journal, in a dictionary, not {type(offsets).__name__}")
+    operation = ops.PinOffsets(name, dict(offsets))
+    ops.check_pin(operation)  # here too: what cannot be written down cannot be sent to an owner elsewhere
+    return operation

@@ -1,0 +1,192 @@
+"""The ledgers' state machine: which batches of a query have taken effect, and where a stream began.
+
+All rows are read at the start and stay in memory. There are few, they are small, and a row that had to be fetched from
+an object store would hold up everybody's transactions, not only the one that enters it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any
+
+from detent.codec import ledger as records
+from detent.codec.ledger import Pin, Row
+from detent.engine import Context, Done, Operation, Result
+from detent.errors import LimitExceeded, NotFound
+from detent.kv import Batch, View
+from detent.ledger import entering
+from detent.ledger import operations as ops
+from detent.ledger.shelf import Shelf
+
+
+class LedgerMachine:
+    """All ledgers and pins of one store, as their owner sees them."""
+
+    operations: tuple[type[Operation], ...] = (
+        ops.EnterLedger,
+        ops.ResetLedger,
+        ops.DeleteLedger,
+        ops.DescribeLedgers,
+        ops.PinOffsets,
+        ops.Unpin,
+        ops.DescribePins,
+    )
+    local: tuple[type[Operation], ...] = ()
+    prepared: tuple[type[Operation], ...] = ()
+    results: tuple[type[Result], ...] = (
+        ops.Entered,
+        ops.Pinned,
+        ops.LedgerDescriptions,
+        ops.PinDescriptions,
+    )
+
+    def __init__(self) -> None:
+        self._rows: Shelf[Row] = Shelf(records.ROW)
+        self._pins: Shelf[bytes] = Shelf(records.PIN)  # as they are written: a tenth of what they take as dictionaries
+        self._pin_bytes = 0
+        self.handlers: dict[type[Operation], Callable[[Any, Context], Result]] = {
+            ops.EnterLedger: self._enter,
+            ops.ResetLedger: self._reset,
+            ops.DeleteLedger: self._delete,
+            ops.DescribeLedgers: self._describe,
+            ops.PinOffsets: self._pin,
+            ops.Unpin: self._unpin,
+            ops.DescribePins: self._describe_pins,
+        }
+
+    # -- the machine's interface --------------------------------------------------------------------------------
+
+    def prepare(self, operation: Any) -> None:
+        """Nothing here needs slow checks."""
+
+    def load(self, view: View) -> None:
+        """Read all rows and pins."""
+        self._rows.load(view, Row.decode)
+        self._pins.load(view, bytes)
+        self._pin_bytes = sum(len(value) for _, value in self._pins.items("", ""))
+
+    def flush(self, batch: Batch, now_ms: int) -> None:
+        """Write the rows and pins that the group has changed."""
+        del now_ms
+        self._rows.flush(batch)
+        self._pins.flush(batch)
+
+    def committed(self) -> None:
+        """Nobody waits for a ledger."""
+
+    def due(self, now_ms: int) -> Iterable[Operation]:
+        """Nothing is ever forgotten by itself."""
+        del now_ms
+        return ()
+
+    def next_due_ms(self, now_ms: int) -> int | None:
+        """So there is nothing to wake up for."""
+        del now_ms
+        return None
+
+    def closing(self) -> Iterable[Operation]:
+        """Nothing is left to do: every commit was whole."""
+        return ()
+
+    # -- ledgers ------------------------------------------------------------------------------------------------
+
+    def _enter(self, op: ops.EnterLedger, context: Context) -> Result:
+        ops.check_enter(op)
+        row = self._rows.get(op.name)
+        if row is None:
+            if len(self._rows) >= ops.LEDGERS_MAX:
+                raise LimitExceeded(f"there are {ops.LEDGERS_MAX} ledgers already: delete those that nobody uses")
+            row = entering.new_row(context.now_ms)
+        self._set(op.name, entering.enter(row, op, context.now_ms), context)
+        return ops.Entered(op.name, row.batch)
+
+    def _reset(self, op: ops.ResetLedger, context: Context) -> Result:
+        self._set(op.name, entering.reset(self._row(op.name), context.now_ms), context)
+        return Done()
+
+    def _delete(self, op: ops.DeleteLedger, context: Context) -> Result:
+        self._row(op.name)
+        self._rows.set(op.name, None, None, context)
+        return Done()
+
+    def _describe(self, op: ops.DescribeLedgers, context: Context) -> Result:
+        context.idle += 1
+        if op.name:
+            return ops.LedgerDescriptions([_description(op.name, self._row(op.name))], False)
+        ops.check_page(op.prefix, op.after, op.limit)
+        found = list(islice(self._rows.items(op.prefix, op.after), op.limit + 1))
+        return ops.LedgerDescriptions([_description(*item) for item in found[: op.limit]], len(found) > op.limit)
+
+    def _row(self, name: str) -> Row:
+        """A ledger that exists."""
+        ops.check_name(name)
+        row = self._rows.get(name)
+        if row is None:
+            raise NotFound(f"there is no ledger {name!r}")
+        return row
+
+    def _set(self, name: str, row: Row, context: Context) -> None:
+        self._rows.set(name, row, row.encode(), context)
+
+    # -- pins ---------------------------------------------------------------------------------------------------
+
+    def _pin(self, op: ops.PinOffsets, context: Context) -> Result:
+        ops.check_pin(op)
+        known = self._pins.get(op.name)
+        if known is not None:
+            context.idle += 1
+            return ops.Pinned(Pin.decode(known).offsets, False)
+        value = Pin(context.now_ms, op.offsets).encode()
+        if len(value) > ops.PIN_BYTES_MAX:
+            raise LimitExceeded(f"a pin of {len(value)} bytes is over the limit of {ops.PIN_BYTES_MAX}")
+        if len(self._pins) >= ops.PINS_MAX or self._pin_bytes + len(value) > ops.PINS_BYTES_MAX:
+            raise LimitExceeded(
+                f"a store keeps at most {ops.PINS_MAX} pins, of {ops.PINS_BYTES_MAX} bytes together: unpin those that "
+                "nobody uses"
+            )
+        self._set_pin(op.name, value, len(value), context)
+        return ops.Pinned(dict(sorted(op.offsets.items())), True)
+
+    def _unpin(self, op: ops.Unpin, context: Context) -> Result:
+        ops.check_name(op.name, "pin")
+        known = self._pins.get(op.name)
+        if known is None:
+            raise NotFound(f"there is no pin {op.name!r}")
+        self._set_pin(op.name, None, -len(known), context)
+        return Done()
+
+    def _set_pin(self, name: str, value: bytes | None, growth: int, context: Context) -> None:
+        self._pins.set(name, value, value, context)
+        context.undo.append(lambda: self._grow(-growth))
+        self._grow(growth)
+
+    def _grow(self, size: int) -> None:
+        self._pin_bytes += size
+
+    def _describe_pins(self, op: ops.DescribePins, context: Context) -> Result:
+        context.idle += 1
+        ops.check_page(op.prefix, op.after, op.limit)
+        found: list[ops.PinDescription] = []
+        size = 0
+        for name, value in self._pins.items(op.prefix, op.after):
+            if len(found) == op.limit or size > ops.PAGE_BYTES:
+                return ops.PinDescriptions(found, True)
+            size += len(name) + len(value)
+            pin = Pin.decode(value)
+            found.append(ops.PinDescription(name, pin.offsets, pin.created_ms))
+        return ops.PinDescriptions(found, False)
+
+
+def _description(name: str, row: Row) -> ops.LedgerDescription:
+    return ops.LedgerDescription(
+        name=name,
+        query=row.query,
+        batch=row.batch,
+        run=row.run,
+        replaced=list(row.replaced),
+        entries=row.entries,
+        generation=row.generation,
+        created_ms=row.created_ms,
+        updated_ms=row.updated_ms,
+    )

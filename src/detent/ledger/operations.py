@@ -1,0 +1,203 @@
+"""The operations on ledgers and pins that a transaction can hold, and what they answer."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from detent import names
+from detent.engine import Operation, Result
+from detent.engine.operation import OPERATION_WEIGHT
+from detent.errors import Invalid, LimitExceeded
+
+LEDGERS_MAX: Final = 100_000
+"""Their rows are kept in memory, about 1 KiB each, and for ever: a highest batch that was forgotten could be entered
+again."""
+
+PINS_MAX: Final = 10_000
+PIN_JOURNALS_MAX: Final = 10_000
+PIN_BYTES_MAX: Final = 1 << 20
+"""A pin is one record, and travels whole in each answer that shows it."""
+
+PINS_BYTES_MAX: Final = 64 << 20
+"""All pins together are kept in memory."""
+
+NAME_BYTES_MAX: Final = 500
+"""A name and its key prefix fit into the kv's key limit with room for what is to come."""
+
+QUERY_BYTES_MAX: Final = 128
+RUN_BYTES_MAX: Final = 128
+"""Query and run are ids that somebody else makes, mostly UUIDs of 36 bytes."""
+
+PAGE_MAX: Final = 1_000
+"""Ledgers or pins in one answer; everybody else waits while it is made."""
+
+PAGE_BYTES: Final = 4 << 20
+"""A page of pins ends when it has about so many bytes."""
+
+BATCH_MAX: Final = (1 << 63) - 1
+OFFSET_MAX: Final = 1 << 62
+TIME_MS_MAX: Final = 253_402_300_799_999
+"""The end of the year 9999, the last that has dates."""
+
+Batch = Annotated[int, msgspec.Meta(ge=0, le=BATCH_MAX)]
+Offset = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
+
+# Control characters, line separators and halves of surrogate pairs: nothing that a person could see or type.
+_UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+class EnterLedger(Operation, frozen=True, tag=True, array_like=True):
+    """This batch of this query takes effect with the rest of the transaction, or `AlreadyEntered`: it did before.
+
+    `Fenced` when the name is another query's, or when this run of the driver was replaced by a later one. A caller that
+    names no run is not held to that, and replaces nobody.
+    """
+
+    name: str
+    query: str
+    batch: Batch
+    run: str = ""
+
+
+class ResetLedger(Operation, frozen=True, tag=True, array_like=True):
+    """Forget query, batch and run of a ledger, so that another query may use its name."""
+
+    name: str
+
+
+class DeleteLedger(Operation, frozen=True, tag=True, array_like=True):
+    """Forget a ledger altogether."""
+
+    name: str
+
+
+class DescribeLedgers(Operation, frozen=True, tag=True, array_like=True):
+    """Ledgers whose names begin with `prefix` and come after `after`, by name; or the one with a `name`. Changes
+    nothing."""
+
+    prefix: str = ""
+    after: str = ""
+    limit: int = PAGE_MAX
+    name: str = ""
+
+
+class PinOffsets(Operation, frozen=True, tag=True, array_like=True):
+    """Keep offsets under a name, unless there are some already: then those count. Answers `Pinned`."""
+
+    name: str
+    offsets: dict[str, Offset]
+
+    def weight(self) -> int:
+        return OPERATION_WEIGHT + sum(len(journal) + 16 for journal in self.offsets)
+
+
+class Unpin(Operation, frozen=True, tag=True, array_like=True):
+    """Forget the offsets that are kept under a name."""
+
+    name: str
+
+
+class DescribePins(Operation, frozen=True, tag=True, array_like=True):
+    """Pins whose names begin with `prefix` and come after `after`, by name. Changes nothing."""
+
+    prefix: str = ""
+    after: str = ""
+    limit: int = PAGE_MAX
+
+
+class Entered(Result, frozen=True, tag=True, array_like=True):
+    """A batch was entered; which one was the highest before it, -1 for none."""
+
+    name: str
+    previous_batch: int
+
+
+class Pinned(Result, frozen=True, tag=True, array_like=True):
+    """The offsets that count, and whether they are the ones that were brought along just now."""
+
+    offsets: dict[str, int]
+    new: bool
+
+
+class LedgerDescription(msgspec.Struct, frozen=True, array_like=True):
+    """One ledger, as its owner sees it."""
+
+    name: str
+    query: str
+    batch: int
+    run: str
+    replaced: list[str]
+    entries: int
+    generation: int
+    created_ms: int
+    updated_ms: int
+
+
+class LedgerDescriptions(Result, frozen=True, tag=True, array_like=True):
+    """Some ledgers by name, and whether there are more after them."""
+
+    ledgers: list[LedgerDescription]
+    more: bool
+
+
+class PinDescription(msgspec.Struct, frozen=True, array_like=True):
+    """One pin."""
+
+    name: str
+    offsets: dict[str, int]
+    created_ms: int
+
+
+class PinDescriptions(Result, frozen=True, tag=True, array_like=True):
+    """Some pins by name, and whether there are more after them."""
+
+    pins: list[PinDescription]
+    more: bool
+
+
+def check_name(name: str, what: str = "ledger") -> None:
+    """`Invalid` unless this can be the name of a ledger or pin."""
+    if not _is_text(name, NAME_BYTES_MAX) or not name or name != name.strip():
+        raise Invalid(
+            f"{name!r} is no {what} name: use 1 to {NAME_BYTES_MAX} bytes of text without control characters, and "
+            "without spaces at its ends"
+        )
+
+
+def check_enter(op: EnterLedger) -> None:
+    """`Invalid` unless name, query, batch and run can be entered."""
+    check_name(op.name)
+    for what, text, limit in (("query", op.query, QUERY_BYTES_MAX), ("run", op.run, RUN_BYTES_MAX)):
+        if not _is_text(text, limit):
+            raise Invalid(f"{text!r} is no {what}: use up to {limit} bytes of text without control characters")
+    if type(op.batch) is not int or not 0 <= op.batch <= BATCH_MAX:
+        raise Invalid(f"{op.batch!r} is no batch: batches are numbered from 0 to {BATCH_MAX}")
+
+
+def check_pin(op: PinOffsets) -> None:
+    """Refuse offsets that cannot be kept."""
+    check_name(op.name, "pin")
+    if not isinstance(op.offsets, dict):
+        raise Invalid(f"a pin keeps an offset for each journal, in a dictionary, not {type(op.offsets).__name__}")
+    if len(op.offsets) > PIN_JOURNALS_MAX:
+        raise LimitExceeded(f"a pin keeps offsets of at most {PIN_JOURNALS_MAX} journals, not of {len(op.offsets)}")
+    for journal, offset in op.offsets.items():
+        names.check_name(journal, "journal")
+        if type(offset) is not int or not 0 <= offset <= OFFSET_MAX:
+            raise Invalid(f"{offset!r} is no offset of {journal!r}: offsets are numbered from 0 on")
+
+
+def check_page(prefix: str, after: str, limit: int) -> None:
+    """`Invalid` unless this says which names to list."""
+    if not isinstance(prefix, str) or not isinstance(after, str):
+        raise Invalid("names are listed by a prefix, and after a name, which are text")
+    if type(limit) is not int or not 1 <= limit <= PAGE_MAX:
+        raise Invalid(f"a list has 1 to {PAGE_MAX} names, not {limit!r}")
+
+
+def _is_text(value: Any, limit: int) -> bool:
+    """Whether this is text that a person can read, of so many bytes in UTF-8."""
+    return isinstance(value, str) and not _UNPRINTABLE.search(value) and len(value.encode()) <= limit

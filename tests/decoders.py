@@ -13,16 +13,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from detent.codec import block, journal, keys, log, published, queue, statelog
+from detent.codec import block, journal, keys, ledger, log, published, queue, statelog
 from detent.codec.keys import KeyReader
 from detent.codec.log import EntryKey, SegmentMeta, SeqBlock
 from detent.codec.published import BYTES_INLINE, URI
 from detent.codec.queue import Attempt, Config, Cursor, Failed, InFlight, Watermark
+from detent.codec.reader import ReaderRecord, decode_reader_key, reader_key
 from detent.codec.statelog import Run
 from detent.codec.values import ByteReader, ByteWriter
 from detent.engine import Done, Request
 from detent.engine.sessions import decode_answers, encode_answers
-from detent.errors import Corrupt, Invalid
+from detent.errors import AlreadyEntered, Corrupt, Invalid
 from detent.journal import AckIntent
 from detent.journal import operations as ops
 from detent.journal.publisher import decode_intents, encode_intents
@@ -185,6 +186,7 @@ _STEP_SAMPLES = [
     statelog.encode_moved(3, 5, 4, [(7, 128, None), (8, 0, None)]) + statelog.encode_moved(3, 5, 4, [(7, 128, b"g")]),
     statelog.encode_published(Run(8, 2, 1, 4, 5, 9), [(1, 128, b"g"), (2, 0, None)])
     + statelog.encode_routed(3, 2**64 - 1, [(Run(7, 1, 0, 1, 5, 9), 128, b"")]),
+    statelog.encode_assigned(3, 5, 17, "spark", [0, 1, 2]) + statelog.encode_acked_assignment(3, 6, "spark"),
 ]
 
 _QUEUE_DECODERS = [
@@ -239,6 +241,12 @@ _QUEUE_DECODERS = [
     DecoderCase("done key", queue.decode_done_key, [queue.done_key(7, 1_700_000_000_000, 3)]),
     DecoderCase("dedup expiry key", queue.decode_dedup_expiry_key, [queue.dedup_expiry_key(1_700_000_000_000, 3)]),
     DecoderCase("state log", lambda data: list(statelog.decode_steps(data)), _STEP_SAMPLES),
+    DecoderCase(
+        "reader of a queue",
+        ReaderRecord.decode,
+        [ReaderRecord(7, 8, 9).encode(), ReaderRecord(7, 8, 9, 1, 2, 3).encode()],
+    ),
+    DecoderCase("reader's key", decode_reader_key, [reader_key(3, "é"), reader_key(3, "spark")]),
     DecoderCase("receipt", lambda data: Receipt.parse(data.decode(errors="replace")), [b"3-17-42", b"0-0-0"]),
 ]
 
@@ -257,6 +265,16 @@ DECODERS: list[DecoderCase] = [
     ),
     DecoderCase("fragment", journal.Fragment.decode, [journal.Fragment(1, 2, 3, 4, 5, 6).encode()]),
     DecoderCase("number", lambda data: journal.decode_number(data, "number"), [journal.encode_number(5)]),
+    DecoderCase(
+        "ledger row",
+        ledger.Row.decode,
+        [
+            ledger.Row(1, 2, 41, 7, 0, "query", "run", ("old", "é")).encode(),
+            ledger.Row(1, 2, ledger.NO_BATCH, 0, 3, "", "", ()).encode(),
+        ],
+    ),
+    DecoderCase("pin", ledger.Pin.decode, [ledger.Pin(1, {}).encode(), ledger.Pin(1, {"a": 2, "b/c": 2**60}).encode()]),
+    DecoderCase("ledger key", lambda data: ledger.name_of(ledger.ROW, data), [ledger.key_of(ledger.ROW, "a é")]),
     DecoderCase("answers", decode_answers, [encode_answers([(b"s" * 16, 1, 2, b"answer")] * 2, 99)]),
     DecoderCase("intents", decode_intents, [encode_intents([AckIntent("j", b"6bytes", 160)] * 2)]),
     DecoderCase("epoch", State.decode, [State(99, 5, 4, 1000).encode()]),
@@ -278,7 +296,15 @@ DECODERS: list[DecoderCase] = [
         lambda data: wire.decode_answers(data, 2),
         [wire.encode_answers([[Done(), ops.Appended(1, 2, 3, 4)], Invalid("no")])],
     ),
-    DecoderCase("wire problem", _problem, [wire.encode_problem(Invalid("no"))[1], msgspec.json.encode({})]),
+    DecoderCase(
+        "wire problem",
+        _problem,
+        [
+            wire.encode_problem(Invalid("no"))[1],
+            wire.encode_problem(AlreadyEntered("no", "l", 5))[1],
+            msgspec.json.encode({}),
+        ],
+    ),
     DecoderCase("appended batch", _append_batch, [_content_sample()]),
     DecoderCase(
         "terminated bytes",

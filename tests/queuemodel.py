@@ -16,8 +16,10 @@ import numpy as np
 
 from detent.codec import log, published
 from detent.codec import queue as records
+from detent.codec.keys import u32
 from detent.codec.published import FOREVER
 from detent.codec.queue import NOT_KEPT
+from detent.codec.reader import READER
 from detent.engine import Done, Operation
 from detent.errors import Conflict, Exists, Invalid, NotFound, StaleReceipt
 from detent.journal import operations as journal_ops
@@ -32,6 +34,7 @@ from detent.queue.grouped import GroupedState
 from detent.queue.holdings import LIVE
 from detent.queue.places import EXPIRE, REVEAL
 from detent.queue.state import QueueState
+from readermodel import Reader, ReaderRules, check_readers, readers_of
 
 FILTERS = {
     "true": lambda headers: True,
@@ -100,6 +103,7 @@ class Queue:
     group_header: str = ""
     dead_letter_retention_s: int = 0
     entries: dict[int, Entry] = field(default_factory=dict)
+    readers: dict[str, Reader] = field(default_factory=dict)
     done: dict[int, tuple[int, int]] = field(default_factory=dict)
     forgettable: set[int] = field(default_factory=set)  # done messages that need not be known any more
     next_order: int = 0
@@ -162,10 +166,11 @@ class Queue:
         return found
 
 
-class Model:
+class Model(ReaderRules):
     """A store's queues."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.now_ms = 0
         self.messages: dict[int, Message] = {}
         self.queues: dict[str, Queue] = {}
@@ -370,7 +375,7 @@ class Model:
         for queue in self.queues.values():
             entry = queue.entries.get(message)
             if queue.number == number and entry is not None and entry.state == IN_FLIGHT:
-                return entry.delivery == delivery and entry.lease_ms > self.now_ms
+                return entry.delivery == delivery and self.now_ms < entry.lease_ms < FOREVER
         return False
 
     def receipts(self, op: ops.Ack | ops.Fail | ops.Extend) -> Queue:
@@ -384,12 +389,15 @@ class Model:
     def ack(self, op: ops.Ack, _hint: Any) -> Done:
         queue = self.receipts(op)
         for message in op.messages:
-            if queue.done_retention_s != NOT_KEPT:
-                queue.done[message] = (self.now_ms, queue.entries[message].attempts)
-                queue.forgettable.discard(message)
-            queue.acked += 1
-            self.leave(queue, message)
+            self.done(queue, message)
         return Done()
+
+    def done(self, queue: Queue, message: int) -> None:
+        if queue.done_retention_s != NOT_KEPT:
+            queue.done[message] = (self.now_ms, queue.entries[message].attempts)
+            queue.forgettable.discard(message)
+        queue.acked += 1
+        self.leave(queue, message)
 
     def fail(self, op: ops.Fail, _hint: Any) -> Done:
         queue = self.receipts(op)
@@ -676,6 +684,7 @@ def dump(machine: QueueMachine, view: View) -> dict[str, Any]:
             "hidden": state.hidden,
             "blocked": state.blocked,
             "done": sorted(done),
+            "readers": readers_of(machine, number),
             "history": {m: looking.history(state, m, view) for m in sorted({*state.failed, *(m for m, _ in rows)})},
         }
     messages = sorted({message for queue in queues.values() for message in (*dict(queue["rows"]), *queue["failed"])})
@@ -712,6 +721,7 @@ def check_memory(machine: QueueMachine) -> None:
             _check_bucket(state, bucket)
         if isinstance(state, GroupedState):
             _check_groups(state, rows)
+    check_readers(machine)
     _check_holds(machine, holds)
 
 
@@ -739,7 +749,7 @@ def _check_timers(state: QueueState, timers: dict[Any, int]) -> None:
         bucket = place // state.size
         if kind == HELD:
             grant = state.flights[message][2]
-            assert timers[grant] <= grant.lease_ms, f"nobody looks after the lease on {message}"
+            assert timers.get(grant, FOREVER) <= grant.lease_ms, f"nobody looks after the lease on {message}"
             assert message in grant.held
         if kind == HIDDEN and visible_ms < FOREVER:
             assert timers[REVEAL, state.number, bucket] <= visible_ms, f"nobody reveals {message}"
@@ -829,7 +839,7 @@ def segments(view: View) -> list[int]:
 
 def records_of(view: View, queue: int) -> list[bytes]:
     """The keys of all records of one queue."""
-    kinds = (records.ACTIVE, records.DONE, records.FAILED, records.ATTEMPTS)
-    keys = [key for kind in kinds for key, _ in view.scan(*records.queue_range(kind, queue))]
+    kinds = (records.ACTIVE, records.DONE, records.FAILED, records.ATTEMPTS, READER)
+    keys = [key for kind in kinds for key, _ in view.scan(*kind.range(u32(queue)))]
     single: Iterable[bytes] = (records.cursor_key(queue), records.deleted_key(queue))
     return [*keys, *(key for key in single if view.get(key) is not None)]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from detent.errors import (
+        AlreadyEntered,
         Busy,
         Conflict,
         Corrupt,
@@ -40,7 +41,12 @@ if TYPE_CHECKING:
         Message,
         Publisher,
     )
+    from detent.ledger import Entered, LedgerInfo, PinInfo
     from detent.queue import (
+        AssignedMessage,
+        Assignment,
+        AssignmentReader,
+        AsyncAssignmentReader,
         AsyncDelivery,
         AsyncQueue,
         AsyncWorker,
@@ -54,6 +60,7 @@ if TYPE_CHECKING:
         PublishedMessages,
         Queue,
         QueueInfo,
+        ReaderInfo,
         Receipt,
         Worker,
     )
@@ -64,6 +71,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "detent.errors": (
+        "AlreadyEntered",
         "Busy",
         "Conflict",
         "Corrupt",
@@ -90,7 +98,12 @@ _HOMES = {
         "Message",
         "Publisher",
     ),
+    "detent.ledger": ("Entered", "LedgerInfo", "PinInfo"),
     "detent.queue": (
+        "AssignedMessage",
+        "Assignment",
+        "AssignmentReader",
+        "AsyncAssignmentReader",
         "AsyncDelivery",
         "AsyncQueue",
         "AsyncWorker",
@@ -104,6 +117,7 @@ _HOMES = {
         "PublishedMessages",
         "Queue",
         "QueueInfo",
+        "ReaderInfo",
         "Receipt",
         "Worker",
     ),
@@ -114,7 +128,12 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AckIntent",
+    "AlreadyEntered",
     "Appended",
+    "AssignedMessage",
+    "Assignment",
+    "AssignmentReader",
+    "AsyncAssignmentReader",
     "AsyncDelivery",
     "AsyncJournal",
     "AsyncPublisher",
@@ -129,6 +148,7 @@ __all__ = [
     "Delivery",
     "Denied",
     "DetentError",
+    "Entered",
     "Exists",
     "FailedMessage",
     "Fenced",
@@ -136,6 +156,7 @@ __all__ = [
     "Invalid",
     "Journal",
     "JournalInfo",
+    "LedgerInfo",
     "LimitExceeded",
     "Message",
     "MessageInfo",
@@ -143,11 +164,13 @@ __all__ = [
     "NotFound",
     "OutcomeUnknown",
     "Outgoing",
+    "PinInfo",
     "Published",
     "PublishedMessages",
     "Publisher",
     "Queue",
     "QueueInfo",
+    "ReaderInfo",
     "Receipt",
     "SessionExpired",
     "StaleReceipt",

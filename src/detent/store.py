@@ -21,6 +21,7 @@ from detent.journal import (
     Publisher,
 )
 from detent.kv import Reader, absolute_url, open_reader, parse_url
+from detent.ledger import AsyncLedgers, Ledgers
 from detent.queue import (
     AsyncQueue,
     MessageInfo,
@@ -107,7 +108,7 @@ class OpeningStore:
             await self._store.close()
 
 
-class Store:
+class Store(Ledgers):
     """A store. Use it in a ``with`` block, or call `close`."""
 
     def __init__(self, url: str, *, role: Role = "auto", timeout: Duration = TIMEOUT, force: bool = False) -> None:
@@ -366,7 +367,7 @@ class Store:
         return True
 
 
-class AsyncStore:
+class AsyncStore(AsyncLedgers):
     """`Store` for asyncio: the same calls, awaited. Use it in ``async with``, or call `close`."""
 
     def __init__(self, store: Store) -> None:

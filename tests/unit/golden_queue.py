@@ -18,6 +18,7 @@ from detent.codec import log, published, queue, statelog
 from detent.codec.log import SEQUENCE_BLOCK_KEY, EntryKey, SegmentMeta, SeqBlock
 from detent.codec.published import BYTES_INLINE, FOREVER, LOG_KEY, URI, Metadata
 from detent.codec.queue import AVAILABLE, DONE_MESSAGE, Attempt, Config, Cursor, Failed, InFlight, Watermark
+from detent.codec.reader import ReaderRecord, decode_reader_key, reader_key
 from detent.codec.statelog import (
     ACK,
     EXPIRE,
@@ -25,6 +26,8 @@ from detent.codec.statelog import (
     EXTEND,
     FAIL,
     RETURN,
+    AckedAssignment,
+    Assigned,
     Claimed,
     Ended,
     Expired,
@@ -67,6 +70,7 @@ KEYS: list[tuple[str, bytes, str]] = [
     ("deleted queue", queue.deleted_key(3), "05 01 0d 00000003"),
     ("next queue", queue.NEXT_QUEUE.raw, "05 01 0e"),
     ("dedup window", queue.DEDUP_WINDOW.raw, "05 01 0f"),
+    ("reader", reader_key(3, "é"), "05 01 10 00000003 c3a9"),
 ]
 
 _INLINE = [b"a", b"", b"bcd"]
@@ -136,6 +140,10 @@ _CURSOR = (
 _ALIKE = "0380 1100000000000000 0100000000000000 0200000000000000 0300000000000000 04000000 00"
 _WATERMARK = "0100000000000000 0001000000000000 0000010000000000"
 _DEDUP = "1100000000000000 0068e5cf8b010000"
+# generation, opened, acked; since when something is assigned, its first delivery, how many messages
+_READER = "0700000000000000 0068e5cf8b010000 0501000000000000"
+_READING = f"{_READER} 0168e5cf8b010000 0900000000000000 10270000"
+_READING_NOTHING = f"{_READER} 0000000000000000 0000000000000000 00000000"
 
 VALUES: list[tuple[str, bytes, str]] = [
     ("one payload", published.encode_payloads(BYTES_INLINE, [b"hi"]), "01 6869"),
@@ -176,6 +184,8 @@ VALUES: list[tuple[str, bytes, str]] = [
     ("watermark", Watermark(1, 256, 65_536).encode(), _WATERMARK),
     ("dedup key", queue.encode_dedup(17, TIME), _DEDUP),
     ("a number", queue.number_record(258), "0000000000000102"),
+    ("a reader with an assignment", ReaderRecord(7, TIME, 261, TIME + 1, 9, 10_000).encode(), _READING),
+    ("a reader without one", ReaderRecord(7, TIME, 261).encode(), _READING_NOTHING),
 ]
 
 _RUN = Run(17, 2, 1, 4, 1, 2)
@@ -219,6 +229,12 @@ STEPS: list[tuple[str, Any, str]] = [
         "0d 03000000 0068e5cf8b010000 04000000 02000000 1100000000000000 80 ff 1200000000000000 00 02 6731",
     ),
     ("failed and expired", Expired(EXPIRE_FAILED, 3, [17, 18]), f"09 03000000 {_MESSAGES}"),
+    (
+        "assigned to a reader",
+        Assigned(3, TIME, 7, "é", [17, 18]),
+        f"0e 03000000 0068e5cf8b010000 0700000000000000 0200 c3a9 {_MESSAGES}",
+    ),
+    ("what a reader had is done", AckedAssignment(3, TIME, "é"), "0f 03000000 0068e5cf8b010000 0200 c3a9"),
 ]
 
 
@@ -232,6 +248,10 @@ def encode(step: Any) -> bytes:
         return statelog.encode_claimed(*step)
     if isinstance(step, Moved):
         return statelog.encode_moved(*step)
+    if isinstance(step, Assigned):
+        return statelog.encode_assigned(*step)
+    if isinstance(step, AckedAssignment):
+        return statelog.encode_acked_assignment(*step)
     return statelog.encode_ended(*step) if isinstance(step, Ended) else statelog.encode_expired(*step)
 
 
@@ -268,4 +288,7 @@ DECODED: list[tuple[str, Callable[[bytes], Any], str, Any]] = [
     ("watermark", Watermark.decode, _WATERMARK, Watermark(1, 256, 65_536)),
     ("dedup key", queue.decode_dedup, _DEDUP, (17, TIME)),
     ("a number", lambda value: queue.decode_number(value, "number"), "0000000000000102", 258),
+    ("a reader's key", decode_reader_key, "05 01 10 00000003 c3a9", (3, "é")),
+    ("a reader with an assignment", ReaderRecord.decode, _READING, ReaderRecord(7, TIME, 261, TIME + 1, 9, 10_000)),
+    ("a reader without one", ReaderRecord.decode, _READING_NOTHING, ReaderRecord(7, TIME, 261)),
 ]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent.codec import journal, published, queue, statelog
+from detent.codec import journal, published, queue, reader, statelog
 from detent.codec.keys import Prefix
 from detent.codec.published import BYTES_INLINE, RECORD_MESSAGES_MAX, URI
 from detent.codec.queue import AVAILABLE, DONE_MESSAGE, Attempt, Config, Cursor, Failed, InFlight, Watermark
@@ -366,13 +366,13 @@ class TestGolden:
 
     def test_every_type_has_a_vector(self) -> None:
         kinds = {bytes.fromhex(encoded)[2] for _, _, encoded in golden.KEYS if encoded.startswith("05 01")}
-        assert kinds == {*range(1, 7), *range(8, 16)}
-        assert {bytes.fromhex(encoded)[0] for _, _, encoded in golden.STEPS} == set(range(1, 14))
+        assert kinds == {*range(1, 7), *range(8, 17)}
+        assert {bytes.fromhex(encoded)[0] for _, _, encoded in golden.STEPS} == set(range(1, 16))
         assert all(left != right for left, right in pairwise(sorted(encoded for _, _, encoded in golden.KEYS)))
 
     def test_the_format_names_every_type(self) -> None:
         text = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
-        prefixes = [found for codec in (journal, queue, published) for found in vars(codec).values()]
+        prefixes = [found for codec in (journal, queue, published, reader) for found in vars(codec).values()]
         for prefix in (found for found in prefixes if isinstance(found, Prefix)):
             assert f"| `{prefix.raw.hex(' ')}`" in text, prefix
         for _, _, encoded in golden.STEPS:

@@ -27,6 +27,7 @@ from detent.errors import DetentError, Unavailable
 from detent.journal import operations as journal_ops
 from detent.queue import checkpoint, holdings, housekeeping, places, publishing
 from detent.queue import operations as ops
+from detent.queue import reader_operations as reader_ops
 from detent.queue.holdings import LIVE
 from queuemodel import AVAILABLE, FAILED, Model
 from world import World
@@ -39,6 +40,7 @@ SETTINGS = settings(
 )
 
 NAMES = ("orders", "gold", "all", "a")
+READERS = ("spark", "é")
 WINDOWS = (0, 2_000, ops.DEDUP_WINDOW_MS)
 START = {"all": "true", "gold": 'headers.tier == "gold"', "a": "has(headers.a)"}
 BASES = (
@@ -129,12 +131,25 @@ publishes = st.fixed_dictionaries(
 RECEIPTS = st.tuples(
     st.sampled_from(("ack", "fail", "extend")), st.tuples(st.lists(numbers, min_size=1, max_size=4), leases)
 )
+READING = st.tuples(
+    st.sampled_from(("open", "assign", "assign", "assign", "ack assigned", "read", "release", "delete reader")),
+    st.tuples(
+        names,
+        st.sampled_from(READERS),
+        st.sampled_from((-1, 0, 0, 0, 1, 1, 1, 1, 2)),
+        st.integers(1, 12),
+        st.sampled_from((0, 0, 0, 1, 30)),
+        st.sampled_from((0, 0, 0, 0, 0, 1)),
+    ),
+)
 STEP = st.one_of(
     st.tuples(st.just("publish"), publishes),
     st.tuples(st.just("claim"), st.tuples(names, st.integers(1, 12), leases)),
     RECEIPTS,
     RECEIPTS,
     RECEIPTS,
+    READING,
+    READING,
     st.tuples(st.just("create"), st.tuples(names, st.integers(0, 3), st.booleans(), st.booleans())),
     st.tuples(st.just("append"), st.none()),
 )
@@ -225,6 +240,7 @@ class Histories(RuleBasedStateMachine):
             self.revert()
             return [None] * len(outcomes)
         self.model.turns = turns
+        self.model.looked = []
         results = [
             self.compare(operations, outcome, excused=fault == "after")
             for operations, outcome in zip(transactions, outcomes, strict=True)
@@ -232,7 +248,7 @@ class Histories(RuleBasedStateMachine):
         self.settle()
         if fault == "again":
             for request, result in zip(requests, results, strict=True):
-                if result is not None and not is_idle(result):
+                if result is not None and not is_idle(result, self.model.looked):
                     assert self.world.engine.commit(request) == result
         return results
 
@@ -251,7 +267,7 @@ class Histories(RuleBasedStateMachine):
         if isinstance(expected, DetentError):
             assert isinstance(outcome, (type(expected), *((Unavailable,) if excused else ()))), (expected, outcome)
             return None
-        if excused and isinstance(outcome, Unavailable) and is_idle(expected):
+        if excused and isinstance(outcome, Unavailable) and is_idle(expected, trial.looked):
             return None
         assert outcome == expected, f"{operations} was answered with {outcome!r}"
         self.model = trial
@@ -308,7 +324,9 @@ class Histories(RuleBasedStateMachine):
             return ops.CreateQueue(name, EVERYTHING[number], earliest, exist_ok)
         if kind == "append":
             return journal_ops.Append("j", [b"x"])
-        return self.receipt_op(kind, *given)
+        if kind in {"ack", "fail", "extend"}:
+            return self.receipt_op(kind, *given)
+        return self.reader_op(kind, *given)
 
     def publish_op(
         self,
@@ -353,6 +371,26 @@ class Histories(RuleBasedStateMachine):
         delay_ms = (None, 0, 900, 20_000)[picks[-1] % 4]
         return ops.Fail(queue, messages, deliveries, f"because of {picks[0]}", delay_ms, picks[-1] % 3 == 0)
 
+    def reader_op(
+        self, kind: str, name: str, reader: str, shift: int, count: int, bytes_max: int, stale: int
+    ) -> Operation:
+        """Something that a reader does: mostly where it is, in its own generation."""
+        queue = self.model.queues.get(name)
+        known = None if queue is None else queue.readers.get(reader)
+        if kind == "open":
+            return reader_ops.OpenReader(name, reader)
+        if kind == "release":
+            return reader_ops.ReleaseReader(name, reader)
+        if kind == "delete reader":
+            return reader_ops.DeleteReader(name, reader)
+        acked, generation = (0, 1) if known is None else (known.acked, known.generation - stale)
+        at = max(0, acked + shift)
+        if kind == "assign":
+            return reader_ops.Assign(name, reader, generation, at, count, bytes_max)
+        if kind == "ack assigned":
+            return reader_ops.AckAssigned(name, reader, generation, at)
+        return reader_ops.ReadAssignment(name, reader, generation, at, 0, count)
+
     def refused_op(self, how: str) -> list[Operation]:
         if how == "stale":
             return [ops.Ack(1, [0], [self.model.next_delivery + 1_000])]
@@ -393,10 +431,46 @@ class Histories(RuleBasedStateMachine):
         if operation is not None:
             self.run(operation, fault=fault)
 
+    @rule(given=READING, after=elapsed, fault=faults)
+    def use_reader(self, given: tuple[str, Any], after: int, fault: str) -> None:
+        self.pass_time(after)
+        operation = self.make(*given)
+        assert operation is not None
+        self.run(operation, fault=fault)
+
+    @rule(
+        reader=st.sampled_from(READERS),
+        count=st.integers(1, 12),
+        bytes_max=st.sampled_from((0, 0, 30)),
+        again=st.booleans(),
+        after=elapsed,
+        fault=faults,
+    )
+    def plan(self, reader: str, count: int, bytes_max: int, again: bool, after: int, fault: str) -> None:
+        """A query plans its next batch, or finds the one that it planned and did not do."""
+        name = max(self.model.queues, key=lambda n: len(self.model.queues[n].among(AVAILABLE)), default=None)
+        if name is None:
+            return
+        self.run(reader_ops.OpenReader(name, reader))
+        self.pass_time(after)
+        known = self.model.queues[name].readers[reader]
+        start = known.acked if again else known.last
+        self.run(reader_ops.Assign(name, reader, known.generation, start, count, bytes_max), fault=fault)
+
+    @rule(pick=numbers, after=elapsed, refused=REFUSED, fault=faults)
+    def release(self, pick: int, after: int, refused: str, fault: str) -> None:
+        """Somebody lets go of a reader that has something."""
+        queues = self.model.queues.values()
+        held = [(queue.name, name) for queue in queues for name, reader in queue.readers.items() if reader.messages]
+        self.pass_time(after)
+        if held:
+            operation = reader_ops.ReleaseReader(*held[pick % len(held)])
+            self.run(operation, *self.refused_op(refused), fault=fault)
+
     @rule(
         given=publishes,
         count=st.integers(1, 12),
-        uses=st.lists(RECEIPTS, max_size=5),
+        uses=st.lists(st.one_of(RECEIPTS, RECEIPTS, READING), max_size=5),
         together=st.booleans(),
         after=elapsed,
         refused=REFUSED,
@@ -578,6 +652,18 @@ class Histories(RuleBasedStateMachine):
         queuemodel.check_memory(self.machine)
 
     @invariant()
+    def what_is_assigned_is_read_the_same(self) -> None:
+        """By whoever asks, as often as they ask, page by page."""
+        self.look()
+        for queue in self.model.queues.values():
+            described = self.world.commit(reader_ops.DescribeReaders(queue.name))[0]
+            assert described.readers == self.model.described(queue)
+            for name, reader in queue.readers.items():
+                for after in range(0, len(reader.messages), 4):
+                    page = reader_ops.ReadAssignment(queue.name, name, reader.generation, reader.last, after, 4)
+                    assert self.world.commit(page)[0] == self.model.readassignment(page, None)
+
+    @invariant()
     def messages_are_found_where_they_are(self) -> None:
         self.look()
         model = self.model
@@ -673,10 +759,11 @@ class _Closed:
         return [(key, value) for key in keys if (value := self.get(key)) is not None]
 
 
-def is_idle(results: list[Any]) -> bool:
+def is_idle(results: list[Any], looked: list[Any]) -> bool:
     """Whether these answers are those of a transaction that did nothing, which is not remembered."""
     return all(
-        (isinstance(result, ops.ClaimedMessages) and not result.messages)
+        any(result is one for one in looked)
+        or (isinstance(result, ops.ClaimedMessages) and not result.messages)
         or (isinstance(result, ops.QueueCreated) and not result.new)
         or (isinstance(result, ops.Moved) and not result.count)
         for result in results

@@ -9,7 +9,9 @@ import pytest
 import detent
 from detent.errors import Denied, StaleReceipt
 from detent.journal import operations as journals
+from detent.ledger import operations as ledgers
 from detent.queue import operations as queues
+from detent.queue import reader_operations as readers
 from detent.queue.filters import default_filter
 from detent.remote import LocalOwner, rights
 from detent.remote.wire import MACHINES
@@ -68,9 +70,24 @@ def test_every_field_of_the_table_is_one_of_its_operation() -> None:
         (queues.CreateQueue("q", queues.Settings(filter="true")), [("admin", "queue", "q")]),
         (queues.ConfigureQueue("q", queues.Settings(dead_letter="d")),
          [("admin", "queue", "q"), ("publish", "queue", "d")]),
+        (readers.OpenReader("q", "r"), [("consume", "queue", "q")]),
+        (readers.Assign("q", "r", 1, 0, 1), [("consume", "queue", "q")]),
+        (readers.AckAssigned("q", "r", 1, 1), [("consume", "queue", "q")]),
+        (readers.ReadAssignment("q", "r", 1, 1), [("consume", "queue", "q")]),
+        (readers.ReleaseReader("q", "r"), [("consume", "queue", "q")]),
+        (readers.DeleteReader("q", "r"), [("consume", "queue", "q")]),
+        (readers.DescribeReaders("q"), [("consume", "queue", "q")]),
         (journals.Append("j", [b"x"]), [("publish", "journal", "j")]),
         (journals.CheckRegisters("j", {}), [("publish", "journal", "j")]),
         (journals.TrimJournal("j", 0), [("admin", "journal", "j")]),
+        (ledgers.EnterLedger("l", "q", 0), [("publish", "ledger", "l")]),
+        (ledgers.ResetLedger("l"), [("admin", "ledger", "l")]),
+        (ledgers.DeleteLedger("l"), [("admin", "ledger", "l")]),
+        (ledgers.DescribeLedgers(name="l"), [("consume", "ledger", "l")]),
+        (ledgers.DescribeLedgers("l"), [("consume", "everywhere")]),
+        (ledgers.PinOffsets("p", {"j": 1}), [("publish", "ledger", "p")]),
+        (ledgers.Unpin("p"), [("admin", "ledger", "p")]),
+        (ledgers.DescribePins("p"), [("consume", "everywhere")]),
     ],
 )  # fmt: skip
 def test_what_is_asked_for(operation: Any, asked: list[tuple[str, ...]]) -> None:

@@ -314,20 +314,21 @@ def _info_fields(info: QueueInfo) -> dict[str, Any]:
     for field in fields_of(info):
         value = getattr(info, field.name)
         if field.name in (*DURATIONS, "created", "oldest"):
-            values[f"{field.name}_ms"] = _ms(value)
+            values[f"{field.name}_ms"] = ms_of(value)
         else:
             values[field.name] = value
     return values
 
 
-def _ms(value: datetime | timedelta | None) -> int | None:
+def ms_of(value: datetime | timedelta | None) -> int | None:
+    """A time or a duration in milliseconds, for programs."""
     if value is None:
         return None
     return round((value.total_seconds() if isinstance(value, timedelta) else value.timestamp()) * 1000)
 
 
 def _duration(value: timedelta | None) -> str:
-    milliseconds = _ms(value)
+    milliseconds = ms_of(value)
     return FOREVER if milliseconds is None else duration_text(milliseconds) if milliseconds else "0s"
 
 
@@ -352,7 +353,7 @@ def show_info(url: str, queue: str, force: bool, as_json: bool) -> None:
             "name": info.name,
             **({"description": line_text(info.description)} if info.description else {}),
             "state": _state(info),
-            "created": time_text(_ms(info.created) or 0),
+            "created": time_text(ms_of(info.created) or 0),
             "filter": line_text(info.filter),
             "attempts": f"up to {info.max_attempts}" if info.max_attempts else "no limit",
             "lease": f"{_duration(info.lease)}, at most {_duration(info.max_lease)}",
@@ -384,7 +385,7 @@ def _dead_letter_lines(info: QueueInfo) -> dict[str, str]:
 
 def _age_ms(info: QueueInfo) -> int | None:
     """How long the oldest available message has waited."""
-    received_ms = _ms(info.oldest)
+    received_ms = ms_of(info.oldest)
     return None if received_ms is None or not info.available else max(0, int(time.time() * 1000) - received_ms)
 
 
@@ -444,6 +445,6 @@ def _stats_fields(info: QueueInfo) -> dict[str, Any]:
         "name": info.name,
         **{name: getattr(info, name) for name in NUMBERS},
         "available_by_priority": info.available_by_priority,
-        "oldest_ms": _ms(info.oldest),
+        "oldest_ms": ms_of(info.oldest),
         "oldest_age_ms": _age_ms(info),
     }

@@ -116,13 +116,19 @@ class PayloadRecord:
 
     def payload(self, index: int) -> Payload | None:
         """The payload at a place; None where there is none (any more)."""
-        if self._indexes is None:
-            at = index if 0 <= index < self.count else -1
-        else:
-            at = bisect_left(self._indexes, index)
-            if at == self.count or self._indexes[at] != index:
-                at = -1
+        at = self._at(index)
         return None if at < 0 else (self.kinds[at], self._value[self._bounds[at] : self._bounds[at + 1]])
+
+    def size(self, index: int) -> int:
+        """How many bytes the payload at a place has; 0 where there is none (any more)."""
+        at = self._at(index)
+        return 0 if at < 0 else self._bounds[at + 1] - self._bounds[at]
+
+    def _at(self, index: int) -> int:
+        if self._indexes is None:
+            return index if 0 <= index < self.count else -1
+        at = bisect_left(self._indexes, index)
+        return at if at < self.count and self._indexes[at] == index else -1
 
 
 def decode_payloads(value: bytes) -> dict[int, Payload]:

@@ -18,6 +18,7 @@ from detent.errors import Corrupt
 
 PUBLISH, ROUTE, CLAIM, ACK, RETURN, FAIL, EXTEND, EXPIRE, EXPIRE_FAILED, MOVE = range(1, 11)
 PUBLISH_GROUPED, ROUTE_GROUPED, MOVE_GROUPED = range(11, 14)
+ASSIGN, ACK_ASSIGNED = range(14, 16)
 
 
 class Run(NamedTuple):
@@ -89,7 +90,25 @@ class Moved(NamedTuple):
     messages: tuple[tuple[int, int, bytes | None], ...]
 
 
-Step = Published | Routed | Claimed | Ended | Expired | Moved
+class Assigned(NamedTuple):
+    """The messages at these places were assigned to a reader; their delivery numbers go up from `first_delivery`."""
+
+    queue: int
+    assigned_ms: int
+    first_delivery: int
+    reader: str
+    places: list[int]
+
+
+class AckedAssignment(NamedTuple):
+    """What was assigned to a reader is done."""
+
+    queue: int
+    at_ms: int
+    reader: str
+
+
+Step = Published | Routed | Claimed | Ended | Expired | Moved | Assigned | AckedAssignment
 
 _RUN: Final = struct.Struct("<QHHHqq")
 _PUBLISH: Final = struct.Struct("<BQHHHqqH")
@@ -99,6 +118,8 @@ _ENDED: Final = struct.Struct("<BIqq")
 _EXPIRED: Final = struct.Struct("<BI")
 _MOVE: Final = struct.Struct("<BIqII")
 _MOVED_BYTES: Final = 9
+_ASSIGN: Final = struct.Struct("<BIqQ")
+_ACK_ASSIGNED: Final = struct.Struct("<BIq")
 _COUNT: Final = struct.Struct("<I")
 
 NUMBERS_MAX: Final = 1 << 20
@@ -172,6 +193,17 @@ def encode_moved(queue: int, at_ms: int, target: int, messages: Sequence[tuple[i
     return writer.finish()
 
 
+def encode_assigned(queue: int, assigned_ms: int, first_delivery: int, reader: str, places: Sequence[int]) -> bytes:
+    """The step of an assignment."""
+    head = ByteWriter().pack(_ASSIGN, ASSIGN, queue, assigned_ms, first_delivery).utf8(reader).finish()
+    return head + numbers(places)
+
+
+def encode_acked_assignment(queue: int, at_ms: int, reader: str) -> bytes:
+    """The step of an assignment that is done."""
+    return ByteWriter().pack(_ACK_ASSIGNED, ACK_ASSIGNED, queue, at_ms).utf8(reader).finish()
+
+
 def numbers(values: Sequence[int]) -> bytes:
     """Numbers, with their count before them."""
     count = len(values)
@@ -210,6 +242,11 @@ def decode_steps(value: bytes) -> Iterator[Step]:
             queue, at_ms, target, count = reader.u32(), reader.i64(), reader.u32(), _read_count(reader, _MOVED_BYTES)
             moved = tuple((reader.u64(), reader.u8(), group(reader)) for _ in range(count))
             yield Moved(queue, at_ms, target, moved)
+        elif kind == ASSIGN:
+            about = (reader.u32(), reader.i64(), reader.u64(), reader.utf8())
+            yield Assigned(*about, _read_numbers(reader))
+        elif kind == ACK_ASSIGNED:
+            yield AckedAssignment(reader.u32(), reader.i64(), reader.utf8())
         else:
             raise reader.corrupt(f"a step of the unknown kind {kind}")
 

@@ -4,6 +4,7 @@ Payloads and metadata are stored once, whatever queues a message goes to. Each q
 a state log in between, so that a claim costs the same however many wait.
 """
 
+from detent.queue.assignment import AssignedMessage, Assignment, AssignmentReader, AsyncAssignmentReader, ReaderInfo
 from detent.queue.handle import AsyncQueue, Queue
 from detent.queue.info import AttemptInfo, FailedMessage, MessageInfo, MessagePlace, QueueInfo, message_info, queue_info
 from detent.queue.machine import QueueMachine
@@ -14,6 +15,10 @@ from detent.queue.transaction import QueueOperations
 from detent.queue.worker import AsyncWorker, Worker
 
 __all__ = [
+    "AssignedMessage",
+    "Assignment",
+    "AssignmentReader",
+    "AsyncAssignmentReader",
     "AsyncDelivery",
     "AsyncQueue",
     "AsyncWorker",
@@ -30,6 +35,7 @@ __all__ = [
     "QueueMachine",
     "QueueOperations",
     "QueueReader",
+    "ReaderInfo",
     "Receipt",
     "Worker",
     "message_info",

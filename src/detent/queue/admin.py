@@ -13,6 +13,7 @@ from detent.codec.queue import Config
 from detent.codec.statelog import Run
 from detent.engine import Context, Done, Result
 from detent.errors import Exists, Invalid, LimitExceeded, NotFound
+from detent.queue import assigning
 from detent.queue import operations as ops
 from detent.queue.filters import Filter
 from detent.queue.holdings import LIVE
@@ -135,6 +136,7 @@ def delete(machine: QueueMachine, op: ops.DeleteQueue, context: Context) -> Resu
     machine.deleted[state.number] = state
     machine.behind.pop(state.number, None)
     machine.router.remove(state)
+    assigning.forget_readers(machine, state)
     machine.write(records.config_key(op.queue), None, None)
     machine.write(records.deleted_key(state.number), state.config.encode(), None)
     machine.note_behind()

@@ -303,7 +303,7 @@ def deliveries(kind: type[Any], store: Any, queue: str, reader: QueueReader, res
     if result.contents is None:
         found = reader.columns(result.messages, result.records)
     else:
-        found = _columns(result.contents)
+        found = columns(result.contents)
     first, count = result.first_delivery, len(result.messages)
     every = map(
         kind,
@@ -322,7 +322,7 @@ def deliveries(kind: type[Any], store: Any, queue: str, reader: QueueReader, res
     return list(every) if not found.gone else [delivery for delivery in every if delivery._data is not None]
 
 
-def _columns(contents: ops.Attached) -> Columns:
+def columns(contents: ops.Attached) -> Columns:
     """What came with an answer, side by side."""
     rows = [(0, None, None) if row is None else row for row in contents]
     kinds, payloads, about = (list(column) for column in zip(*rows, strict=True))

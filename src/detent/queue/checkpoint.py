@@ -13,6 +13,7 @@ from detent import crash
 from detent.codec import published
 from detent.codec import queue as records
 from detent.codec.queue import InFlight, Watermark
+from detent.codec.reader import ReaderRecord, reader_key
 from detent.kv import Batch, View
 from detent.queue.bucket import HELD, Bucket
 from detent.queue.state import QueueState
@@ -71,6 +72,7 @@ def _write_queue(state: QueueState, batch: Batch, view: View) -> None:
     _write_failed(state, batch)
     _write_attempts(state, batch, view)
     _write_done(state, batch)
+    _write_readers(state, batch)
     batch.put(records.cursor_key(state.number), state.cursor.encode())
     state.touched = False
 
@@ -160,6 +162,20 @@ def _write_done(state: QueueState, batch: Batch) -> None:
         state.done_records += 1
     for column in (state.done_messages, state.done_times, state.done_attempts):
         del column[:]
+
+
+def _write_readers(state: QueueState, batch: Batch) -> None:
+    for name in state.dirty_readers:
+        key, reader = reader_key(state.number, name), state.readers.get(name)
+        if reader is None:
+            batch.delete(key)
+            continue
+        grant, record = reader.grant, ReaderRecord(reader.generation, reader.opened_ms, reader.acked)
+        if grant is not None:
+            first = state.flights[next(iter(grant.held))][1]
+            record = record._replace(assigned_ms=grant.claimed_ms, first_delivery=first, length=len(grant.held))
+        batch.put(key, record.encode())
+    state.dirty_readers.clear()
 
 
 def _collect_payloads(machine: QueueMachine, batch: Batch, view: View) -> None:

@@ -9,6 +9,7 @@ from operator import itemgetter, sub
 from typing import TYPE_CHECKING, Final
 
 from detent.codec import statelog
+from detent.codec.published import FOREVER
 from detent.engine import Context, Done, Result
 from detent.errors import Invalid, LimitExceeded, StaleReceipt
 from detent.queue import moving
@@ -81,14 +82,24 @@ def check_receipts(machine: QueueMachine, op: ops.Ack | ops.Fail | ops.Extend, c
         raise StaleReceipt(f"no queue has the number {op.queue}: it was deleted, and its receipts with it")
     found = list(map(state.flights.get, op.messages))
     for message, delivery, flight in zip(op.messages, op.deliveries, found, strict=True):
-        if flight is None or flight[1] != delivery or flight[2].lease_ms <= context.now_ms:
-            raise StaleReceipt(
-                f"delivery {delivery} of message {message} in {state.name!r} is over: it was acknowledged, failed, "
-                "or its lease expired; nothing was changed"
-            )
+        if flight is None or flight[1] != delivery or not context.now_ms < flight[2].lease_ms < FOREVER:
+            raise StaleReceipt(_why_stale(state, message, delivery))
     if count > 1 and len(set(op.messages)) != count:
         raise Invalid("a message is named twice")
     return state
+
+
+def _why_stale(state: QueueState, message: int, delivery: int) -> str:
+    flight = state.flights.get(message)
+    if flight is not None and flight[2].is_assigned:
+        return (
+            f"message {message} in {state.name!r} is assigned to the reader {flight[2].consumer!r}, and is done with "
+            "its assignment alone; nothing was changed"
+        )
+    return (
+        f"delivery {delivery} of message {message} in {state.name!r} is over: it was acknowledged, failed, or its "
+        "lease expired; nothing was changed"
+    )
 
 
 def ack(machine: QueueMachine, op: ops.Ack, context: Context) -> Result:
@@ -139,7 +150,7 @@ def read_held(machine: QueueMachine, op: ops.ReadHeld, context: Context) -> Resu
         for message, delivery in zip(op.messages, op.deliveries, strict=True)
         if (flight := state.flights.get(message)) is not None
         and flight[1] == delivery
-        and flight[2].lease_ms > context.now_ms
+        and context.now_ms < flight[2].lease_ms < FOREVER
     ]
     return ops.HeldMessages(messages, list(map(state.record_of, messages)))
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from detent.codec.published import FOREVER
+
 
 class Grant:
-    """What one claim gave out: a lease on some messages, all until the same time."""
+    """What one claim gave out: a lease on some messages, all until the same time. What is assigned to a reader is a
+    grant too, without an end: the reader's name is the consumer's label, and all its messages leave together."""
 
     __slots__ = ("claimed_ms", "consumer", "held", "lease_ms", "queue")
 
@@ -14,6 +17,11 @@ class Grant:
         self.lease_ms = lease_ms
         self.consumer = consumer
         self.held: dict[int, None] = {}
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether it is a reader's. No lease lasts for ever."""
+        return self.lease_ms == FOREVER
 
 
 Flight = tuple[int, int, Grant]

@@ -208,6 +208,13 @@ class GroupedState(QueueState):
                 heapq.heappush(following.setdefault(bucket.priorities[row], []), after)
         return chosen
 
+    def unchoose(self, places: Sequence[int]) -> None:
+        """Places that were chosen are not claimed after all. Those behind the first of a group were never offered."""
+        for place in places:
+            bucket, row = self._at(place)
+            if bucket.states[row] == READY:
+                self._offer(bucket.priorities[row], place)
+
     def _oldest(self, priority: int, following: dict[int, list[int]]) -> int:
         offers = self.offers.get(priority)
         offered = None if offers is None else offers.first(partial(self._is_ready, priority))

@@ -18,10 +18,12 @@ from detent.engine import Operation
 from detent.errors import Invalid
 from detent.queue import calls
 from detent.queue import operations as ops
+from detent.queue.assignment import AssignmentReader, AsyncAssignmentReader, ReaderInfo, reader_info
 from detent.queue.calls import Message, Settings
 from detent.queue.info import FailedMessage, QueueInfo, failed_message, queue_info
 from detent.queue.message import AsyncDelivery, Delivery, Held, Published, ack_operations
 from detent.queue.reader import QueueReader
+from detent.queue.reader_operations import DescribeReaders
 
 WAIT_SLICE_MS: Final = 5_000
 """A consumer that waits looks again this often, whatever it hears: the owner may have been replaced."""
@@ -276,6 +278,15 @@ class Queue(_QueueBase):
                 progress(steps.total)
         return steps.total
 
+    def reader(self, name: str, *, generation: int | None = None) -> AssignmentReader:
+        """A reader of the queue by name, which takes messages by number instead of under leases. Open it before its
+        first use, unless you were told its generation."""
+        return AssignmentReader(self._store, self.name, name, generation)
+
+    def readers(self) -> list[ReaderInfo]:
+        """The readers of the queue, by name: how far each has come, and what is assigned to it."""
+        return list(map(reader_info, self._commit(DescribeReaders(self.name)).readers))
+
     def work(self, handler: Callable[[Delivery], Any], **options: Any) -> None:
         """Handle messages until SIGTERM or SIGINT: see :class:`detent.Worker`."""
         from detent.queue.worker import Worker
@@ -415,6 +426,14 @@ class AsyncQueue(_QueueBase):
         while steps.more:
             steps.did(await self._commit(steps.next_step()))
         return steps.total
+
+    def reader(self, name: str, *, generation: int | None = None) -> AsyncAssignmentReader:
+        """A reader of the queue by name; see :meth:`Queue.reader`."""
+        return AsyncAssignmentReader(self._store, self.name, name, generation)
+
+    async def readers(self) -> list[ReaderInfo]:
+        """The readers of the queue, by name."""
+        return list(map(reader_info, (await self._commit(DescribeReaders(self.name))).readers))
 
     async def work(self, handler: Callable[[AsyncDelivery], Awaitable[Any]], **options: Any) -> None:
         """Handle messages until SIGTERM or SIGINT: see :class:`detent.AsyncWorker`."""

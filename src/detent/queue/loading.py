@@ -11,10 +11,11 @@ from detent.codec import log, statelog
 from detent.codec import queue as records
 from detent.codec.log import SEQUENCE_BLOCK_KEY, SegmentMeta, SequenceAllocator
 from detent.codec.queue import AVAILABLE, Config, Cursor, InFlight, Watermark
-from detent.codec.statelog import Claimed, Ended, Expired, Moved, Published, Routed
+from detent.codec.reader import READER, ReaderRecord, decode_reader_key
+from detent.codec.statelog import AckedAssignment, Assigned, Claimed, Ended, Expired, Moved, Published, Routed
 from detent.errors import Corrupt
 from detent.kv import View
-from detent.queue import housekeeping, moving, publishing
+from detent.queue import assigning, housekeeping, moving, publishing
 from detent.queue.bucket import HELD, Bucket
 from detent.queue.grant import Grant
 from detent.queue.grouped import GroupedState
@@ -44,6 +45,7 @@ def load(machine: QueueMachine, view: View) -> None:
         machine.holdings.add_segment(segment)
     _load_queues(machine, view)
     held = _load_buckets(machine, view)
+    _load_readers(machine, view)
     machine.holdings.load(messages_in(held))
     _note_cursors(machine)
     _replay(machine, view)
@@ -102,6 +104,19 @@ def _load_buckets(machine: QueueMachine, view: View) -> list[np.ndarray]:
         if isinstance(state, GroupedState):
             state.load_groups()
     return held
+
+
+def _load_readers(machine: QueueMachine, view: View) -> None:
+    """Every queue's readers, each with the messages that are assigned to it. Those of a deleted queue are gone, and
+    what was assigned to them is nobody's."""
+    unclaimed = {number: state.assigned_deliveries() for number, state in machine.by_number.items()}
+    for key, value in view.scan(*READER.range()):
+        number, name = decode_reader_key(key)
+        record = ReaderRecord.decode(value)
+        _known(machine, number).load_reader(name, record, unclaimed[number].pop(name, []))
+    for number, left in unclaimed.items():
+        if left and not machine.by_number[number].deleted:
+            raise Corrupt(f"messages of queue number {number} are assigned to {min(left)!r}, which is no reader of it")
 
 
 def _known(machine: QueueMachine, number: int) -> QueueState:
@@ -211,6 +226,12 @@ def _apply(machine: QueueMachine, step: statelog.Step) -> None:
         elif isinstance(step, Moved):
             source, target = _known(machine, step.queue), _known(machine, step.target)
             moving.move(source, target, step.at_ms, step.messages, REPLAYED, None)
+        elif isinstance(step, Assigned):
+            state = _known(machine, step.queue)
+            assigning.apply_assigned(state, step.reader, step.places, step.assigned_ms, step.first_delivery, None)
+            machine.next_delivery = max(machine.next_delivery, step.first_delivery + len(step.places))
+        elif isinstance(step, AckedAssignment):
+            assigning.apply_acked(_known(machine, step.queue), step.reader, step.at_ms, None)
         else:
             _apply_ended(_known(machine, step.queue), step)
     except (AssertionError, LookupError, ArithmeticError) as error:

@@ -19,8 +19,9 @@ from detent.codec.statelog import Run
 from detent.engine import MALFORMED, Context, Operation, Result
 from detent.errors import Invalid, NotFound
 from detent.kv import Batch, Reader, View
-from detent.queue import admin, checkpoint, claiming, housekeeping, loading, looking, publishing
+from detent.queue import admin, assigning, checkpoint, claiming, housekeeping, listing, loading, looking, publishing
 from detent.queue import operations as ops
+from detent.queue import reader_operations as reader_ops
 from detent.queue.grouped import GroupedState
 from detent.queue.holdings import LIVE, Holdings, Undo
 from detent.queue.router import Router
@@ -51,6 +52,16 @@ class QueueMachine:
         ops.DescribeQueues,
         ops.ListFailed,
         ops.FindMessage,
+        listing.ListMessages,
+        listing.ListDone,
+        listing.ListAttempts,
+        reader_ops.OpenReader,
+        reader_ops.Assign,
+        reader_ops.AckAssigned,
+        reader_ops.ReadAssignment,
+        reader_ops.ReleaseReader,
+        reader_ops.DeleteReader,
+        reader_ops.DescribeReaders,
     )
     operations: tuple[type[Operation], ...] = (
         *prepared,
@@ -72,6 +83,14 @@ class QueueMachine:
         ops.QueueDescriptions,
         ops.FailedMessages,
         ops.MessageFound,
+        listing.ListedMessages,
+        listing.DoneMessages,
+        listing.TriedMessages,
+        reader_ops.ReaderOpened,
+        reader_ops.Assigned,
+        reader_ops.AssignedMessages,
+        reader_ops.ReaderReleased,
+        reader_ops.ReaderDescriptions,
     )
 
     def __init__(self, reader: Reader) -> None:
@@ -93,6 +112,16 @@ class QueueMachine:
             ops.DescribeQueues: partial(looking.describe, self),
             ops.ListFailed: partial(looking.list_failed, self),
             ops.FindMessage: partial(looking.find_message, self),
+            listing.ListMessages: partial(listing.list_messages, self),
+            listing.ListDone: partial(listing.list_done, self),
+            listing.ListAttempts: partial(listing.list_attempts, self),
+            reader_ops.OpenReader: partial(assigning.open_reader, self),
+            reader_ops.Assign: partial(assigning.assign, self),
+            reader_ops.AckAssigned: partial(assigning.ack, self),
+            reader_ops.ReadAssignment: partial(assigning.read, self),
+            reader_ops.ReleaseReader: partial(assigning.release, self),
+            reader_ops.DeleteReader: partial(assigning.delete, self),
+            reader_ops.DescribeReaders: partial(assigning.describe, self),
             ops.Advance: partial(housekeeping.run_timers, self),
             ops.CatchUp: partial(housekeeping.catch_up, self),
             ops.Collect: partial(housekeeping.collect, self),

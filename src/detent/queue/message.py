@@ -68,36 +68,14 @@ class Outgoing:
     dedup_key: str | None = None
 
 
-class _Delivered(msgspec.Struct, eq=False, weakref=True):
-    """One delivery of a message: the message, and the right to say what became of it until the lease ends. (A struct,
-    because claims make thousands of them.)"""
+class Readable:
+    """What a message says, for whoever was given it."""
 
-    _store: Any
-    queue: str
-    _number: int
-    id: int
-    """The message's number: the same at each delivery, in each queue."""
-    fencing_token: int
-    """The delivery number. Of two deliveries in a store the later has the higher one, so a write that carries it can be
-    refused once a later holder has written."""
+    __slots__ = ()
+
     _kind: int
     _data: bytes
     _about: Metadata
-    attempts: int
-    priority: int
-    lease_ms: int
-    settled: bool = False
-    """Whether somebody has said what became of it."""
-    lost: bool = False
-    """Whether a worker found the lease gone while the handler runs."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.receipt}, {len(self.payload)} bytes, attempt {self.attempts})"
-
-    @property
-    def receipt(self) -> Receipt:
-        """The right to say what became of it."""
-        return Receipt(self._number, self.id, self.fencing_token)
 
     @property
     def payload(self) -> bytes:
@@ -140,14 +118,46 @@ class _Delivered(msgspec.Struct, eq=False, weakref=True):
         deadline_ms = self._about.deadline_ms
         return None if deadline_ms == FOREVER else time_of(deadline_ms)
 
+    def json(self) -> Any:
+        """The payload as JSON."""
+        return msgspec.json.decode(self.payload)
+
+
+class _Delivered(Readable, msgspec.Struct, eq=False, weakref=True):
+    """One delivery of a message: the message, and the right to say what became of it until the lease ends. (A struct,
+    because claims make thousands of them.)"""
+
+    _store: Any
+    queue: str
+    _number: int
+    id: int
+    """The message's number: the same at each delivery, in each queue."""
+    fencing_token: int
+    """The delivery number. Of two deliveries in a store the later has the higher one, so a write that carries it can be
+    refused once a later holder has written."""
+    _kind: int
+    _data: bytes
+    _about: Metadata
+    attempts: int
+    priority: int
+    lease_ms: int
+    settled: bool = False
+    """Whether somebody has said what became of it."""
+    lost: bool = False
+    """Whether a worker found the lease gone while the handler runs."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.receipt}, {len(self.payload)} bytes, attempt {self.attempts})"
+
+    @property
+    def receipt(self) -> Receipt:
+        """The right to say what became of it."""
+        return Receipt(self._number, self.id, self.fencing_token)
+
     @property
     def lease_until(self) -> datetime:
         """When the lease ends, as far as this object knows."""
         return time_of(self.lease_ms)
-
-    def json(self) -> Any:
-        """The payload as JSON."""
-        return msgspec.json.decode(self.payload)
 
 
 class Delivery(_Delivered):

@@ -135,6 +135,10 @@ class Places:
             self.hidden += count
             return
         self.ready[priority] = self.ready.get(priority, 0) + count
+        self._list(bucket, priority)
+
+    def _list(self, bucket: Bucket, priority: int) -> None:
+        """Know a bucket as one that has something to claim."""
         if priority not in bucket.listed:
             bucket.listed.add(priority)
             heapq.heappush(self.heads.setdefault(priority, []), bucket.number)
@@ -172,6 +176,13 @@ class Places:
             if not left[priority]:
                 del left[priority]
         return places
+
+    def unchoose(self, places: Sequence[int]) -> None:
+        """Places that were chosen are not claimed after all."""
+        for place in places:
+            bucket, row = self._at(place)
+            bucket.offer(row)
+            self._list(bucket, bucket.priorities[row])
 
     def _take(self, priority: int, limit: int) -> list[int]:
         heads = self.heads[priority]

@@ -24,6 +24,7 @@ from detent.queue.filters import Filter
 from detent.queue.grant import Flight, Grant
 from detent.queue.holdings import Holdings, Undo
 from detent.queue.places import Places, Rows, pick, picked
+from detent.queue.readers import Readers
 from detent.queue.timers import TimerWheel
 
 REPLAYED: Final = -1
@@ -42,12 +43,13 @@ _ZEROS: Final = array("H", bytes(2 * 10**BUCKET_EXPONENT_MAX))
 _ONES: Final = array("H", [1]) * 10**BUCKET_EXPONENT_MAX
 
 
-class QueueState(Places, Failures):
+class QueueState(Places, Failures, Readers):
     """One queue."""
 
     def __init__(self, name: str, config: Config, cursor: Cursor, wheel: TimerWheel, holdings: Holdings) -> None:
         Places.__init__(self, config, wheel)
         Failures.__init__(self)
+        Readers.__init__(self)
         self.name = name
         self.filter: Filter | None = None
         self._holdings = holdings
@@ -98,6 +100,7 @@ class QueueState(Places, Failures):
             empty.done_attempts,
         )
         self.dirty_failed, self.old_attempts = empty.dirty_failed, empty.old_attempts
+        self.readers, self.dirty_readers = empty.readers, empty.dirty_readers
         self.buckets, self.dead_buckets = empty.buckets, empty.dead_buckets
         for bucket in self.buckets.values():
             bucket.groups = [None] * len(bucket) if self.config.group_header else None
@@ -282,12 +285,28 @@ class QueueState(Places, Failures):
     def give_back(self, message: int, at_ms: int, visible_ms: int, reason: str, now_ms: int, undo: Undo | None) -> None:
         """The message becomes available again, at its old place, at `visible_ms`."""
         ((bucket, (row,)),), ((_, _, grant),) = self._land([message], undo)
+        self._note_attempt(message, Attempt(grant.claimed_ms, grant.consumer, at_ms, reason), undo)
+        self._come_back(bucket, row, at_ms, visible_ms, now_ms, undo)
+
+    def put_back(self, messages: Sequence[int], at_ms: int, undo: Undo | None) -> None:
+        """These are available again at once, at their old places, as if they had not been claimed."""
+        groups, _ = self._land(messages, undo)
+        for bucket, rows in groups:
+            for row in rows:
+                attempts = bucket.attempts[row]
+                if attempts < ops.ATTEMPTS_MAX:  # there the count has stopped
+                    bucket.attempts[row] = attempts - 1
+                if undo is not None:
+                    undo.append(partial(bucket.attempts.__setitem__, row, attempts))
+                self._come_back(bucket, row, at_ms, at_ms, at_ms, undo)
+
+    def _come_back(self, bucket: Bucket, row: int, at_ms: int, visible_ms: int, now_ms: int, undo: Undo | None) -> None:
+        """A place that was held is available again, from `visible_ms` on."""
         old = bucket.visible[row]
         if bucket.deadlines[row] <= at_ms:
             visible_ms = FOREVER  # its retention ended while it was in flight: it goes with the next timer
         state = READY if visible_ms <= now_ms else HIDDEN
         bucket.visible[row] = visible_ms
-        self._note_attempt(message, Attempt(grant.claimed_ms, grant.consumer, at_ms, reason), undo)
         self._return(bucket, row, state)
         self.arm_expire(bucket, bucket.deadlines[row])
         if undo is not None:

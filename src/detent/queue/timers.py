@@ -10,6 +10,8 @@ import heapq
 from collections.abc import Hashable
 from typing import Final
 
+from detent.codec.published import FOREVER
+
 SLOT_MS: Final = 1024
 """The width of a slot. A queue with leases of hours has thousands of slots, whatever it delivers."""
 
@@ -28,7 +30,9 @@ class TimerWheel:
         return len(self._near) + sum(map(len, self._slots.values()))
 
     def add(self, due_ms: int, name: Hashable) -> None:
-        """Have `name` come out of `due` once it is `due_ms`."""
+        """Have `name` come out of `due` once it is `due_ms`; what has no time is not waited for."""
+        if due_ms == FOREVER:
+            return
         slot = due_ms // SLOT_MS
         if slot <= self._near_slot:
             self._serial += 1

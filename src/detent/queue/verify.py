@@ -16,6 +16,7 @@ from detent.codec.keys import SUBSYSTEM_LOG, SUBSYSTEM_QUEUE, Prefix, u32
 from detent.codec.log import LOG_VERSION
 from detent.codec.published import FOREVER, PAYLOAD
 from detent.codec.queue import Config, Cursor, Watermark
+from detent.codec.reader import READER
 from detent.codec.values import U32_MAX
 from detent.engine.verify import Finding, Tally, record_at
 from detent.errors import Corrupt, DetentError, Invalid
@@ -31,7 +32,7 @@ from detent.queue.verify_queue import QueueCheck
 PREFIX_BYTES: Final = 3
 NUMBER_BYTES: Final = 4
 LOG: Final = Prefix(SUBSYSTEM_LOG, LOG_VERSION)
-OF_ONE_QUEUE: Final = (records.ACTIVE, records.DONE, records.FAILED, records.ATTEMPTS)
+OF_ONE_QUEUE: Final = (records.ACTIVE, records.DONE, records.FAILED, records.ATTEMPTS, READER)
 KNOWN: Final = (
     *OF_ONE_QUEUE,
     LOG,

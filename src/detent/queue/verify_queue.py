@@ -9,13 +9,15 @@ import numpy as np
 
 from detent.codec import queue as records
 from detent.codec.keys import u32
-from detent.codec.published import RECORD_MESSAGES_MAX
+from detent.codec.published import FOREVER, RECORD_MESSAGES_MAX
 from detent.codec.queue import Config, Cursor, Failed, InFlight, Watermark
+from detent.codec.reader import READER, ReaderRecord, decode_reader_key, reader_key
 from detent.engine.verify import Finding, Tally, record_at
-from detent.errors import Corrupt
+from detent.errors import Corrupt, LimitExceeded
 from detent.kv import View
 from detent.queue import operations as ops
 from detent.queue.machine import STORES_OWN, UNMATCHED, UNREAD
+from detent.queue.reader_operations import READER_BYTES_MAX, check_reader
 
 _WHERE: Final = np.dtype([("message", "<u8"), ("offset", "<u2"), ("count", "<u2")])
 """Which record a message's payload and metadata are in."""
@@ -47,10 +49,12 @@ class QueueCheck:
         self._deliveries: set[int] = set()
         self._grouped = bool(config.group_header)
         self._flying: dict[bytes, tuple[int, str]] = {}  # by group, which claim has messages of it
+        self._assigned: dict[str, dict[int, int]] = {}  # by reader, deliveries in flight without an end, and since when
 
     def findings(self) -> Iterator[Finding]:
         """Check everything but attempts, which are compared with the state that the state log leads to."""
         yield from self._active()
+        yield from self._readers()
         yield from self._failed()
         yield from self._twice()
         yield from self._done()
@@ -102,7 +106,10 @@ class QueueCheck:
             yield self._at(key, problem)
         if not message.attempts:
             yield self._at(key, f"{name} was never claimed")
-        if len(message.consumer.encode()) > ops.CONSUMER_BYTES_MAX:
+        assigned = message.lease_ms == FOREVER
+        if assigned:
+            self._assigned.setdefault(message.consumer, {})[message.delivery] = message.claimed_ms
+        if len(message.consumer.encode()) > (READER_BYTES_MAX if assigned else ops.CONSUMER_BYTES_MAX):
             yield self._at(key, f"{name} has a consumer's label that is too long")
         yield from self._delivery(key, name, message.delivery)
         if message.delivery in self._deliveries:
@@ -113,6 +120,46 @@ class QueueCheck:
         following = self._watermark.next_delivery
         if not 0 < delivery < following:
             yield self._at(key, f"{name} has delivery number {delivery}, and the next one is {following}")
+
+    # -- readers ------------------------------------------------------------------------------------------------
+
+    def _readers(self) -> Iterator[Finding]:
+        """Readers and what is in flight without an end agree. A deleted queue has no readers any more, and what was
+        assigned to them goes with it."""
+        for key, value in self._tally.scan(self._view, *READER.range(u32(self._number))):
+            try:
+                _, name = decode_reader_key(key)
+                check_reader(name)
+                record = ReaderRecord.decode(value)
+            except (Corrupt, LimitExceeded) as error:
+                yield self._at(key, str(error))
+                continue
+            if self._deleted or self._number == STORES_OWN:
+                yield self._at(key, f"the reader {name!r} of a queue that nobody reads")
+            yield from self._reader(key, name, record)
+        for name, deliveries in self._assigned.items():
+            if not self._deleted:
+                key = reader_key(self._number, name)
+                yield self._at(key, f"{len(deliveries)} messages are assigned to {name!r}, which is no reader")
+
+    def _reader(self, key: bytes, name: str, record: ReaderRecord) -> Iterator[Finding]:
+        following = self._watermark.next_delivery
+        if record.generation >= following or record.first_delivery + record.length > following:
+            yield self._at(key, f"the reader {name!r} has numbers that come next: they go on at {following}")
+        if record.opened_ms < 0 or record.assigned_ms < 0:
+            yield self._at(key, f"the reader {name!r} has an impossible time")
+        found = self._assigned.pop(name, {})
+        expected = range(record.first_delivery, record.first_delivery + record.length)
+        if sorted(found) != list(expected):
+            yield self._at(
+                key,
+                f"the reader {name!r} has {record.length} messages from delivery {record.first_delivery} on, and "
+                f"{len(found)} others are in flight for it",
+            )
+        elif set(found.values()) - {record.assigned_ms}:
+            yield self._at(key, f"messages of the reader {name!r} were assigned at another time than it says")
+
+    # -- what is held -------------------------------------------------------------------------------------------
 
     def _hold(self, key: bytes, rows: np.ndarray) -> Iterator[Finding]:
         """Messages that a record says are here: whether they can be."""

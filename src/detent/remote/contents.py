@@ -3,8 +3,8 @@
 An answer carries at most `ANSWER_CONTENT_BYTES_MAX` of it, whatever was claimed: the owner must not hold 10,000
 messages of 16 MiB for one client. A claim takes effect whole, because it is committed before anybody knows how large it
 is; what finds no room is fetched by the client in further calls, which give out only what is still held (`ReadHeld`). A
-list of failed messages is cut short instead, and a search is asked again. The first message of an answer always has
-room, so each call brings its client on.
+list of messages is cut short instead, and so is a page of an assignment; a search is asked again. The first
+message of an answer always has room, so each call brings its client on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from detent.engine import Request
 from detent.errors import DetentError
 from detent.queue import QueueReader
 from detent.queue import operations as ops
+from detent.queue.listing import ListedMessages
+from detent.queue.reader_operations import AssignedMessages
 
 ANSWER_CONTENT_BYTES_MAX: Final = 32 << 20
 """Two of the largest messages; a hundred clients at once then take some gigabytes, not all there is."""
@@ -25,7 +27,14 @@ ANSWER_CONTENT_BYTES_MAX: Final = 32 << 20
 READ_AT_ONCE_MAX: Final = 128
 """Messages whose content an event loop reads itself from a local file: that takes less than asking a thread to."""
 
-WITH_CONTENT: Final = (ops.ClaimedMessages, ops.HeldMessages, ops.FailedMessages, ops.MessageFound)
+WITH_CONTENT: Final = (
+    ops.ClaimedMessages,
+    ops.HeldMessages,
+    ops.FailedMessages,
+    ops.MessageFound,
+    AssignedMessages,
+    ListedMessages,
+)
 
 Outcome = list[Any] | DetentError
 
@@ -79,12 +88,24 @@ def _attach(operation: Any, result: Any, reader: QueueReader, room: Room) -> Any
         rows = [*reader.leading(result.messages, result.records, room.fits)]
         rows += [None] * (len(result.messages) - len(rows))
         return msgspec.structs.replace(result, contents=rows)
-    if isinstance(result, ops.FailedMessages):
+    if isinstance(result, (ops.FailedMessages, ListedMessages)):
         entries = result.messages
         found = reader.leading([entry.message for entry in entries], [entry.record for entry in entries], room.fits)
         count = len(found)
         more = result.more or count < len(entries)
         return msgspec.structs.replace(result, messages=entries[:count], more=more, contents=[*found])
+    if isinstance(result, AssignedMessages):
+        rows = [*reader.leading(result.messages, result.records, room.fits)]
+        count = len(rows)
+        return msgspec.structs.replace(
+            result,
+            messages=result.messages[:count],
+            records=result.records[:count],
+            attempts=result.attempts[:count],
+            priorities=result.priorities[:count],
+            more=result.more or count < len(result.messages),
+            contents=rows,
+        )
     if isinstance(result, ops.MessageFound):
         rows = []
         if result.record >= 0:

@@ -8,20 +8,22 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from detent.engine import Operation
 from detent.errors import Denied, StaleReceipt
 from detent.journal import operations as journals
-from detent.queue import QueueMachine
+from detent.ledger import operations as ledgers
+from detent.queue import QueueMachine, listing
 from detent.queue import operations as queues
+from detent.queue import reader_operations as readers
 from detent.queue.filters import default_filter
 
 Right = Literal["publish", "consume", "admin"]
-Kind = Literal["queue", "journal"]
+Kind = Literal["queue", "journal", "ledger"]
 
 
 EVERYTHING: Final = "*"
-"""What a grant says that is on both kinds, or on all names."""
+"""What a grant says that is on all kinds, or on all names."""
 
 
 class Grant(Protocol):
-    """A right on the queues or journals whose names match a pattern."""
+    """A right on the queues, journals or ledgers whose names match a pattern."""
 
     @property
     def right(self) -> str: ...
@@ -46,7 +48,7 @@ class Caller(Protocol):
     def grants(self) -> Sequence[Grant]: ...
 
     def require(self, right: Right, kind: Kind, name: str) -> None:
-        """`Denied` unless the caller has the right on a queue or journal."""
+        """`Denied` unless the caller has the right on a queue, journal or ledger."""
         ...
 
     def require_everywhere(self, right: Right) -> None:
@@ -55,9 +57,9 @@ class Caller(Protocol):
 
 
 class Need(NamedTuple):
-    """A right, and the field of the operation that says on which queue or journal: a name, or the number that receipts
-    have for a queue. Without a field, or where it is empty, the right is needed on the whole store. `also` is a field
-    that may name a second one, which gets messages: `publish` is needed there."""
+    """A right, and the field of the operation that says on which queue, journal or ledger: a name, or the number that
+    receipts have for a queue. Without a field, or where it is empty, the right is needed on the whole store. `also` is
+    a field that may name a second one, which gets messages: `publish` is needed there."""
 
     right: Right
     kind: Kind
@@ -67,6 +69,8 @@ class Need(NamedTuple):
 
 _journal_publish: Final = Need("publish", "journal", "journal")
 _journal_admin: Final = Need("admin", "journal", "journal")
+_ledger_admin: Final = Need("admin", "ledger", "name")
+_ledger_publish: Final = Need("publish", "ledger", "name")
 _queue_admin: Final = Need("admin", "queue", "queue")
 _queue_consume: Final = Need("consume", "queue", "queue")
 
@@ -98,6 +102,23 @@ NEEDS: Final[dict[type[Operation], Need]] = {
     queues.DescribeQueues: _queue_consume,
     queues.ListFailed: _queue_consume,
     queues.FindMessage: Need("consume", "queue"),
+    listing.ListMessages: _queue_consume,
+    listing.ListDone: _queue_consume,
+    listing.ListAttempts: _queue_consume,
+    readers.OpenReader: _queue_consume,
+    readers.Assign: _queue_consume,
+    readers.AckAssigned: _queue_consume,
+    readers.ReadAssignment: _queue_consume,
+    readers.ReleaseReader: _queue_consume,
+    readers.DeleteReader: _queue_consume,
+    readers.DescribeReaders: _queue_consume,
+    ledgers.EnterLedger: _ledger_publish,
+    ledgers.ResetLedger: _ledger_admin,
+    ledgers.DeleteLedger: _ledger_admin,
+    ledgers.DescribeLedgers: Need("consume", "ledger", "name"),
+    ledgers.PinOffsets: _ledger_publish,
+    ledgers.Unpin: _ledger_admin,
+    ledgers.DescribePins: Need("consume", "ledger"),
 }
 
 

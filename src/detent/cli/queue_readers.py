@@ -1,0 +1,95 @@
+"""`detent queue`, their readers: who takes messages by number, how far they have come, and how to let go of one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from detent.cli._common import confirm, count_text, force_option, json_option, open_for_writing, takes_store
+from detent.cli._output import line_text, print_json, print_table, time_text
+from detent.cli.queue import ms_of
+from detent.cli.queue_messages import queue
+from detent.errors import NotFound
+
+if TYPE_CHECKING:
+    from detent.queue import Queue, ReaderInfo
+
+
+@queue.command()
+@takes_store("QUEUE")
+@force_option
+@json_option
+def readers(url: str, queue: str, force: bool, as_json: bool) -> None:
+    """List the readers of a queue: streaming queries, which take messages by number instead of under leases.
+
+    Shows the last assignment that each has done, and what is assigned to it since when.
+
+    \b
+    Example:
+      detent queue readers file:./data orders
+    """
+    with open_for_writing(url, force=force) as store:
+        found = store.queue(queue).readers()
+    if as_json:
+        print_json({"queue": queue, "readers": [_fields(reader) for reader in found]})
+        return
+    rows = [[line_text(reader.name), str(reader.acked), str(reader.assigned), _since(reader)] for reader in found]
+    print_table(["reader", "done up to", "assigned", "since"], rows)
+
+
+def _fields(reader: ReaderInfo) -> dict[str, Any]:
+    return {
+        "name": reader.name,
+        "generation": reader.generation,
+        "opened_ms": ms_of(reader.opened),
+        "acked": reader.acked,
+        "assigned": reader.assigned,
+        "assigned_ms": ms_of(reader.assigned_since),
+    }
+
+
+def _since(reader: ReaderInfo) -> str:
+    since_ms = ms_of(reader.assigned_since)
+    return "-" if since_ms is None else time_text(since_ms)
+
+
+@queue.command()
+@takes_store("QUEUE", "READER")
+@click.option("--delete", is_flag=True, help="Forget the reader as well.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@force_option
+@json_option
+def release(url: str, queue: str, reader: str, delete: bool, yes: bool, force: bool, as_json: bool) -> None:
+    """Let go of what is assigned to a reader, and begin with it anew.
+
+    Its messages can be claimed again at once; what the query did with them before is not undone. The query that used
+    the reader is refused from now on: start it with a new checkpoint. Asks before it does so; a script says --yes.
+
+    \b
+    Example:
+      detent queue release file:./data orders nightly
+    """
+    with open_for_writing(url, force=force) as store:
+        target = store.queue(queue)
+        held = _find(target, reader).assigned
+        what = f"{count_text(held)} of reader {line_text(reader)} to queue {queue}"
+        confirm(f"Give back {what}, and refuse the query that reads them?", f"gives back {what}", yes=yes)
+        handle = target.reader(reader)
+        count = handle.release()
+        if delete:
+            handle.delete()
+    if as_json:
+        print_json({"queue": queue, "reader": reader, "messages": count, "deleted": delete})
+    else:
+        click.echo(f"released reader {line_text(reader)}: {count_text(count)} can be claimed again from {queue}")
+
+
+def _find(queue: Queue, name: str) -> ReaderInfo:
+    for reader in queue.readers():
+        if reader.name == name:
+            return reader
+    raise NotFound(f"queue {queue.name!r} has no reader {name!r}; `detent queue readers` lists them")
+
+
+__all__ = ["queue"]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from contract.kvengine import Engine
 from detent.kv import Writer
 from processes import Processes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell lets its background jobs ignore Ctrl-C, and children inherit that; tests send it to theirs.
@@ -49,4 +53,18 @@ def kv_writer(kv_engine: Engine) -> Writer:
 def processes() -> Iterator[Processes]:
     """Child processes, which end with the test at the latest."""
     with Processes() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark session for all tests that need one; mark their modules with ``sparkling.MARKS``.
+
+    Streams need a checkpoint location of their own, and each test its own store: what a test leaves in the session is
+    there for the next one.
+    """
+    pytest.importorskip("pyspark")
+    import sparkling
+
+    with sparkling.session() as started:
         yield started

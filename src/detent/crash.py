@@ -39,6 +39,9 @@ POINTS: frozenset[str] = frozenset(
         "queue.checkpoint.before_write",
         "queue.checkpoint.after_write",
         "journal.sweep.after_delete",
+        "spark.sink.after_fragment",
+        "spark.sink.before_commit",
+        "spark.sink.after_commit",
     }
 )
 

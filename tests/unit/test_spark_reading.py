@@ -1,0 +1,152 @@
+"""What a read of journals refuses, and how a stream plans, without a JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+import detent
+from detent.errors import DetentError, Invalid, NotFound
+from detent.spark.journal_reading import JournalStreamReader, ReadSettings
+from detent.spark.journals import JournalDataSource
+from detent.spark.opened import close_all, opened
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[detent.Store]:
+    with detent.open(f"file:{tmp_path / 'store'}") as owned:
+        owned.journal("a").append_many([b"%d" % number for number in range(10)])
+        yield owned
+    close_all()
+
+
+def source(store: detent.Store, **options: str) -> JournalDataSource:
+    return JournalDataSource({"path": store.url, "journals": "a", **options})
+
+
+def stream(store: detent.Store, **options: str) -> JournalStreamReader:
+    return JournalStreamReader(ReadSettings.of({"path": store.url, "journals": "a", **options}))
+
+
+def read(reader: Any, partitions: Any) -> list[bytes]:
+    batches = [batch for partition in partitions for batch in reader.read(partition)]
+    return pa.Table.from_batches(batches).column("body").to_pylist() if batches else []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"journals": ""}, "needs the option journals"),
+        ({"journals": "orders"}, "there is no journal 'orders'.*the store has a"),
+        ({"journals": "a,,b"}, "empty name"),
+        ({"maxMessagePerTrigger": "1"}, "did you mean maxMessagesPerTrigger"),
+        ({"maxMessagesPerTrigger": "all"}, "maxMessagesPerTrigger is a whole number"),
+        ({"maxBytesPerTrigger": "x"}, "maxBytesPerTrigger is a number of bytes"),
+        ({"startingOffsets": "soon"}, "startingOffsets is earliest, latest"),
+        ({"startingOffsets": '{"b": 1}'}, "names 'b'"),
+        ({"startingOffsets": '{"a": 17}'}, "failOnDataLoss"),
+        ({"isolation": "serializable"}, "committed, uncommitted"),
+        ({"isolation": "uncommitted", "startingOffsets": "2026-01-01"}, "needs isolation=committed"),
+        ({"readerName": "r"}, "option of readStream"),
+        ({"path": ""}, "needs the store's URL"),
+        ({"path": "memory:x"}, "memory: store lives in one process"),
+        ({"path": "data"}, "is not a store URL"),
+    ],
+)
+def test_what_bad_options_are_told(store: detent.Store, options: dict[str, str], says: str) -> None:
+    def attempt() -> None:
+        made = source(store, **options)
+        made.reader(made.schema()).partitions()
+
+    with pytest.raises(DetentError, match=says):
+        attempt()
+
+
+def test_a_store_that_is_not_there(tmp_path: Path) -> None:
+    made = JournalDataSource({"path": f"file:{tmp_path / 'nowhere'}", "journals": "a"})
+    with pytest.raises(NotFound, match="nowhere"):
+        made.reader(made.schema()).partitions()
+
+
+def test_a_schema_of_the_users_is_refused(store: detent.Store) -> None:
+    with pytest.raises(Invalid, match="from_json"):
+        source(store).reader(StructType([StructField("body", BinaryType())]))
+
+
+def test_a_stream_plans_what_its_limits_allow(store: detent.Store) -> None:
+    reader = stream(store, maxMessagesPerTrigger="4")
+    assert reader.initialOffset() == {"a": 0}
+    assert reader.getDefaultReadLimit() == ReadMaxRows(4)
+    assert reader.latestOffset({"a": 0}, ReadMaxRows(4)) == {"a": 4}
+    assert reader.latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 10}
+    assert reader.latestOffset({"a": 10}, ReadMaxRows(4)) == {"a": 10}
+    assert reader.latestOffset({"a": 0}, ReadMaxBytes(1)) == {"a": 1}
+    both = stream(store, maxMessagesPerTrigger="8", maxBytesPerTrigger="1")
+    assert both.latestOffset({"a": 0}, ReadMaxRows(8)) == {"a": 1}
+    assert stream(store, maxBytesPerTrigger="1k").getDefaultReadLimit() == ReadMaxBytes(1024)
+    assert stream(store).getDefaultReadLimit() == ReadAllAvailable()
+
+
+def test_available_now_ends_where_the_journals_ended(store: detent.Store) -> None:
+    reader = stream(store, journals="*")
+    reader.prepareForTriggerAvailableNow()
+    store.journal("a").append(b"later")
+    store.journal("b").append(b"later")
+    assert reader.latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 10}
+    assert reader.reportLatestOffset() == {"a": 11, "b": 1}
+
+
+def test_a_range_reads_the_same_whenever_it_is_read(store: detent.Store) -> None:
+    reader = stream(store, minPartitions="3")
+    store.journal("a").append(b"later")
+    planned = reader.partitions({"a": 2}, {"a": 10})
+    assert len(planned) == 3
+    assert read(reader, planned) == [b"%d" % number for number in range(2, 10)]
+    assert reader.partitions({"a": 5}, {"a": 5}) == []
+
+
+def test_what_is_lost_is_an_error_or_skipped(store: detent.Store) -> None:
+    strict, lax = stream(store), stream(store, failOnDataLoss="false")
+    store.journal("a").trim(4)
+    for reader, found in ((strict, None), (lax, [b"%d" % number for number in range(4, 10)])):
+        planned = reader.partitions({"a": 0}, {"a": 10})
+        if found is None:
+            with pytest.raises(NotFound, match="failOnDataLoss"):
+                reader.latestOffset({"a": 0}, ReadAllAvailable())
+            with pytest.raises(NotFound, match="is gone"):
+                read(reader, planned)
+        else:
+            assert reader.latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 10}
+            assert read(reader, planned) == found
+    store.journal("a").delete()
+    assert read(lax, lax.partitions({"a": 0}, {"a": 10})) == []
+
+
+def test_a_start_that_moves_is_pinned_under_the_readers_name(store: detent.Store) -> None:
+    with pytest.raises(Invalid, match="readerName"):
+        stream(store, startingOffsets="latest").initialOffset()
+    named = stream(store, startingOffsets="latest", readerName="copy")
+    assert named.initialOffset() == {"a": 10}
+    store.journal("a").append(b"later")
+    assert named.initialOffset() == {"a": 10}
+    assert stream(store, startingOffsets="latest", readerName="other").initialOffset() == {"a": 11}
+
+
+def test_stores_stay_open_from_task_to_task_until_another_stands_there(tmp_path: Path) -> None:
+    url = f"file:{tmp_path / 'store'}"
+    with detent.open(url) as first:
+        first.journal("a").append(b"old")
+        kept = opened(url, "reader")
+        assert opened(url, "reader") is kept
+    (tmp_path / "store").rename(tmp_path / "moved")
+    with detent.open(url) as second:
+        second.journal("a").append(b"new")
+        assert opened(url, "reader") is not kept
+        assert [message.body for message in opened(url, "reader").journal("a").read()] == [b"new"]
+    close_all()

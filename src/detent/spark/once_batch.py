@@ -1,0 +1,141 @@
+"""A batch on its way into sinks: what names it, whether it was there before, and its rows."""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.errors import PySparkAttributeError
+from pyspark.sql import DataFrame
+
+from detent.codec.ledger import Row
+from detent.errors import AlreadyEntered, Invalid, NotFound
+from detent.ledger import EnterLedger
+from detent.ledger.entering import enter
+from detent.spark.identity import QUERY_PROPERTY, RUN_PROPERTY
+from detent.store import Store
+from detent.transaction import Transaction
+
+Select = Callable[[DataFrame], DataFrame] | Sequence[str] | None
+"""What a sink takes of a batch: a function from DataFrame to DataFrame, SQL expressions such as ``["id", "total * 2 AS
+twice"]``, or None for all of it."""
+
+_ANSWER: Final = "partition int, answer binary"
+
+
+class BatchKey(NamedTuple):
+    """What names a batch, the same at each replay, and which run of the driver has it."""
+
+    name: str
+    query: str
+    batch: int
+    run: str
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.query}/{self.batch}"
+
+
+class Place(NamedTuple):
+    """Where a sink keeps its record of batches. Two sinks at the same place would take each other's rows for theirs."""
+
+    words: str
+    within: object = None  # not shown: it may be a URL with a password
+
+    def __str__(self) -> str:
+        return self.words
+
+
+class ExternalSink(ABC):
+    """A sink outside of the store. It keeps its own record of the batches that it has."""
+
+    @property
+    def place(self) -> Place | None:
+        """Where it keeps its record; None if it keeps none."""
+        return None
+
+    @abstractmethod
+    def write(self, batch: DataFrame, key: BatchKey) -> None:
+        """Let a batch take effect, unless it did before."""
+
+
+class EngineSink(ABC):
+    """A sink in the store. What all of them stage takes effect in one transaction."""
+
+    @abstractmethod
+    def stage(self, batch: DataFrame, url: str) -> list[Any]:
+        """Let tasks bring the rows on their way; what they answer."""
+
+    @abstractmethod
+    def add(self, store: Store, transaction: Transaction, staged: list[Any]) -> None:
+        """Add what was staged to the batch's transaction."""
+
+
+def key_of(name: str, batch: DataFrame, number: int) -> BatchKey:
+    """What names the batch that a foreachBatch function was given."""
+    try:
+        context = batch.sparkSession.sparkContext
+    except PySparkAttributeError as error:
+        raise Invalid(
+            "once(...) needs classic Spark: under Spark Connect a foreachBatch function is not told which query it "
+            'works for. Write with the formats "detent" and "detent.queue" there, which are'
+        ) from error
+    query = context.getLocalProperty(QUERY_PROPERTY)
+    if not query:
+        raise Invalid(
+            "once(...) is for streams: df.writeStream.foreachBatch(once(...)).start(). For a batch write use the "
+            'format "detent" with the options txnAppId and txnVersion'
+        )
+    return BatchKey(name, query, number, context.getLocalProperty(RUN_PROPERTY) or "")
+
+
+def is_entered(store: Store, key: BatchKey) -> bool:
+    """Whether the ledger has the batch. `Fenced` if it would not take it from this query, or from this run of it."""
+    try:
+        info = store.ledger(key.name)
+    except NotFound:
+        return False
+    row = Row(0, 0, info.batch, info.entries, info.generation, info.query, info.run, info.replaced)
+    try:
+        enter(row, EnterLedger(key.name, key.query, key.batch, key.run), 0)
+    except AlreadyEntered:
+        return True
+    return False
+
+
+def check_select(select: Select) -> None:
+    """Refuse what cannot select."""
+    if select is None or callable(select):
+        return
+    if isinstance(select, str) or not select or not all(isinstance(expression, str) for expression in select):
+        raise Invalid(
+            f'select is a function of a DataFrame, or a list of SQL expressions such as ["id"], not {select!r}'
+        )
+
+
+def selected(batch: DataFrame, select: Select) -> DataFrame:
+    """What a sink takes of a batch."""
+    if select is None:
+        return batch
+    return select(batch) if callable(select) else batch.selectExpr(*select)
+
+
+def in_tasks(frame: DataFrame, work: Callable[[Iterator[Any]], Any]) -> list[Any]:
+    """Let tasks work on the Arrow batches of their partitions; what each of them answers, by partition."""
+    rows = frame.mapInArrow(partial(_answer, work), _ANSWER).collect()
+    return [pickle.loads(row["answer"]) for row in sorted(rows, key=lambda row: row["partition"])]
+
+
+def _answer(work: Callable[[Iterator[Any]], Any], batches: Iterator[Any]) -> Iterator[Any]:
+    """What a task does: one row, with what came out."""
+    context = TaskContext.get()
+    if context is None:
+        raise Invalid("rows are written inside a Spark task")
+    answer = pickle.dumps(work(batches))
+    yield pa.RecordBatch.from_arrays(
+        [pa.array([context.partitionId()], pa.int32()), pa.array([answer], pa.binary())], names=["partition", "answer"]
+    )

@@ -1,0 +1,175 @@
+"""`Pipeline`: streams between journals, queues and tables, declared in a file that ``detent run`` runs.
+
+>>> from detent.spark import Pipeline
+>>> pipeline = Pipeline("shop", store="file:./data")
+>>> @pipeline.stream(read="orders", write="paid", json="id BIGINT NOT NULL, amount DOUBLE")
+... def paid(orders):
+...     return orders.where("amount > 0")
+
+Declaring starts nothing and needs no Spark: what is wrong with a declaration is said before Java runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from detent.errors import Exists, Invalid
+from detent.spark.pipeline_stream import (
+    Delta,
+    Output,
+    Queue,
+    Read,
+    Schema,
+    Stream,
+    StreamSettings,
+    Write,
+    check_part,
+    inputs_of,
+    outputs_of,
+)
+
+if TYPE_CHECKING:
+    from detent.durations import Duration
+    from detent.spark.running_events import Summary
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def queue(name: str) -> Queue:
+    """A queue, as what a stream reads or writes; a bare name is a journal.
+
+    >>> @pipeline.stream(read=queue("orders"), write=["paid", queue("mails")])
+    ... def paid(orders): ...
+    """
+    return Queue(name)
+
+
+class Pipeline:
+    """Streams that belong together: each reads journals or queues, is changed by a function, and writes.
+
+    `store` is the URL of the store; left out, it comes from ``detent run --store`` or DETENT_URL. `checkpoints` is the
+    folder of Spark's checkpoints, ``PIPELINE/STREAM`` in it; left out, it lies beside a ``file:`` store. Keep it as
+    long as the store: it says how far each stream has read. `conf` are settings of Spark.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store: str | None = None,
+        *,
+        checkpoints: str | Path | None = None,
+        conf: Mapping[str, object] | None = None,
+    ) -> None:
+        check_part(name, "pipeline")
+        self.name = name
+        self.store = store
+        self.checkpoints = checkpoints
+        self.conf = dict(conf or {})
+        self._streams: dict[str, Stream] = {}
+
+    def __repr__(self) -> str:
+        return f"Pipeline({self.name!r}, {len(self._streams)} streams)"
+
+    @property
+    def streams(self) -> list[Stream]:
+        """The streams, in the order of their declaration."""
+        return list(self._streams.values())
+
+    def stream(
+        self,
+        *,
+        read: Read,
+        write: Write,
+        name: str | None = None,
+        json: Schema | None = None,
+        start: str | None = None,
+        mode: str = "append",
+        every: Duration | None = None,
+        max_messages: int | None = None,
+        fail_on_loss: bool = True,
+    ) -> Callable[[Function], Function]:
+        """Declare a stream: the function takes a streaming DataFrame and answers another one.
+
+        `read` is a journal, a pattern such as ``"shop/*"``, a ``queue(...)``, or a list of them. A function with one
+        parameter gets the messages of all journals together (the column `journal` tells them apart); one with several
+        gets a DataFrame for each source, by name: the parameters are called like the sources, or `read` is a dictionary
+        of parameters and sources.
+
+        `write` is a journal, a ``queue(...)``, a sink such as ``to_sql(...)``, or a list: all of them get the rows of a
+        batch, those in the store in one transaction. A message is the columns `body`, `key` and `headers`; without a
+        column `body`, all columns become a JSON object.
+
+        `json` is the schema of the bodies, as DDL or a StructType: the function gets its fields as columns, and the
+        rest of the message in the struct `_message`, which is not written. What is no JSON, or does not match, goes to
+        the journal ``PIPELINE/STREAM.quarantine``, in the transaction of the batch it came with. A field must be there
+        only if the schema says NOT NULL.
+
+        `start` is where the first run begins in the journals: "earliest" (unless told), "latest", or a time. `mode` is
+        Spark's output mode, "append" or "update". `every` sets a pace, such as "10s"; left out, a batch begins as soon
+        as there is something to read. `max_messages` bounds a batch. With `fail_on_loss` set to False the stream goes
+        on where messages it has not read were trimmed away.
+        """
+        settings = StreamSettings.of(start, mode, every, max_messages, fail_on_loss)
+
+        def declare(function: Function) -> Function:
+            self._add(function, name, read, outputs_of(write), json, settings)
+            return function
+
+        return declare
+
+    def table(
+        self,
+        *,
+        read: Read,
+        path: str | Path,
+        partition_by: list[str] | None = None,
+        name: str | None = None,
+        json: Schema | None = None,
+        start: str | None = None,
+        every: Duration | None = None,
+        max_messages: int | None = None,
+        fail_on_loss: bool = True,
+    ) -> Callable[[Function], Function]:
+        """Declare a stream into a Delta table: the rows that the function answers are appended, each batch once.
+
+        The other arguments are those of :meth:`stream`.
+        """
+        settings = StreamSettings.of(start, "append", every, max_messages, fail_on_loss)
+        sink = Delta.at(path, partition_by)
+
+        def declare(function: Function) -> Function:
+            self._add(function, name, read, (sink,), json, settings)
+            return function
+
+        return declare
+
+    def _add(
+        self,
+        function: Callable[..., Any],
+        name: str | None,
+        read: Read,
+        outputs: tuple[Output, ...],
+        json: Schema | None,
+        settings: StreamSettings,
+    ) -> None:
+        if not callable(function):
+            raise Invalid(f"a stream is a function that takes and answers a DataFrame, not {function!r}")
+        chosen = str(name or getattr(function, "__name__", ""))
+        check_part(chosen, "stream")
+        if chosen in self._streams:
+            raise Exists(
+                f"the pipeline {self.name!r} has a stream {chosen!r} already: call the function differently, or give "
+                "this one another name with name="
+            )
+        stream = Stream(self.name, chosen, function, inputs_of(chosen, function, read, json), outputs, settings)
+        stream.check()
+        self._streams[chosen] = stream
+
+    def run(self, *, once: bool = False, only: list[str] | None = None, **options: Any) -> Summary:
+        """Run the streams in this process: until it is told to stop, or with `once` until everything there is has been
+        read. It takes the options of :func:`detent.spark.running.run`, such as `store` and `checkpoints`."""
+        from detent.spark.running import run
+
+        return run(self, once=once, only=only, **options)

@@ -1,0 +1,365 @@
+"""One stream of a pipeline: what it reads, what it writes, and the checks of its declaration."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from detent.durations import Duration, milliseconds
+from detent.errors import Invalid
+from detent.names import check_name
+from detent.spark.places import EARLIEST, Places
+
+MESSAGES_MAX: Final = 1_000_000
+"""A batch is this long unless told: enough to keep Spark busy, and what a replay repeats after a crash."""
+
+PUBLISHED_MAX: Final = 20_000
+"""The same for streams into queues: all that a batch publishes passes through the owner in one transaction."""
+
+MODES: Final = ("append", "update")
+"""Complete is left out: it writes the whole result again with each batch, and journals only grow."""
+
+QUARANTINE: Final = ".quarantine"
+PART_MAX: Final = 64
+_PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+"""Also the name of a folder, so fewer characters than in a journal's name."""
+
+_WILD: Final = "*?["
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """A journal, or as a source all journals that a pattern matches."""
+
+    name: str
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether it stands for any number of journals."""
+        return any(mark in self.name for mark in _WILD)
+
+    def reads(self, other: object) -> bool:
+        """Whether what is written to `other` is read here."""
+        return isinstance(other, Journal) and fnmatch.fnmatchcase(other.name, self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "queue")
+
+    def reads(self, other: object) -> bool:
+        """Whether what is written to `other` is read here."""
+        return self == other
+
+    def __str__(self) -> str:
+        return f"queue {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A Delta table."""
+
+    path: str
+    partition_by: tuple[str, ...] = ()
+
+    @classmethod
+    def at(cls, path: str | Path, partition_by: list[str] | None) -> Delta:
+        """A table by its path, checked."""
+        text = str(path)
+        if not text.strip():
+            raise Invalid('a table has a path, for example "./tables/paid" or "s3://bucket/paid"')
+        if isinstance(partition_by, str) or not all(isinstance(column, str) for column in partition_by or []):
+            raise Invalid(f'partition_by is a list of columns such as ["day"], not {partition_by!r}')
+        return cls(text, tuple(partition_by or []))
+
+    def __str__(self) -> str:
+        return f"table {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Custom:
+    """A sink of :func:`detent.spark.once` as it is."""
+
+    sink: Any
+
+    def __str__(self) -> str:
+        kind = type(self.sink).__name__.lstrip("_")
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()
+
+
+Source = Journal | Queue
+Output = Journal | Queue | Delta | Custom
+Read = str | Queue | list[str | Queue] | Mapping[str, str | Queue | list[str]]
+Write = Any
+"""A journal's name, a queue, a sink, or a list of them. The class of sinks cannot be named here without Spark."""
+
+Schema = Any
+"""DDL, a StructType, or a dictionary of one of these for each parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What one parameter of the function gets: one source, or several journals together; parsed, if it has a schema."""
+
+    parameter: str
+    sources: tuple[Source, ...]
+    schema: Any = None
+
+    @property
+    def label(self) -> str:
+        """The sources, for people."""
+        return ", ".join(map(str, self.sources))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """The arguments of a stream that say how it runs, checked."""
+
+    start: str
+    mode: str
+    every_ms: int | None
+    messages_max: int | None
+    fail_on_loss: bool
+
+    @classmethod
+    def of(
+        cls,
+        start: str | None,
+        mode: str,
+        every: Duration | None,
+        messages_max: int | None,
+        fail_on_loss: bool,
+    ) -> StreamSettings:
+        place = EARLIEST if start is None else start
+        if not isinstance(place, str):
+            raise Invalid(f'start is "earliest", "latest" or a time such as "2026-01-31T12:00:00Z", not {start!r}')
+        Places("start", place, EARLIEST)
+        if mode not in MODES:
+            raise Invalid(f"mode is one of {', '.join(MODES)}, not {mode!r}")
+        if messages_max is not None and (type(messages_max) is not int or messages_max < 1):
+            raise Invalid(f"max_messages is a whole number from 1 on, not {messages_max!r}")
+        return cls(place, mode, None if every is None else milliseconds(every), messages_max, bool(fail_on_loss))
+
+    @property
+    def start_is_fixed(self) -> bool:
+        """Whether the start means the same whenever it is asked."""
+        return Places("start", self.start, EARLIEST).is_fixed
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A declared stream."""
+
+    pipeline: str
+    name: str
+    function: Callable[..., Any]
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    settings: StreamSettings
+
+    @property
+    def full_name(self) -> str:
+        """How Spark, the ledger and the store's readers know it."""
+        return f"{self.pipeline}/{self.name}"
+
+    @property
+    def sources(self) -> list[Source]:
+        """All that is read."""
+        return [source for one in self.inputs for source in one.sources]
+
+    @property
+    def quarantine(self) -> Journal | None:
+        """Where bodies go that do not match their schema."""
+        return Journal(self.full_name + QUARANTINE) if any(one.schema is not None for one in self.inputs) else None
+
+    @property
+    def messages_max(self) -> int:
+        """How many messages a batch has at most."""
+        into_queues = any(isinstance(target, Queue) for target in self.outputs)
+        return self.settings.messages_max or (PUBLISHED_MAX if into_queues else MESSAGES_MAX)
+
+    @property
+    def targets(self) -> list[Output]:
+        """All that is written, the quarantine too."""
+        return [*self.outputs, *([self.quarantine] if self.quarantine else [])]
+
+    def check(self) -> None:
+        """Refuse a start for queues, which have none; and a stream that reads what it writes: each message would make
+        another one, for ever."""
+        if self.settings.start != EARLIEST and not any(isinstance(source, Journal) for source in self.sources):
+            raise Invalid(f"the stream {self.name!r} reads no journal, so it cannot start at {self.settings.start!r}")
+        for source in self.sources:
+            for target in self.targets:
+                if source.reads(target):
+                    raise Invalid(
+                        f"the stream {self.name!r} reads {source} and writes {target}: each message would come back as "
+                        "another one. Write to another journal"
+                    )
+
+
+def check_part(name: str, what: str) -> None:
+    """`Invalid` unless this can be the name of a pipeline or of a stream."""
+    if not isinstance(name, str) or len(name) > PART_MAX or not _PART.fullmatch(name):
+        raise Invalid(
+            f"{name!r} is no name for a {what}: use up to {PART_MAX} ASCII letters, digits and any of _ . -, "
+            "beginning with a letter or a digit"
+        )
+
+
+# -- what is read ---------------------------------------------------------------------------------------------------
+
+
+def inputs_of(name: str, function: Callable[..., Any], read: Read, json: Schema | None) -> tuple[Input, ...]:
+    """What each parameter of a stream's function gets."""
+    parameters = _parameters(name, function)
+    if isinstance(read, Mapping):
+        given = {parameter: _sources(name, one) for parameter, one in read.items()}
+        if set(given) != set(parameters):
+            raise Invalid(
+                f"the stream {name!r} reads {{{', '.join(given)}}}, and its function takes ({', '.join(parameters)}): "
+                "the parameters have the same names"
+            )
+    else:
+        given = _by_parameter(name, parameters, _sources(name, read))
+    for parameter, sources in given.items():
+        _check_together(name, parameter, sources)
+    _check_each_once(name, [source for sources in given.values() for source in sources])
+    schemas = _schemas(name, parameters, json)
+    return tuple(Input(parameter, given[parameter], schemas.get(parameter)) for parameter in parameters)
+
+
+def _parameters(name: str, function: Callable[..., Any]) -> list[str]:
+    """The parameters that a stream's function needs."""
+    found = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.default is not parameter.empty or parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            raise Invalid(f"the function of the stream {name!r} needs {parameter.name}=, which nobody gives it")
+        found.append(parameter.name)
+    if not found:
+        raise Invalid(f"the function of the stream {name!r} takes no DataFrame: give it a parameter for what it reads")
+    return found
+
+
+def _sources(name: str, read: Any) -> tuple[Source, ...]:
+    if isinstance(read, str | Queue):
+        read = [read]
+    if not isinstance(read, list | tuple) or not read:
+        raise Invalid(f'the stream {name!r} reads a journal such as "orders", a queue("orders"), or a list of them')
+    return tuple(_source(name, one) for one in read)
+
+
+def _source(name: str, read: Any) -> Source:
+    if isinstance(read, Queue):
+        return read
+    if not isinstance(read, str):
+        raise Invalid(f'the stream {name!r} cannot read {read!r}: give a journal such as "orders", or queue("orders")')
+    found = Journal(read)
+    if not found.is_pattern:
+        check_name(read, "journal")
+    elif "," in read:
+        raise Invalid(f"the stream {name!r} reads {read!r}: give several journals as a list")
+    return found
+
+
+def _by_parameter(name: str, parameters: list[str], sources: tuple[Source, ...]) -> dict[str, tuple[Source, ...]]:
+    """Sources without parameters: all to the only one, or one to each by its name."""
+    if len(parameters) == 1:
+        return {parameters[0]: sources}
+    listed = ", ".join(map(str, sources))
+    if len(parameters) != len(sources):
+        raise Invalid(
+            f"the function of the stream {name!r} takes {len(parameters)} DataFrames ({', '.join(parameters)}), and "
+            f"reads {len(sources)} sources ({listed}): give it one parameter for each, or one for all"
+        )
+    named: dict[str, tuple[Source, ...]] = {_as_parameter(source): (source,) for source in sources}
+    if set(named) != set(parameters):
+        example = ", ".join(f'"{one}": …' for one in parameters)
+        raise Invalid(
+            f"which of ({', '.join(parameters)}) gets which of ({listed})? Call the parameters of the stream {name!r} "
+            f"({', '.join(map(_as_parameter, sources))}), or say it: read={{{example}}}"
+        )
+    return named
+
+
+def _as_parameter(source: Source) -> str:
+    """What a parameter is called that gets this source: the last part of its name."""
+    return re.sub(r"\W", "_", source.name.rsplit("/", 1)[-1])
+
+
+def _check_together(name: str, parameter: str, sources: tuple[Source, ...]) -> None:
+    if len(sources) > 1 and not all(isinstance(source, Journal) for source in sources):
+        raise Invalid(
+            f"the stream {name!r} reads several sources as {parameter!r}, with a queue among them: only journals can "
+            "be read together; give the function one parameter for each source"
+        )
+
+
+def _check_each_once(name: str, sources: list[Source]) -> None:
+    for source in sources:
+        if sources.count(source) > 1:
+            raise Invalid(
+                f"the stream {name!r} reads {source} twice: read it once, and use the DataFrame twice in the function"
+            )
+
+
+def _schemas(name: str, parameters: list[str], json: Schema | None) -> dict[str, Any]:
+    """The schema of each parameter that has one."""
+    if json is None:
+        return {}
+    given = dict(json) if isinstance(json, Mapping) else dict.fromkeys(parameters, json)
+    for parameter, schema in given.items():
+        if parameter not in parameters:
+            raise Invalid(f"json= has a schema for {parameter!r}, which is no parameter of the stream {name!r}")
+        if isinstance(schema, str):
+            if not schema.strip():
+                raise Invalid(f'json= of the stream {name!r} is empty: give DDL such as "id BIGINT, amount DOUBLE"')
+        elif type(schema).__name__ != "StructType":  # by name: Spark is not imported for a declaration
+            raise Invalid(f"json= of the stream {name!r} is DDL text or a StructType, not {type(schema).__name__}")
+    return given
+
+
+# -- what is written ------------------------------------------------------------------------------------------------
+
+
+def outputs_of(write: Write) -> tuple[Output, ...]:
+    """What a stream writes."""
+    given = list(write) if isinstance(write, list | tuple) else [write]
+    if not given:
+        raise Invalid('write= is a journal such as "paid", a queue("mails"), a sink, or a list of them; it is empty')
+    found = tuple(map(_output, given))
+    for one in found:
+        if found.count(one) > 1:
+            raise Invalid(f"write= names {one} twice: every row would be written there twice")
+    return found
+
+
+def _output(write: Any) -> Output:
+    if isinstance(write, str):
+        check_name(write, "journal")
+        return Journal(write)
+    if isinstance(write, Queue | Delta):
+        return write
+    if any(callable(getattr(write, method, None)) for method in ("write", "stage")):  # what sinks of `once` can do
+        return Custom(write)
+    raise Invalid(
+        f'a stream cannot write to {write!r}: give a journal such as "paid", queue("mails"), or a sink such as '
+        "to_sql(url, table)"
+    )

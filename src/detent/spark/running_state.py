@@ -1,0 +1,156 @@
+"""What is known of a running stream: how far it is, how fast, how far behind, and what went wrong."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from detent.spark.pipeline_stream import Journal, Queue, Stream
+from detent.store import Store
+
+RATE_S: Final = 10.0
+"""The rate is that of so many seconds: long enough for slow batches, short enough to see a change."""
+
+STARTING, RUNNING, IDLE, WAITING, FAILED, STOPPED = "starting", "running", "idle", "waiting", "failed", "stopped"
+"""The phases: idle is a stream that has read what there was, waiting is for the next try after a failure; failed and
+stopped are final."""
+
+
+class Assignment(NamedTuple):
+    """How far a queue was read: the reader's generation, and the number of the last assignment."""
+
+    generation: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch that a stream has committed."""
+
+    number: int
+    messages: int
+    milliseconds: int
+
+
+@dataclass
+class StreamState:
+    """One stream. Everything in it is about this run, except the offsets."""
+
+    stream: Stream
+    clock: Callable[[], float]
+    phase: str = STARTING
+    batch: int | None = None
+    batches: int = 0
+    messages: int = 0
+    batch_ms: int = 0
+    offsets: dict[str, int] = field(default_factory=dict)
+    assignments: dict[str, Assignment] = field(default_factory=dict)
+    is_read: bool = False
+    lag: int | None = None
+    failures: int = 0
+    in_a_row: int = 0
+    error: str = ""
+    retry_at: float = 0.0
+    _recent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    @property
+    def name(self) -> str:
+        """The stream's name."""
+        return self.stream.name
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is tried."""
+        return self.phase in (FAILED, STOPPED)
+
+    @property
+    def rate(self) -> float:
+        """Messages a second, lately."""
+        now = self.clock()
+        while self._recent and self._recent[0][0] < now - RATE_S:
+            self._recent.popleft()
+        return sum(count for _, count in self._recent) / RATE_S
+
+    def absorb(self, progress: dict[str, Any]) -> Batch | None:
+        """Take what Spark reports of a batch, or of a look that found nothing; the batch, if it is one."""
+        sources = progress.get("sources", [])
+        messages = sum(self._advance(source) for source in sources)
+        self.is_read = self.is_read or bool(sources)
+        if "addBatch" not in progress.get("durationMs", {}):
+            return None
+        self.batch = progress["batchId"]
+        self.batches += 1
+        self.messages += messages
+        self.batch_ms = progress.get("batchDuration", 0)
+        self._recent.append((self.clock(), messages))
+        self.in_a_row, self.error = 0, ""
+        return Batch(progress["batchId"], messages, self.batch_ms)
+
+    def _advance(self, source: dict[str, Any]) -> int:
+        """How many messages lie between the offsets of a source."""
+        start, end = _offset(source.get("startOffset")), _offset(source.get("endOffset"))
+        if "assignment" in end:
+            self.assignments[end["queue"]] = Assignment(end["generation"], end["assignment"])
+            return self._rows(source)
+        self.offsets.update(end)
+        if not start:  # Spark does not know where its first batch began
+            return self._rows(source)
+        return sum(offset - start.get(name, 0) for name, offset in end.items())
+
+    def _rows(self, source: dict[str, Any]) -> int:
+        """The rows that Spark has read. To tell the good from the bad it reads everything twice."""
+        rows: int = source.get("numInputRows", 0)
+        return rows // 2 if self.stream.quarantine else rows
+
+    def measure(self, store: Store) -> None:
+        """Find out how many messages wait. It cannot be told before Spark has said where the stream is."""
+        if not self.is_read:
+            return
+        journals = [source for source in self.stream.sources if isinstance(source, Journal)]
+        lag = sum(self._behind(store, name) for name in _names(store, journals))
+        for source in self.stream.sources:
+            if isinstance(source, Queue):
+                found = store.queue(source.name).info()
+                lag += found.available + found.blocked - found.blocked_delayed
+        self.lag = lag
+
+    def _behind(self, store: Store, name: str) -> int:
+        if store.reader.number(name) is None:
+            return 0
+        first, end = store.reader.extent(name)
+        return max(0, end - max(first, self.offsets.get(name, 0)))
+
+    def as_json(self) -> dict[str, Any]:
+        """The state for programs."""
+        return {
+            "stream": self.name,
+            "phase": self.phase,
+            "batch": self.batch,
+            "batches": self.batches,
+            "messages": self.messages,
+            "rate": round(self.rate, 1),
+            "batch_ms": self.batch_ms,
+            "offsets": self.offsets,
+            "assignments": {name: at.number for name, at in self.assignments.items()},
+            "lag": self.lag,
+            "failures": self.failures,
+            "error": self.error,
+        }
+
+
+def _offset(given: Any) -> dict[str, Any]:
+    """An offset as Spark reports it: an object, its text, or nothing."""
+    found = json.loads(given) if isinstance(given, str) else given
+    return found if isinstance(found, dict) else {}
+
+
+def _names(store: Store, journals: list[Journal]) -> set[str]:
+    """The journals that are read by name or by a pattern."""
+    found = {journal.name for journal in journals if not journal.is_pattern}
+    patterns = [journal for journal in journals if journal.is_pattern]
+    if patterns:
+        found.update(name for name in store.journals() if any(one.reads(Journal(name)) for one in patterns))
+    return found

@@ -1,0 +1,230 @@
+"""A database as a sink, without a JVM: the rows and the batch in one transaction, which nobody else ends."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import sqlalchemy
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+from sqlalchemy.pool import NullPool
+
+from detent.errors import Invalid, LimitExceeded, NotFound
+from detent.spark import once_sql, to_sql
+from detent.spark.once_batch import BatchKey, ExternalSink
+from sparkframes import Frame
+
+SCHEMA = StructType([StructField("id", LongType()), StructField("name", StringType())])
+KEY = BatchKey("shop", "query", 0, "run")
+
+
+class Database:
+    """A SQLite file with one table."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.url = f"sqlite:///{path}"
+        self.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, name TEXT)")
+
+    def execute(self, statement: str) -> list[Any]:
+        with closing(sqlite3.connect(self.path)) as connection, connection:
+            return connection.execute(statement).fetchall()
+
+    def ids(self) -> list[int]:
+        return [row[0] for row in self.execute("SELECT id FROM orders ORDER BY id")]
+
+    def ledger(self) -> list[Any]:
+        return self.execute("SELECT name, sink, query, batch FROM detent_ledger ORDER BY 1, 2, 3")
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return Database(tmp_path / "shop.db")
+
+
+def frame(*ids: int) -> Any:
+    half = len(ids) // 2
+    parts = [pa.RecordBatch.from_pydict({"id": part, "name": ["n"] * len(part)}) for part in (ids[:half], ids[half:])]
+    return Frame(SCHEMA, *([part] for part in parts if part.num_rows), [])
+
+
+def insert(connection: Any, rows: Any) -> None:
+    """What a user's function does."""
+    for row in rows.to_pylist():
+        connection.execute(sqlalchemy.text("INSERT INTO orders VALUES (:id, :name)"), row)
+
+
+@pytest.fixture(params=["table", "function"])
+def sink(request: pytest.FixtureRequest, database: Database) -> ExternalSink:
+    if request.param == "table":
+        return to_sql(database.url, "orders")
+    return to_sql(lambda: sqlalchemy.create_engine(database.url, poolclass=NullPool), write=insert, label="orders")
+
+
+def test_a_batch_is_in_the_database_once(database: Database, sink: ExternalSink) -> None:
+    sink.write(frame(1, 2, 3), KEY)
+    again = frame(1, 2, 3)
+    sink.write(again, KEY._replace(run="later"))
+    assert (database.ids(), again.jobs) == ([1, 2, 3], 0)
+    sink.write(frame(4), KEY._replace(batch=2))
+    sink.write(frame(9), KEY._replace(batch=1))
+    sink.write(frame(5), KEY._replace(query="next"))
+    assert database.ids() == [1, 2, 3, 4, 5]
+    assert database.ledger() == [("shop", "orders", "next", 0), ("shop", "orders", "query", 2)]
+
+
+def test_a_batch_without_rows_is_entered(database: Database, sink: ExternalSink) -> None:
+    sink.write(frame(), KEY)
+    assert (database.ids(), len(database.ledger())) == ([], 1)
+
+
+def test_what_fails_leaves_neither_rows_nor_ledger(database: Database, sink: ExternalSink) -> None:
+    database.execute("INSERT INTO orders VALUES (3, 'taken')")
+    with pytest.raises(sqlalchemy.exc.IntegrityError):
+        sink.write(frame(1, 2, 3), KEY)
+    assert (database.ids(), database.ledger()) == ([3], [])
+    database.execute("DELETE FROM orders")
+    sink.write(frame(1, 2, 3), KEY)
+    assert database.ids() == [1, 2, 3]
+
+
+def test_two_drivers_that_both_looked_write_once(database: Database) -> None:
+    """The second one enters the batch while the first has entered it and not committed."""
+    inside, looked = threading.Event(), threading.Event()
+
+    def slowly(connection: Any, rows: Any) -> None:
+        inside.set()
+        assert looked.wait(60)
+        insert(connection, rows)
+
+    def look(batch: Any) -> Any:
+        looked.set()
+        return batch
+
+    first = to_sql(database.url, write=slowly, label="orders")
+    thread = threading.Thread(target=first.write, args=(frame(1, 2), KEY))
+    thread.start()
+    assert inside.wait(60)
+    second = to_sql(database.url, "orders")
+    collect = once_sql.collect
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(once_sql, "collect", lambda rows: look(collect(rows)))
+        second.write(frame(1, 2), KEY)
+    thread.join()
+    assert database.ids() == [1, 2]
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
+def test_the_statement_that_enters_a_batch_says_whether_it_did(dialect: str) -> None:
+    statement = once_sql.entering(dialect, once_sql.ledger_table(), "orders", KEY)
+    compiled = statement.compile(dialect=getattr(sqlalchemy.dialects, dialect).dialect())
+    text = " ".join(str(compiled).replace('"', "").split())
+    assert "ON CONFLICT (name, sink, query) DO UPDATE SET batch = excluded.batch" in text
+    assert "WHERE detent_ledger.batch < excluded.batch RETURNING" in text
+
+
+def test_sinks_of_one_database_have_records_of_their_own(database: Database) -> None:
+    database.execute("CREATE TABLE more (id INTEGER, name TEXT)")
+    to_sql(database.url, "orders").write(frame(1), KEY)
+    to_sql(database.url, "more").write(frame(1), KEY)
+    to_sql(database.url, "more", label="twice").write(frame(2), KEY)
+    assert database.execute("SELECT id FROM more") == [(1,), (2,)]
+    assert [row[1] for row in database.ledger()] == ["more", "orders", "twice"]
+
+
+def test_the_function_does_not_end_the_transaction(database: Database) -> None:
+    def commits(connection: Any, rows: Any) -> None:
+        insert(connection, rows.slice(0, 1))
+        connection.commit()
+        insert(connection, rows.slice(1))
+
+    def rolls_back(connection: Any, rows: Any) -> None:
+        insert(connection, rows)
+        connection.rollback()
+
+    with pytest.raises(Invalid, match="must not commit"):
+        to_sql(database.url, write=commits).write(frame(1, 2), KEY)
+    with pytest.raises(Invalid, match="must not roll back"):
+        to_sql(database.url, write=rolls_back).write(frame(1, 2), KEY)
+    assert (database.ids(), database.ledger()) == ([], [])
+
+
+def test_an_engine_without_transactions_is_refused(database: Database) -> None:
+    def autocommit() -> Any:
+        return sqlalchemy.create_engine(database.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+
+    with pytest.raises(Invalid, match="AUTOCOMMIT"):
+        to_sql(autocommit, "orders").write(frame(1), KEY)
+    assert database.ids() == []
+
+
+def test_an_engine_that_begins_transactions_itself_is_taken(database: Database) -> None:
+    """As SQLAlchemy's documentation has it, for savepoints that work."""
+    engine = sqlalchemy.create_engine(database.url, poolclass=NullPool)
+
+    @sqlalchemy.event.listens_for(engine, "connect")
+    def connect(connection: Any, record: Any) -> None:
+        connection.isolation_level = None
+
+    @sqlalchemy.event.listens_for(engine, "begin")
+    def begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    to_sql(lambda: engine, "orders").write(frame(1), KEY)
+    assert (database.ids(), len(database.ledger())) == ([1], 1)
+
+
+def test_a_pool_of_the_users_gets_its_connection_back(database: Database) -> None:
+    engine = sqlalchemy.create_engine(database.url)
+    try:
+        sink = to_sql(lambda: engine, write=insert)
+        sink.write(frame(1), KEY)
+        with engine.begin() as connection:  # the same connection, which may be committed again
+            insert(connection, pa.table({"id": [2], "name": ["n"]}))
+        sink.write(frame(3), KEY._replace(batch=1))
+        assert database.ids() == [1, 2, 3]
+    finally:
+        engine.dispose()
+
+
+def test_what_does_not_fit_is_refused(database: Database) -> None:
+    with pytest.raises(NotFound, match="no table 'nothing'"):
+        to_sql(database.url, "nothing").write(frame(1), KEY)
+    database.execute("CREATE TABLE small (id INTEGER)")
+    with pytest.raises(Invalid, match="no column name, but id"):
+        to_sql(database.url, "small").write(frame(1), KEY)
+    with pytest.raises(Invalid, match="SQLite and PostgreSQL, not to mssql"):
+        to_sql(lambda: sqlalchemy.create_mock_engine("mssql+pyodbc://", print), "t").write(frame(1), KEY)  # type: ignore[arg-type,return-value]
+    assert database.ledger() == []
+
+
+def test_more_than_the_driver_holds_is_refused(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once_sql, "ROWS_MAX", 3)
+    with pytest.raises(LimitExceeded, match="at most 3 rows"):
+        to_sql(database.url, "orders").write(frame(*range(8)), KEY)  # one task has too many
+    with pytest.raises(LimitExceeded, match="at most 3 rows"):
+        to_sql(database.url, "orders").write(frame(*range(4)), KEY)  # all of them together have
+    monkeypatch.setattr(once_sql, "BYTES_MAX", 5)
+    with pytest.raises(LimitExceeded, match="5 bytes"):
+        to_sql(database.url, "orders").write(frame(1), KEY)
+    assert (database.ids(), database.ledger()) == ([], [])
+
+
+def test_rows_are_inserted_in_parts(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once_sql, "INSERT_ROWS", 3)
+    to_sql(database.url, "orders").write(frame(*range(10)), KEY)
+    assert database.ids() == list(range(10))
+
+
+def test_times_arrive_in_utc(database: Database) -> None:
+    database.execute("CREATE TABLE times (at TIMESTAMP)")
+    moment = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    batch = pa.RecordBatch.from_arrays([pa.array([moment], pa.timestamp("us", tz="Asia/Tokyo"))], names=["at"])
+    to_sql(database.url, "times").write(Frame(StructType([StructField("at", TimestampType())]), [batch]), KEY)  # type: ignore[arg-type]
+    assert database.execute("SELECT at FROM times") == [("2026-01-31 12:00:00.000000",)]

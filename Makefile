@@ -18,7 +18,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $(STAMP)
 
 demo: $(STAMP) ## run the main job on the embedded default
-	$(BIN)/python examples/demo.py
+	$(BIN)/detent demo --keep
 
 test: $(STAMP) ## run every test layer
 	$(BIN)/python -m pytest -n auto --dist loadgroup

@@ -10,6 +10,7 @@ MODULES = {
     "journal": "bench.journal.measurements",
     "queue": "bench.queue.measurements",
     "server": "bench.server.measurements",
+    "spark": "bench.spark.measurements",
 }
 
 

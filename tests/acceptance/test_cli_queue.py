@@ -47,7 +47,7 @@ def document(*arguments: str) -> Any:
 
 QUEUE_COMMANDS = [
     "create", "configure", "rm", "ls", "info", "publish", "claim", "ack", "fail", "extend", "failed", "redrive",
-    "purge", "pause", "resume", "stats",
+    "purge", "pause", "resume", "stats", "readers", "release",
 ]  # fmt: skip
 
 

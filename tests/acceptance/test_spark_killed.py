@@ -47,14 +47,15 @@ class Driver:
     def __init__(self, folder: Path, url: str, trigger: str, crash_at: str = "") -> None:
         program = folder / "driver.py"
         program.write_text(DRIVER)
-        self._log = (folder / "driver.log").open("ab")
-        self._process = subprocess.Popen(
-            [sys.executable, str(program), url, str(folder / "checkpoint"), trigger],
-            stdout=self._log,
-            stderr=self._log,
-            env={**os.environ, "DETENT_CRASH_AT": crash_at},
-            start_new_session=True,
-        )
+        self._log = folder / "driver.log"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(program), url, str(folder / "checkpoint"), trigger],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "DETENT_CRASH_AT": crash_at},
+                start_new_session=True,
+            )
 
     def wait_for_more_than(self, messages: int, url: str) -> None:
         """Until it has written some, or has died."""
@@ -67,14 +68,13 @@ class Driver:
         return self._process.wait(180)
 
     def log(self) -> str:
-        return Path(self._log.name).read_text()[-4000:]
+        return self._log.read_text()[-4000:]
 
     def kill(self) -> None:
         """The whole group at once: nobody is left to clean up."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._log.close()
 
 
 def written(url: str) -> list[bytes]:
@@ -103,7 +103,7 @@ def test_processes_killed_at_each_durable_step_of_the_sink(tmp_path: Path, point
     url = f"file:{tmp_path / 'store'}"
     with detent.open(url) as store:
         store.journal("in").append_many(numbered(600))
-    driver = Driver(tmp_path, url, "once", crash_at=f"{point}:2")
+    driver = Driver(tmp_path, url, "once", crash_at=point)
     assert driver.wait() != 0
     driver.kill()
     assert len(written(url)) % 300 == 0  # a batch is there or it is not

@@ -46,6 +46,7 @@ def programs_folder(folder: Path, names: list[str]) -> str:
 
 def test_the_session_has_its_settings(spark: SparkSession) -> None:
     assert spark.sparkContext.master == "local[2,4]"
+    assert spark.conf.get("spark.authenticate") == "true"
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
     assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
     assert "FileSystemBased" in str(spark.conf.get("spark.sql.streaming.checkpointFileManagerClass"))

@@ -22,6 +22,7 @@ from detent.kv import Batch, Reader, open_reader, prefix_end
 from detent.kv.memory import MemorySpace, MemoryWriter
 from detent.queue import checkpoint, holdings, housekeeping
 from detent.queue import operations as ops
+from detent.queue import reader_operations as reader_ops
 from detent.verify import verify
 from world import World
 
@@ -256,8 +257,8 @@ class History:
 
     def operation(self) -> Any:
         rng, queue = self.rng, self.rng.choice(QUEUES)
-        choices = [self.create, self.publish, self.claim, self.end, self.admin]
-        return rng.choices(choices, (8, 36, 25, 15, 16))[0](queue)
+        choices = [self.create, self.publish, self.claim, self.end, self.admin, self.read]
+        return rng.choices(choices, (8, 36, 20, 12, 12, 12))[0](queue)
 
     def create(self, queue: str) -> Any:
         rng = self.rng
@@ -297,6 +298,19 @@ class History:
         held = receipts(self.claimed.pop(rng.randrange(len(self.claimed))), 0, rng.randint(1, 400))
         failed = ops.Fail(*held, "no", rng.choice([None, 0, 50]), rng.random() < 0.3)
         return rng.choice([ops.Ack(*held), ops.Ack(*held), failed, ops.Extend(*held)])
+
+    def read(self, queue: str) -> Any:
+        """Something that a reader does: mostly from where it is."""
+        rng, name = self.rng, self.rng.choice("rs")
+        state = self.world.queues.queues.get(queue)
+        reader = None if state is None else state.readers.get(name)
+        if reader is None or rng.random() < 0.1:
+            return rng.choice([reader_ops.OpenReader, reader_ops.OpenReader, reader_ops.DeleteReader])(queue, name)
+        base = (queue, name, reader.generation)
+        plan = reader_ops.Assign(*base, reader.last, rng.choice([1, 3, 50, 400]), rng.choice([0, 0, 9]))
+        return rng.choice(
+            [plan, plan, plan, reader_ops.AckAssigned(*base, reader.last), reader_ops.ReleaseReader(queue, name)]
+        )
 
     def admin(self, queue: str) -> Any:
         rng = self.rng
@@ -707,7 +721,7 @@ DAMAGES: list[tuple[Callable[[Damage], None], str]] = [
     (dedup_of_the_future, "the dedup key of message 5000"),
     # unknown types and versions
     (lambda d: d.put(bytes.fromhex("050107"), b""), "a record of no known version and type (queue)"),
-    (lambda d: d.put(bytes.fromhex("050110"), b""), "a record of no known version and type (queue)"),
+    (lambda d: d.put(bytes.fromhex("050111"), b""), "a record of no known version and type (queue)"),
     (lambda d: d.put(bytes.fromhex("050201"), b""), "a record of no known version and type (queue)"),
     (lambda d: d.put(bytes.fromhex("030201"), b""), "a record of no known version and type (log)"),
 ]

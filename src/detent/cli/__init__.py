@@ -10,10 +10,13 @@ from typing import Any, NoReturn
 
 import click
 
+from detent.cli.demo import demo
 from detent.cli.doctor import doctor
 from detent.cli.journal import journal
+from detent.cli.ledger import ledger
 from detent.cli.message import message
-from detent.cli.queue_messages import queue
+from detent.cli.pipeline import quarantine, run_pipeline
+from detent.cli.queue_readers import queue
 from detent.cli.serve import serve
 from detent.cli.store import store
 from detent.cli.token import token
@@ -59,10 +62,14 @@ def cli() -> None:
     """
 
 
+cli.add_command(demo)
 cli.add_command(doctor)
 cli.add_command(journal)
+cli.add_command(ledger)
 cli.add_command(message)
+cli.add_command(quarantine)
 cli.add_command(queue)
+cli.add_command(run_pipeline)
 cli.add_command(serve)
 cli.add_command(store)
 cli.add_command(token)

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -81,7 +81,7 @@ def run(
         for note in prepare(opened, streams):
             shown.tell(Event("note", text=note))
         runner = Runner(opened, streams, _starter(spark, url, folder, once), shown, stop or threading.Event())
-        with _signals(runner.stopping) if signals else _nothing():
+        with _signals(runner.stopping) if signals else nullcontext():
             runner.drain() if once else runner.supervise()
         runner.acknowledge(sync=is_local(folder))
         return Summary(runner.states)
@@ -316,8 +316,3 @@ def _signals(stopping: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

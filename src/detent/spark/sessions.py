@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _CONNECT: Final = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
-_UNREMARKABLE: Final = ("spark.master", "spark.app.", "spark.api.", "spark.driver.", "spark.ui.")
+_UNREMARKABLE: Final = ("spark.master", "spark.app.", "spark.api.", "spark.driver.", "spark.ui.", "spark.authenticate")
 """A session that somebody else started has these of its own, and nobody expects ours."""
 
 _lock = threading.Lock()

@@ -144,6 +144,8 @@ def helpful(wanted: Wishes) -> dict[str, str]:
         found["spark.master"] = f"local[{cores},{TASK_ATTEMPTS}]"
         found["spark.sql.shuffle.partitions"] = str(cores)
         found["spark.driver.bindAddress"] = found["spark.driver.host"] = LOOPBACK
+        # Spark's own ports are open to every user of this machine otherwise, and take objects from whoever connects.
+        found["spark.authenticate"] = "true"
     if _checkpoints_are_files(wanted):
         # Each log entry in a third of the time. It relies on a file system's renaming, so it is for file systems only.
         found[CHECKPOINTS] = _RENAMING_CHECKPOINTS

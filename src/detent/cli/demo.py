@@ -1,0 +1,126 @@
+"""`detent demo`: exactly once, shown."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from detent.cli._output import print_json, print_table
+from detent.errors import Invalid
+
+if TYPE_CHECKING:
+    from detent.demo.plan import Plan
+    from detent.demo.running import Outcome
+    from detent.demo.view import LineView, LiveView
+
+NEEDED: Final = ("pyspark", "pandas", "deltalake", "duckdb", "matplotlib")
+MESSAGES_MIN: Final = 100
+MESSAGES_MAX: Final = 10_000_000
+"""The check holds the ids of all orders in memory, once for each place."""
+
+
+@click.command(short_help="Show that each message takes effect once, whatever is killed.")
+@click.option("--folder", default="demo-data", show_default=True, type=click.Path(path_type=Path), help="Where to run.")
+@click.option(
+    "--messages",
+    default=200_000,
+    show_default=True,
+    type=click.IntRange(MESSAGES_MIN, MESSAGES_MAX),
+    help="How many orders.",
+)
+@click.option(
+    "--kills", default=12, show_default=True, type=click.IntRange(0, 100), help="How often something is killed."
+)
+@click.option(
+    "--seconds", default=60.0, show_default=True, type=click.FloatRange(5), help="About how long it may take."
+)
+@click.option("--keep", is_flag=True, help="Leave the store and the table there, to look around.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end, for programs.")
+def demo(folder: Path, messages: int, kills: int, seconds: float, keep: bool, as_json: bool) -> None:
+    """Send orders from producers through Spark into a Delta table, kill everything on the way, and count.
+
+    Three producers append orders to a journal, and a clerk sends rush orders through a queue. Spark checks them and
+    splits them into two journals, and writes those that are paid into a Delta table. Meanwhile the process that owns
+    the store, Spark's driver, the producers and the worker are killed with kill -9, and started again. At the end
+    another process looks for each order in the journals and in the table. A picture of the run is in FOLDER/demo.png.
+
+    It takes about a minute on two cores; the exit code is 1 unless every order is there once.
+
+    \b
+    Try it:
+      detent demo
+      detent demo --messages 20000 --kills 4 --keep
+    """
+    check_extra()
+    from detent.demo.picture import draw
+    from detent.demo.plan import Plan
+    from detent.demo.running import empty, new_folder, run
+    from detent.spark import java
+
+    java.find()  # what is missing is said before anything runs
+    with new_folder(folder) as place:
+        plan = Plan(str(place), messages, seconds, kills, started=time.time())
+        with _view(plan) as view:
+            outcome = run(plan, view)
+        draw(outcome, plan.picture)
+        is_right = outcome.verdict.is_right
+        if is_right and not keep:
+            empty(place, but=(plan.picture.name,))
+    if as_json:
+        print_json(summary_of(outcome))
+    else:
+        _print(outcome, folder, kept=keep or not is_right)
+    if not is_right:
+        click.echo(f"error: not every order took effect once; everything is in {folder}", err=True)
+        click.get_current_context().exit(1)
+
+
+def check_extra() -> None:
+    """`Invalid` if something is not installed that the demo needs."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Invalid(f"the demo needs {', '.join(missing)}: pip install 'detent[demo]'")
+
+
+def _view(plan: Plan) -> LiveView | LineView:
+    from detent.demo.view import LineView, LiveView
+
+    return LiveView(plan) if sys.stderr.isatty() else LineView()
+
+
+def summary_of(outcome: Outcome) -> dict[str, float]:
+    """A run for programs."""
+    return {
+        "messages": outcome.plan.messages,
+        "kills": len(outcome.kills),
+        "lost": outcome.verdict.lost,
+        "duplicated": outcome.verdict.duplicated,
+        "seconds": round(outcome.seconds, 1),
+        "rows_per_second": round(outcome.rate),
+    }
+
+
+def _print(outcome: Outcome, folder: Path, *, kept: bool) -> None:
+    from detent.demo.check import COLUMNS
+
+    rows = [[place.name, *(f"{getattr(place, column):,}" for column in COLUMNS)] for place in outcome.verdict.places]
+    print_table(["", *COLUMNS], rows)
+    killed = Counter(kill.role.split()[0] for kill in outcome.kills)
+    names = ", ".join(f"{role} {count}" for role, count in killed.items())
+    click.echo(
+        f"\n{outcome.plan.messages:,} orders in {outcome.seconds:.1f} s, {outcome.rate:,.0f} a second, over "
+        f"{len(outcome.kills)} kills{f' ({names})' if names else ''}: "
+        f"lost {outcome.verdict.lost}, duplicated {outcome.verdict.duplicated}"
+    )
+    click.echo(f"\nThe run as a picture:  {outcome.plan.picture}")
+    if kept:
+        click.echo(f"Look around:           detent journal ls file:{folder}/store")
+        click.echo(f"                       detent journal read file:{folder}/store paid --limit 3")
+    else:
+        click.echo("Look around:           run it with --keep, and the store and the table stay")

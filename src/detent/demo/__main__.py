@@ -1,0 +1,65 @@
+"""``python -m detent.demo ROLE FOLDER``: one process of the demo. They are started and killed by `running`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+
+import detent
+from detent.demo.plan import CLERK, DRIVER, OWNER, PLACING, WORKER, Plan
+
+
+def own(plan: Plan) -> None:
+    """Be the owner of the store: hold it open, and answer the other processes."""
+    with detent.open(plan.url):
+        threading.Event().wait()
+
+
+def play(role: str, plan: Plan) -> None:
+    """Be one of the processes. Each imports only what it needs, to be at work soon."""
+    if role == OWNER:
+        own(plan)
+    elif role == DRIVER:
+        from detent.demo.shop import sell
+
+        sell(plan)
+    elif role == WORKER:
+        from detent.demo.rush import work
+
+        work(plan)
+    elif role == CLERK:
+        from detent.demo.rush import publish
+
+        publish(plan)
+    else:
+        from detent.demo.orders import place
+
+        place(plan, PLACING.index(role))
+
+
+def _end_with_parent() -> None:
+    """The demo holds the other end of our stdin: when it is gone, however it went, so are we and all we started."""
+    os.read(0, 1)  # not through sys.stdin, whose lock a process that ends by itself would wait for
+    os.killpg(0, signal.SIGKILL)
+
+
+class WithoutPandas(MetaPathFinder):
+    """Arrow imports pandas, if it is installed, with the first array that it makes: two thirds of the time that a
+    process takes to start. Only Spark has a use for it."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Say that there is none."""
+        del path, target
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is left out, to start faster", name=name)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] != DRIVER:
+        sys.meta_path.insert(0, WithoutPandas())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    play(sys.argv[1], Plan.load(Path(sys.argv[2])))

@@ -1,0 +1,260 @@
+"""The parts of the demo that need no Spark: the plan, who is killed when, how far it is, and its folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import detent
+from detent.cli import run as cli
+from detent.cli.demo import NEEDED, check_extra
+from detent.demo.crew import CRASHES_MAX, Crew
+from detent.demo.killer import DRIVERS_MAX, OWNER_UNDER_SPARK, SPARK, Killer, Target, is_good_moment, targets
+from detent.demo.meter import NOTHING, Counts, TableRows
+from detent.demo.orders import place
+from detent.demo.plan import DRIVER, ORDERS, OWNER, PLACING, RUSH, WORKER, Plan
+from detent.demo.running import MARK, empty, new_folder, prepare
+from detent.demo.rush import publish
+from processes import eventually
+
+LONG_AGO = 0.0
+"""A plan that started then is behind: everything is due."""
+
+
+def plan_in(folder: Path, messages: int = 1_000) -> Plan:
+    return Plan(str(folder), messages, seconds=60.0, kills=0, started=LONG_AGO)
+
+
+def crew_of(**done: bool) -> Any:
+    """Processes that all began with nothing."""
+    roles = (OWNER, DRIVER, WORKER, *PLACING)
+    return {role: SimpleNamespace(is_done=done.get(role.replace(" ", "_"), False), before=NOTHING) for role in roles}
+
+
+@pytest.mark.parametrize("messages", [100, 101, 102, 3_000, 200_000])
+def test_all_orders_have_somebody_to_place_them(tmp_path: Path, messages: int) -> None:
+    plan = plan_in(tmp_path, messages)
+    assert sum(plan.counts) == messages
+    assert len(plan.counts) == len(PLACING)
+    assert min(plan.counts) > 0
+    plan.keep()
+    assert Plan.load(tmp_path) == plan
+
+
+def test_orders_come_at_a_pace_and_the_last_ones_when_they_are_released(tmp_path: Path) -> None:
+    plan = Plan(str(tmp_path), 1_000, seconds=60.0, kills=0, started=1_000.0)
+    assert [plan.due(200, 1_000.0 + at) for at in (-1.0, 0.0, 18.0, 36.0, 99.0)] == [0, 0, 100, 180, 180]
+    plan.release()
+    assert plan.due(200, 1_099.0) == 200
+
+
+def test_the_driver_is_killed_twice_at_most_and_the_owner_instead() -> None:
+    assert targets(0) == []
+    assert [target.role for target in targets(2)] == [OWNER, DRIVER]
+    for kills in (12, 100):
+        found = targets(kills)
+        assert (len(found), found.count(SPARK)) == (kills, DRIVERS_MAX)
+    assert {target.role for target in targets(12)} == {OWNER, DRIVER, WORKER, *PLACING}
+
+
+def test_the_killer_keeps_its_pace_and_waits_for_a_good_moment() -> None:
+    killer = Killer(2, paced_s=30.0)
+    busy, working = Counts(10, 0, 0, 0), Counts(20, 10, 10, 10)
+    assert killer.choose(9.9, crew_of(), busy) is None
+    assert killer.choose(10.0, crew_of(), busy) == OWNER
+    assert killer.choose(19.9, crew_of(), working) is None
+    assert killer.choose(21.0, crew_of(), busy) is None  # Spark has written nothing yet
+    assert not killer.is_done
+    assert killer.choose(25.0, crew_of(), working) == DRIVER
+    assert killer.is_done
+    assert killer.choose(99.0, crew_of(), working) is None
+
+
+def test_the_owner_is_killed_for_somebody_who_is_done() -> None:
+    killer = Killer(3, paced_s=0.0)
+    working = Counts(20, 10, 10, 10)
+    found = [killer.choose(float(at), crew_of(producer_1=True), working) for at in range(3)]
+    assert found == [OWNER, DRIVER, OWNER]
+
+
+@pytest.mark.parametrize(
+    ("target", "counts", "is_good"),
+    [
+        (Target(OWNER), NOTHING, False),
+        (Target(OWNER), Counts(1, 0, 0, 0), True),
+        (OWNER_UNDER_SPARK, Counts(2, 0, 0, 0), False),
+        (OWNER_UNDER_SPARK, Counts(2, 1, 1, 0), True),
+        (SPARK, Counts(1, 1, 1, 0), False),
+        (SPARK, Counts(2, 1, 1, 1), True),
+        (SPARK, Counts(1, 1, 0, 0), True),  # it was rejected: there is nothing left to write
+        (Target(WORKER), Counts(1, 0, 0, 0), True),
+    ],
+)
+def test_a_process_comes_to_something_before_it_is_killed(target: Target, counts: Counts, is_good: bool) -> None:
+    assert is_good_moment(target, NOTHING, counts) is is_good
+
+
+def test_the_rows_of_a_table_are_counted_by_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "_delta_log"
+    rows = TableRows(tmp_path)
+    assert rows.count() == 0
+    log.mkdir()
+    (log / f"{0:020}.json").write_text('{"protocol": {}}\n{"metaData": {}}\n')
+    adds = [{"add": {"stats": json.dumps({"numRecords": count})}} for count in (3, 4)]
+    (log / f"{1:020}.json").write_text("\n".join(map(json.dumps, [{"txn": {}}, *adds])))
+    assert rows.count() == rows.count() == 7
+    (log / f"{2:020}.json").write_text(json.dumps(adds[0]))
+    assert rows.count() == 10
+
+
+# -- the processes --------------------------------------------------------------------------------------------------
+
+
+def program(folder: Path, line: str) -> str:
+    """A program that takes any arguments, to be started in place of Python."""
+    path = folder / "program"
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+def test_who_ends_without_being_done_is_started_again_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_in(tmp_path)
+    plan.logs.mkdir()
+    monkeypatch.setattr(sys, "executable", program(tmp_path, "echo bye"))
+    restarts: Counter[str] = Counter()
+    with Crew(plan) as crew:
+        crew.start()
+        with pytest.raises(detent.Unavailable, match="ends again and again: bye"):
+            eventually(lambda: restarts.update(crew.look_after(NOTHING)), seconds=60, what="the end of all patience")
+        assert max(restarts.values()) == CRASHES_MAX
+        assert set(restarts) <= {OWNER, DRIVER, WORKER}  # the others say that they are done
+
+
+def test_who_is_killed_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_in(tmp_path)
+    plan.logs.mkdir()
+    monkeypatch.setattr(sys, "executable", program(tmp_path, "exec sleep 300"))
+    with Crew(plan) as crew:
+        crew.start()
+        now = Counts(3, 2, 1, 0)
+        for role in (OWNER, PLACING[0]):
+            crew.kill(role, now)
+            assert crew[role].before == now
+            assert not crew[role].is_done
+        assert crew.look_after(now) == []
+        assert not crew.all_is_placed
+
+
+# -- the folder -----------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_used_again_and_only_one_of_ours(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "new") as folder:
+        (folder / "store").mkdir()
+        (folder / "store" / "data").touch()
+        (folder / "demo.png").touch()
+        with pytest.raises(detent.Unavailable, match="runs in"), new_folder(folder):
+            pass
+        assert (folder / "store" / "data").exists()
+        empty(folder, but=("demo.png",))
+        assert {path.name for path in folder.iterdir()} == {MARK, "demo.png"}
+    with new_folder(folder):
+        assert {path.name for path in folder.iterdir()} == {MARK}
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("dear")
+    assert cli(["demo", "--folder", str(tmp_path)]) == 1
+    assert "something else" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    assert cli(["demo", "--folder", str(letter)]) == 1
+    assert "is a file" in capsys.readouterr().err
+    assert letter.read_text() == "dear"
+
+
+def test_what_is_not_installed_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "duckdb" else object())
+    with pytest.raises(detent.Invalid, match=r"^the demo needs duckdb: pip install 'detent\[demo\]'$"):
+        check_extra()
+    assert "duckdb" in NEEDED
+
+
+@pytest.mark.parametrize("options", [["--messages", "99"], ["--kills", "-1"], ["--seconds", "0"], ["more"]])
+def test_wrong_options_are_refused(options: list[str], tmp_path: Path) -> None:
+    assert cli(["demo", "--folder", str(tmp_path / "new"), *options]) == 2
+    assert not (tmp_path / "new").exists()
+
+
+# -- those who place orders -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Plan:
+    """A run whose store is there, with everything due."""
+    plan = plan_in(tmp_path)
+    prepare(plan)
+    plan.release()
+    return plan
+
+
+def bodies(store: detent.Store) -> list[int]:
+    return [message.json()["id"] for message in store.journal(ORDERS).read()]
+
+
+def test_a_producer_goes_on_where_the_last_one_was_stopped(started: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    with detent.open(started.url) as store:
+        monkeypatch.setattr("detent.demo.orders.BLOCK", 100)
+        commits = 0
+
+        class Killed(BaseException):
+            pass
+
+        def commit(transaction: detent.Transaction, original: Any = detent.Transaction.commit) -> list[Any]:
+            nonlocal commits
+            commits += 1
+            original(transaction)
+            if commits == 2:  # committed, and nobody was told
+                raise Killed
+            return transaction.results
+
+        monkeypatch.setattr(detent.Transaction, "commit", commit)
+        with pytest.raises(Killed):
+            place(started, 0)
+        assert bodies(store) == list(range(200))
+        place(started, 0)
+        assert bodies(store) == list(range(started.counts[0]))
+        place(started, 0)
+        assert len(bodies(store)) == started.counts[0]
+
+
+def test_a_producer_whose_predecessor_was_not_dead_yet_looks_again(
+    started: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with detent.open(started.url) as store:
+        place(started, 0)
+        late = iter([{"next-0": "100"}])  # what it saw before the other one's transactions arrived
+
+        def registers(journal: detent.Journal, original: Any = detent.Journal.registers) -> dict[str, str]:
+            return next(late, None) or original(journal)
+
+        monkeypatch.setattr(detent.Journal, "registers", registers)
+        place(started, 0)
+        assert "looking again" in capsys.readouterr().out
+        assert bodies(store) == list(range(started.counts[0]))
+
+
+def test_a_clerk_that_publishes_all_again_changes_nothing(started: Plan) -> None:
+    with detent.open(started.url) as store:
+        publish(started)
+        publish(started)
+        assert store.queue(RUSH).info().available == started.counts[-1]

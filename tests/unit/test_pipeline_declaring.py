@@ -1,0 +1,189 @@
+"""Declaring a pipeline: what is read and written, and what is refused before Spark is even imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from detent.errors import Exists, Invalid
+from detent.spark.pipeline import Pipeline, queue
+from detent.spark.pipeline_stream import (
+    MESSAGES_MAX,
+    PUBLISHED_MAX,
+    Custom,
+    Delta,
+    Input,
+    Journal,
+    Queue,
+    Stream,
+)
+
+
+def one(frame: Any) -> Any:
+    return frame
+
+
+def two(orders: Any, refunds: Any) -> Any:
+    return orders.unionByName(refunds)
+
+
+def declared(function: Any = one, **options: Any) -> Stream:
+    pipeline = Pipeline("shop")
+    pipeline.stream(**{"read": "orders", "write": "paid", **options})(function)
+    (stream,) = pipeline.streams
+    return stream
+
+
+def test_a_stream_reads_and_writes_journals_by_name() -> None:
+    stream = declared()
+    assert stream.inputs == (Input("frame", (Journal("orders"),)),)
+    assert stream.outputs == (Journal("paid"),)
+    assert (stream.name, stream.full_name, stream.quarantine) == ("one", "shop/one", None)
+    assert stream.messages_max == MESSAGES_MAX
+
+
+def test_the_decorator_gives_the_function_back() -> None:
+    assert Pipeline("shop").stream(read="orders", write="paid")(one) is one
+
+
+def test_queues_tables_and_sinks_are_written_too() -> None:
+    class ToSql:
+        def write(self, batch: Any, key: Any) -> None: ...
+
+    stream = declared(read=queue("orders"), write=["paid", queue("mails"), ToSql()])
+    assert stream.sources == [Queue("orders")]
+    assert stream.outputs[:2] == (Journal("paid"), Queue("mails"))
+    assert isinstance(stream.outputs[2], Custom)
+    assert str(stream.outputs[2]) == "to_sql"
+    assert stream.messages_max == PUBLISHED_MAX, "what is published passes through the owner"
+    assert declared(write=queue("mails"), max_messages=5).messages_max == 5
+
+
+def test_a_table_is_a_stream_into_delta() -> None:
+    pipeline = Pipeline("shop")
+    pipeline.table(read="paid", path="./tables/paid", partition_by=["day"], name="paid-table")(one)
+    (stream,) = pipeline.streams
+    assert (stream.name, stream.outputs) == ("paid-table", (Delta("./tables/paid", ("day",)),))
+
+
+def test_a_schema_brings_a_quarantine() -> None:
+    stream = declared(json="id BIGINT")
+    assert stream.quarantine == Journal("shop/one.quarantine")
+    assert stream.targets == [Journal("paid"), Journal("shop/one.quarantine")]
+    assert stream.inputs[0].schema == "id BIGINT"
+
+
+def test_one_parameter_gets_all_journals_together() -> None:
+    stream = declared(read=["orders", "refunds"])
+    assert stream.inputs == (Input("frame", (Journal("orders"), Journal("refunds"))),)
+
+
+def test_several_parameters_get_their_sources_by_name() -> None:
+    stream = declared(two, read=["shop/refunds", "shop/orders"], json={"refunds": "id BIGINT"})
+    assert stream.inputs == (
+        Input("orders", (Journal("shop/orders"),)),
+        Input("refunds", (Journal("shop/refunds"),), "id BIGINT"),
+    )
+    named = declared(two, read={"refunds": queue("q"), "orders": ["a", "b"]})
+    assert named.inputs == (Input("orders", (Journal("a"), Journal("b"))), Input("refunds", (Queue("q"),)))
+
+
+def test_parameters_with_defaults_are_the_functions_own() -> None:
+    def limited(orders: Any, limit: int = 10, **more: Any) -> Any:
+        return orders.limit(limit)
+
+    assert [one.parameter for one in declared(limited).inputs] == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"read": []}, "a journal such as"),
+        ({"read": 7}, "a journal such as"),
+        ({"read": [7]}, "cannot read 7"),
+        ({"read": "bad name"}, "no journal name"),
+        ({"read": "a*,b"}, "as a list"),
+        ({"read": ["orders", queue("orders")]}, "only journals can be read together"),
+        ({"read": ["orders", "orders"]}, "twice"),
+        ({"read": {"other": "orders"}}, "same names"),
+        ({"write": []}, "it is empty"),
+        ({"write": None}, "cannot write to None"),
+        ({"write": "bad name"}, "no journal name"),
+        ({"write": ["paid", "paid"]}, "twice"),
+        ({"json": ""}, "DDL"),
+        ({"json": 7}, "not int"),
+        ({"json": {"other": "id BIGINT"}}, "no parameter"),
+        ({"start": "yesterday"}, "earliest, latest"),
+        ({"start": 7}, "earliest"),
+        ({"read": queue("q"), "start": "latest"}, "reads no journal"),
+        ({"mode": "complete"}, "append, update"),
+        ({"every": "soon"}, "no duration"),
+        ({"max_messages": 0}, "from 1 on"),
+        ({"max_messages": True}, "from 1 on"),
+        ({"name": "a/b"}, "no name for a stream"),
+        ({"read": "orders", "write": "orders"}, "reads orders and writes orders"),
+        ({"read": "o*", "write": "out"}, "reads o* and writes out"),
+        ({"read": queue("q"), "write": queue("q")}, "reads queue q and writes queue q"),
+        ({"read": "shop/*", "write": "paid", "json": "id BIGINT"}, "shop/one.quarantine"),
+    ],
+)
+def test_what_is_wrong_is_refused_and_said(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        declared(**options)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "read", "says"),
+    [
+        (lambda: None, "orders", "takes no DataFrame"),
+        (two, "orders", "one parameter for each, or one for all"),
+        (two, ["orders", "others"], 'read={"orders": …, "refunds": …}'),
+        (lambda a, *, b: a, "orders", "needs b="),
+        ("text", "orders", "is a function"),
+    ],
+)
+def test_functions_that_cannot_be_called_are_refused(function: Any, read: Any, says: str) -> None:
+    pipeline = Pipeline("shop")
+    with pytest.raises(Invalid) as refused:
+        pipeline.stream(read=read, write="paid", name="s")(function)
+    assert says in str(refused.value)
+    assert pipeline.streams == []
+
+
+def test_names_are_used_once() -> None:
+    pipeline = Pipeline("shop")
+    pipeline.stream(read="orders", write="paid")(one)
+    with pytest.raises(Exists, match="name="):
+        pipeline.table(read="paid", path="/tables/paid")(one)
+    with pytest.raises(Invalid, match="no name for a pipeline"):
+        Pipeline("my shop")
+
+
+@pytest.mark.parametrize(("path", "partition_by"), [(" ", None), ("/t", "day"), ("/t", [1])])
+def test_tables_have_a_path_and_columns(path: str, partition_by: Any) -> None:
+    with pytest.raises(Invalid):
+        Pipeline("shop").table(read="paid", path=path, partition_by=partition_by)
+
+
+@pytest.mark.parametrize(
+    ("start", "fixed"), [(None, True), ("earliest", True), ("latest", False), ("2026-01-31", False)]
+)
+def test_a_start_that_moves_is_known(start: str | None, fixed: bool) -> None:
+    assert declared(start=start).settings.start_is_fixed is fixed
+
+
+def test_declaring_imports_no_spark() -> None:
+    code = """
+import sys
+from detent.spark import Pipeline, queue
+pipeline = Pipeline("shop")
+@pipeline.stream(read=queue("orders"), write="paid", json="id BIGINT")
+def paid(orders): return orders
+print(sorted(name for name in ("pyspark", "pandas", "pyarrow") if name in sys.modules))
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "[]"

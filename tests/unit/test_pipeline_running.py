@@ -1,0 +1,341 @@
+"""The runner, with queries that do what the test says: restarts, draining, stopping, and what is told of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import detent
+from detent.errors import Fenced, NotFound, Unavailable
+from detent.spark.pipeline import Pipeline, queue
+from detent.spark.pipeline_stream import Stream
+from detent.spark.running import BACKOFF_MAX_S, ONCE_TRIES, Runner
+from detent.spark.running_events import Event, Summary
+from detent.spark.running_prepare import prepare
+from detent.store import Store
+
+
+class Clock:
+    """Time that passes when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Stopping(threading.Event):
+    """An event whose waiting takes no time; `until` ends the run."""
+
+    def __init__(self, clock: Clock, until: Callable[[], bool]) -> None:
+        super().__init__()
+        self._clock = clock
+        self._until = until
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._clock.now += timeout or 0
+        if self._until():
+            self.set()
+        return self.is_set()
+
+
+@dataclass
+class FakeQuery:
+    """A query: what it reports, one list a look, and how it ends then."""
+
+    reports: list[list[dict[str, Any]]] = field(default_factory=list)
+    ends_with: BaseException | None = None
+    runs_on: bool = False
+    stopped: float | None = None
+
+    @property
+    def is_active(self) -> bool:
+        return self.stopped is None and (self.runs_on or len(self.reports) > 1)
+
+    def progress(self) -> Iterator[dict[str, Any]]:
+        yield from self.reports.pop(0) if self.reports else []
+
+    def error(self) -> BaseException | None:
+        return None if self.stopped is not None else self.ends_with
+
+    def stop(self, patience_s: float) -> None:
+        self.stopped = patience_s
+
+
+class Recorder:
+    """A view that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def tell(self, event: Event) -> None:
+        self.events.append(event)
+
+    def show(self, states: Any) -> None: ...
+
+    def kinds(self) -> list[str]:
+        return [f"{event.stream} {event.kind}".strip() for event in self.events]
+
+
+def batch(number: int, start: dict[str, int] | None, end: dict[str, Any], rows: int = 0) -> dict[str, Any]:
+    source = {"startOffset": start, "endOffset": end, "numInputRows": rows}
+    return {"batchId": number, "batchDuration": 40, "durationMs": {"addBatch": 30}, "sources": [source]}
+
+
+def nothing_new(number: int, at: dict[str, Any]) -> dict[str, Any]:
+    return {"batchId": number, "durationMs": {"latestOffset": 1}, "sources": [{"startOffset": at, "endOffset": at}]}
+
+
+class World:
+    """A runner over a store in memory."""
+
+    def __init__(self, store: Store, pipeline: Pipeline) -> None:
+        self.clock = Clock()
+        self.view = Recorder()
+        self.until: Callable[[], bool] = lambda: False
+        self.started: list[tuple[str, float]] = []
+        self.script: dict[str, Callable[[], FakeQuery]] = {}
+        stopping = Stopping(self.clock, lambda: self.until())
+        self.runner = Runner(store, pipeline.streams, self._start, self.view, stopping, self.clock)  # type: ignore[arg-type]
+
+    def _start(self, stream: Stream) -> FakeQuery:
+        self.started.append((stream.name, self.clock.now))
+        return self.script[stream.name]()
+
+    def state(self, name: str) -> Any:
+        return next(state for state in self.runner.states if state.name == name)
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with detent.open("memory:") as opened:
+        yield opened
+
+
+def chain(*names: str) -> Pipeline:
+    pipeline = Pipeline("p")
+    for read, write in pairwise(names):
+        pipeline.stream(read=read, write=write, name=write)(lambda frame: frame)
+    return pipeline
+
+
+# -- supervising ----------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_fails_is_started_again_later_each_time(store: Store) -> None:
+    world = World(store, chain("a", "b"))
+    world.script["b"] = lambda: FakeQuery(ends_with=RuntimeError("no memory"))
+    world.until = lambda: len(world.started) == 9
+    world.runner.supervise()
+    starts = [at for _, at in world.started]
+    pauses = [later - earlier for earlier, later in pairwise(starts)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] < 3 < 30 < pauses[-1] <= BACKOFF_MAX_S + 1
+    failed = next(event for event in world.view.events if event.kind == "failed")
+    assert failed.fields["error"] == "RuntimeError: no memory"
+    assert world.state("b").failures == 8
+
+
+def test_a_batch_that_succeeds_ends_the_series(store: Store) -> None:
+    world = World(store, chain("a", "b"))
+    queries = iter(
+        [FakeQuery(ends_with=OSError()), FakeQuery([[batch(0, None, {"a": 3}, 3)]], OSError()), FakeQuery(runs_on=True)]
+    )
+    world.script["b"] = lambda: next(queries)
+    world.until = lambda: len(world.started) == 3
+    world.runner.supervise()
+    first, second, third = (at for _, at in world.started)
+    assert third - second == pytest.approx(second - first, abs=0.5), "the second failure is a first one again"
+    assert world.state("b").messages == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Fenced("another driver"),
+        RuntimeError(
+            "Traceback:\n  File\ndetent.errors.Fenced: another driver\n SQLSTATE: 38000\n=== Streaming Query ==="
+        ),
+    ],
+)
+def test_a_stream_that_was_replaced_is_given_up_and_the_others_run_on(store: Store, error: Exception) -> None:
+    world = World(store, chain("a", "b", "c"))
+    world.script = {"b": lambda: FakeQuery(ends_with=error), "c": lambda: FakeQuery(runs_on=True)}
+    world.until = lambda: world.clock.now > 1200
+    world.runner.supervise()
+    assert [name for name, _ in world.started] == ["b", "c"]
+    assert (world.state("b").phase, world.state("b").error) == ("failed", "Fenced: another driver")
+    assert world.state("c").phase == "stopped"
+    assert [state.name for state in Summary(world.runner.states).failed] == ["b"]
+
+
+def test_when_all_are_given_up_the_run_ends(store: Store) -> None:
+    world = World(store, chain("a", "b"))
+
+    def wrong() -> FakeQuery:
+        raise ZeroDivisionError("in the user's function")
+
+    world.script["b"] = wrong
+    world.runner.supervise()
+    assert world.state("b").error == "ZeroDivisionError: in the user's function"
+    assert world.view.kinds() == ["b gave_up", "b stopped"]
+
+
+def test_a_store_that_is_away_for_a_moment_does_not_end_a_stream(store: Store) -> None:
+    world = World(store, chain("a", "b"))
+
+    def start() -> FakeQuery:
+        if len(world.started) == 1:
+            raise Unavailable("the owner is starting")
+        return FakeQuery(runs_on=True)
+
+    world.script["b"] = start
+    world.until = lambda: len(world.started) == 2
+    world.runner.supervise()
+    assert world.view.kinds() == ["b failed", "b started", "stopping", "b stopped"]
+
+
+def test_stopping_waits_for_batches_and_reports_the_last_ones(store: Store) -> None:
+    world = World(store, chain("a", "b"))
+    query = FakeQuery([[], [], [], [batch(0, {"a": 0}, {"a": 5})]], runs_on=True)
+    world.script["b"] = lambda: query
+    world.until = lambda: len(query.reports) == 1
+    world.runner.supervise()
+    assert query.stopped is not None
+    assert query.stopped > 1, "there is time for a batch to end"
+    progress = next(event for event in world.view.events if event.kind == "progress")
+    assert progress.fields == {"batch": 0, "messages": 5, "batch_ms": 40, "offsets": {"a": 5}}
+
+
+def test_how_much_waits_is_counted(store: Store) -> None:
+    store.journal("a").append_many([b"1", b"2", b"3"])
+    world = World(store, chain("a", "b"))
+    world.script["b"] = lambda: FakeQuery([[nothing_new(0, {"a": 1})]], runs_on=True)
+    world.until = lambda: world.state("b").lag is not None
+    world.runner.supervise()
+    assert world.state("b").lag == 2
+
+
+# -- once -----------------------------------------------------------------------------------------------------------
+
+
+def reading(store: Store, name: str, source: str, write: Callable[[int], None]) -> Callable[[], FakeQuery]:
+    """A query that reads what a journal holds, and writes."""
+    at = [0, -1]
+
+    def start() -> FakeQuery:
+        end = store.journal(source).next_offset()
+        before, at[0] = at[0], end
+        if end == before:
+            return FakeQuery([[nothing_new(at[1] + 1, {source: end})]])
+        at[1] += 1
+        write(end - before)
+        return FakeQuery([[batch(at[1], {source: before}, {source: end})]])
+
+    return start
+
+
+def test_draining_goes_downstream(store: Store) -> None:
+    store.journal("a").append_many([b"x"] * 4)
+    world = World(store, chain("a", "b", "c"))
+    world.script["b"] = reading(store, "b", "a", lambda n: store.journal("b").append_many([b"y"] * n) and None)
+    world.script["c"] = reading(store, "c", "b", lambda n: None)
+    world.runner.drain()
+    assert [name for name, _ in world.started] == ["b", "c"], "one pass was enough, and nothing was asked twice"
+    assert [(state.messages, state.lag, state.phase) for state in world.runner.states] == [(4, 0, "stopped")] * 2
+
+
+def test_what_comes_meanwhile_is_read_too(store: Store) -> None:
+    store.journal("a").append(b"x")
+    world = World(store, chain("a", "b"))
+    extra = [2]
+
+    def write(_: int) -> None:
+        if extra[0]:
+            extra[0] -= 1
+            store.journal("a").append(b"more")
+
+    world.script["b"] = reading(store, "b", "a", write)
+    world.runner.drain()
+    assert (world.state("b").messages, world.state("b").lag) == (3, 0)
+
+
+def test_what_cannot_be_read_is_left(store: Store) -> None:
+    pipeline = Pipeline("p")
+    pipeline.stream(read=queue("q"), write="b", name="b")(lambda frame: frame)
+    store.queue("q").create()
+    store.queue("q").publish(b"x")
+    store.queue("q").pause()
+    world = World(store, pipeline)
+    at = {"queue": "q", "generation": 1, "assignment": 0}
+    world.script["b"] = lambda: FakeQuery([[nothing_new(0, at)]])
+    world.runner.drain()
+    assert len(world.started) == 1
+
+
+def test_draining_gives_up_after_a_few_tries(store: Store) -> None:
+    world = World(store, chain("a", "b", "c"))
+    world.script["b"] = lambda: FakeQuery(ends_with=OSError("disk"))
+    world.script["c"] = reading(store, "c", "b", lambda n: None)
+    world.runner.drain()
+    assert [name for name, _ in world.started] == ["b"] * ONCE_TRIES + ["c"]
+    assert world.state("b").phase == "failed"
+    assert "OSError: disk" in world.state("b").error
+
+
+# -- queues ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_is_told_at_the_end_what_is_done(store: Store) -> None:
+    pipeline = Pipeline("p")
+    pipeline.stream(read=queue("q"), write="b", name="b")(lambda frame: frame)
+    mails = store.queue("q")
+    mails.create()
+    mails.publish_many([b"1", b"2", b"3"])
+    reader = mails.reader("p/b")
+    generation = reader.open().generation
+    assert reader.assign(0, 2).number == 1
+    world = World(store, pipeline)
+    end = {"queue": "q", "generation": generation, "assignment": 1}
+    world.script["b"] = lambda: FakeQuery([[batch(0, None, end, rows=2)]], runs_on=True)
+    world.until = lambda: world.state("b").batches == 1
+    world.runner.supervise()
+    assert world.state("b").messages == 2
+    assert (mails.info().in_flight, mails.info().done) == (2, 0)
+    world.runner.acknowledge(sync=False)
+    assert (mails.info().in_flight, mails.info().done, mails.info().available) == (0, 2, 1)
+    world.runner.acknowledge(sync=True)
+    assert "note" not in world.view.kinds(), "once more changes nothing"
+    reader.release()
+    world.runner.acknowledge(sync=False)
+    assert "q was not told" in world.view.events[-1].text
+
+
+# -- before ---------------------------------------------------------------------------------------------------------
+
+
+def test_journals_are_created_and_said_if_nobody_writes_them(store: Store) -> None:
+    pipeline = chain("a", "b", "c")
+    (note,) = prepare(store, pipeline.streams)
+    assert "the journal a was not there" in note
+    assert store.journals() == ["a", "b", "c"]
+    assert list(prepare(store, pipeline.streams)) == []
+
+
+def test_queues_have_to_be_there(store: Store) -> None:
+    pipeline = Pipeline("p")
+    pipeline.stream(read="a", write=queue("q"), name="b")(lambda frame: frame)
+    with pytest.raises(NotFound, match="detent queue create"):
+        list(prepare(store, pipeline.streams))
+    assert store.journals() == [], "nothing was changed"

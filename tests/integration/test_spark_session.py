@@ -130,6 +130,10 @@ found = dict(
     partitions=spark.conf.get("spark.sql.shuffle.partitions"), owner=store.is_owner,
     seen=[message.body.decode() for message in store.journal("seen").read()],
 )
+stream = spark.readStream.format("detent").option("journals", "seen").load(store.url)
+query = stream.writeStream.format("noop").option("checkpointLocation", "{tmp_path}/checkpoint").start()
+query.processAllAvailable()
+query.stop()
 spark.stop()
 with detent.open("file:{tmp_path}/store") as store:
     found["closed"] = store.is_owner
@@ -146,7 +150,7 @@ print(json.dumps(found))
     (modules / "mine.py").write_text("WORD = b'the user has modules of their own'")
     found, errors = run(
         program,
-        PATH=programs_folder(tmp_path / "bin", ["sh", "bash", "dirname", "ps", "env", "mv"]),
+        PATH=programs_folder(tmp_path / "bin", ["sh", "bash", "chmod", "dirname", "env", "ls", "mv", "ps", "readlink"]),
         JAVA_HOME=None,
         PYTHONPATH=str(modules),
         PYTHONWARNINGS="ignore",
@@ -164,7 +168,7 @@ print(json.dumps(found))
     }
     assert len(warned) == 1
     assert "spark.driver.memory" in warned[0]
-    assert errors == ""
+    assert errors == ""  # neither the start, nor the stopped query and its source, had anything to complain of
 
 
 # -- a session that somebody else started ---------------------------------------------------------------------------

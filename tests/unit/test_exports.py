@@ -39,5 +39,16 @@ def test_importing_the_package_is_light() -> None:
     )
 
 
+def test_opening_a_store_does_not_import_pandas() -> None:
+    """Arrow looks for it in many calls, and it takes longer to import than everything of ours."""
+    code = (
+        "import detent, sys; store = detent.open('memory:'); store.journal('a').append(b'x'); "
+        "store.queue('q').create(); store.queue('q').publish(b'x'); list(store.queue('q').claim()); "
+        "import detent.cli; print('pandas' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == "False"
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(detent, "nothing")

@@ -34,7 +34,9 @@ BODY_SHOWN = 80
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--once", is_flag=True, help="Read what there is, then stop.")
 @click.option("--check", is_flag=True, help="Only check the file, and show the streams. Nothing is started.")
-@click.option("--store", "url", metavar="URL", help="The store, instead of the pipeline's own (or DETENT_URL).")
+@click.option(
+    "--store", "--url", "url", metavar="URL", help="The store, instead of the pipeline's own (or DETENT_URL)."
+)
 @click.option("--only", metavar="NAME", multiple=True, help="Run this stream only; can be given several times.")
 @click.option("--checkpoints", metavar="DIR", help="The folder of the checkpoints; beside a file: store if left out.")
 @click.option("--cores", type=click.IntRange(1), help="How many tasks run at once; all processors if left out.")

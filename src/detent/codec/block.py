@@ -62,7 +62,8 @@ _HEAD: Final = struct.Struct("<BBHIQqqQ")
 _PRODUCER, _CLOCK, _FLAGS = (SCHEMA.field(i).type for i in range(3))
 _BINARY: Final = pa.binary()
 _from_buffers = pa.Array.from_buffers
-_EMPTY_TEXT: Final = pa.array([], pa.string())
+# `pa.array` would import pandas, where that is installed: a second for each process that opens a store.
+_EMPTY_TEXT: Final = pa.nulls(0, pa.string())
 _EMPTY_ENTRIES: Final = pa.StructArray.from_arrays(
     [_EMPTY_TEXT, _EMPTY_TEXT], fields=[HEADERS.key_field, HEADERS.item_field]
 )

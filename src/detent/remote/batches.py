@@ -22,7 +22,7 @@ FIRST: Final = b"detent.first"
 ROWS: Final = b"detent.rows"
 PROBLEM: Final = b"detent.problem"
 
-_EMPTY: Final = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in block.SCHEMA], schema=block.SCHEMA)
+_EMPTY: Final = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in block.SCHEMA], schema=block.SCHEMA)
 
 
 class _Parts(io.RawIOBase):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +100,9 @@ def _environment(wanted: Wishes, settings: Mapping[str, str], for_java: Mapping[
     """The variables that Java, and the processes below it, are started with. They are put back once Java runs, because
     other programs that this process starts might misunderstand them."""
     changes: dict[str, str | None] = {**for_java, _DRIVER_PYTHON: None}
-    changes["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON") or str(python.command(_spark_home()))
+    # Our launcher is a file of this machine; a cluster's are taken to have Python where this one has it.
+    launcher = str(python.command(_spark_home())) if wanted.is_local else sys.executable
+    changes["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON") or launcher
     changes[PUSHDOWN_VARIABLE] = "1" if settings[PUSHDOWN] == "true" else None
     if wanted.is_local:
         changes["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP") or LOOPBACK

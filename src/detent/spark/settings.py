@@ -135,8 +135,9 @@ def helpful(wanted: Wishes) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.streaming.pollingDelay": f"{POLLING_DELAY_MS}ms",
-        # Workers are reached through sockets in a private folder: half the time of a round trip, and no open port.
-        SOCKETS: "true",
+        # Workers are reached through sockets in a private folder: half the time of a round trip, and no open port. The
+        # machines of a cluster do not have that folder.
+        SOCKETS: "true" if wanted.is_local else "false",
         PUSHDOWN: "true",
     }
     cores = wanted.local_cores

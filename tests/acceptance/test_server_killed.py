@@ -30,6 +30,7 @@ pytestmark = [
 ]
 
 ROUNDS = 100 if os.environ.get("DETENT_SOAK") == "1" else 6
+START_TRIES = 5
 WRITERS = 3
 CONSUMERS = 3
 
@@ -45,10 +46,23 @@ class KilledServer:
         self.child = self.start()
 
     def start(self, point: str | None = None) -> Child:
-        environment = {} if point is None else {"DETENT_CRASH_AT": point}
-        self.child = self._processes.start(server_process, environment=environment, url=self._store, port=self._port)
-        self.child.expect("serving")
-        return self.child
+        """Start it. On a slow machine its housekeeper may come to the point before anybody is served; then let it do
+        its housekeeping once in peace, and try again."""
+        for _ in range(START_TRIES):
+            environment = {} if point is None else {"DETENT_CRASH_AT": point}
+            child = self._processes.start(server_process, environment=environment, url=self._store, port=self._port)
+            self.child = child
+            if point is None:
+                child.expect("serving")
+                return child
+            found = child.next_event()
+            if found is not None:
+                assert found["event"] == "serving", found
+                return child
+            assert child.was_killed(), child.errors()
+            self.start()
+            self.child.kill()
+        raise AssertionError(f"every server came to {point} before it served")
 
     def again(self, point: str | None = None) -> None:
         self.child.kill()

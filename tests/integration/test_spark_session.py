@@ -17,6 +17,7 @@ import sparkling
 pytest.importorskip("pyspark")
 
 import detent.spark
+from detent.spark import java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -201,7 +202,8 @@ found["registered"] = spark.read.format("detent").option("journals", "orders").l
 spark.stop()
 print(json.dumps(found))
 """
-    found, _ = run(program, PYSPARK_PYTHON=sys.executable)
+    # A machine without Java of its own has the one from pip, which plain Spark needs the stand-in for.
+    found, _ = run(program, PYSPARK_PYTHON=sys.executable, JAVA_HOME=str(java.stand_in(java.find())))
     for name in ("detent", "detent.queue", "detent.table"):
         assert "DATA_SOURCE_NOT_FOUND" not in found[name], found[name]
         assert "detent" in found[name]

@@ -54,7 +54,7 @@ def schema(ddl: str) -> StructType:
 def messages(ddl: str, rows: list[dict[str, Any]], journal: str | None = "out") -> list[tuple[str, Any]]:
     spark_schema = schema(ddl)
     batch = pa.RecordBatch.from_pylist(rows, to_arrow_schema(spark_schema, timezone="UTC"))
-    return list(RowsToMessages.of(spark_schema, per_row_journal=journal is None).messages(batch, journal))
+    return list(RowsToMessages.of(spark_schema).messages(batch, journal))
 
 
 # -- reading ----------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_rows_go_to_their_journals_in_their_order() -> None:
 )
 def test_columns_that_are_no_message(ddl: str, says: str) -> None:
     with pytest.raises(Invalid, match=says):
-        RowsToMessages.of(schema(ddl), per_row_journal=False)
+        RowsToMessages.of(schema(ddl))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from detent.errors import Invalid, NotFound
-from detent.journal import JournalInfo, JournalReader
+from detent.journal import JournalReader
 from detent.spark.opened import opened
 from detent.spark.options import Options
 from detent.spark.places import EARLIEST, LATEST, Places
@@ -139,11 +139,7 @@ class Journals:
         """About how many bytes a message takes."""
         infos = [self._extents.reader.info(name) for name in names]
         stored = sum(info.block_bytes + info.fragment_bytes for info in infos)
-        return max(1, stored // max(1, sum(map(_messages, infos))))
-
-
-def _messages(info: JournalInfo) -> int:
-    return info.messages
+        return max(1, stored // max(1, sum(info.messages for info in infos)))
 
 
 class _Committed:

@@ -65,7 +65,7 @@ class WriteSettings:
         journal = options.text("journal")
         if journal is not None:
             check_name(journal, "journal")
-        columns = RowsToMessages.of(schema, per_row_journal=journal is None)
+        columns = RowsToMessages.of(schema)
         if journal is None and "journal" not in schema.fieldNames():
             raise Invalid('say where the rows go: .option("journal", "orders"), or a column called journal')
         version = options.number("txnVersion", least=0)

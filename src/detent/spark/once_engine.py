@@ -41,7 +41,7 @@ class _ToJournal(EngineSink):
 
     def stage(self, batch: DataFrame, url: str) -> list[dict[str, Staged]]:
         rows = selected(batch, self._select)
-        columns = RowsToMessages.of(rows.schema, per_row_journal=self._name is None)
+        columns = RowsToMessages.of(rows.schema)
         if self._name is None and "journal" not in rows.schema.fieldNames():
             raise Invalid('say where the rows go: to_journal("orders"), or a column called journal')
         settings = WriteSettings(url=url, journal=self._name, ledger=None, version=None, columns=columns)

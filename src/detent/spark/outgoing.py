@@ -29,10 +29,9 @@ class RowsToMessages:
     json_columns: tuple[str, ...]
     has_key: bool
     has_headers: bool
-    per_row_journal: bool
 
     @classmethod
-    def of(cls, schema: StructType, *, per_row_journal: bool) -> RowsToMessages:
+    def of(cls, schema: StructType) -> RowsToMessages:
         """Check the columns of a write."""
         kinds: dict[str, DataType] = {field.name: field.dataType for field in schema}
         _check(kinds, BODY, (BinaryType, StringType), "binary or string")
@@ -50,7 +49,7 @@ class RowsToMessages:
             )
         if BODY not in kinds and not others:
             raise Invalid("there is no column body, and nothing to make one of")
-        return cls(others if BODY not in kinds else (), KEY in kinds, headers is not None, per_row_journal)
+        return cls(others if BODY not in kinds else (), KEY in kinds, headers is not None)
 
     def messages(self, batch: Any, journal: str | None) -> Iterator[tuple[str, Any]]:
         """The batch's messages by journal, each journal's in the order of the rows."""

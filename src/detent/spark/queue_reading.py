@@ -108,7 +108,7 @@ class QueueSettings:
         )
         check_reader(reader)
         return cls(
-            owner_url=options.text("server") or options.url(),
+            owner_url=options.owner_url(),
             queue=queue,
             reader=reader,
             messages_max=options.number("maxMessagesPerTrigger"),

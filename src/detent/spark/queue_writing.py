@@ -55,7 +55,7 @@ class PublishSettings:
         if queue is not None:
             check_name(queue)
         columns = RowsToPublish.of(schema, queue)
-        owner_url = options.text("server") or options.url()
+        owner_url = options.owner_url()
         version = options.number("txnVersion", least=0)
         app = options.text("txnAppId")
         if streaming:

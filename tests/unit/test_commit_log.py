@@ -566,7 +566,7 @@ def test_a_log_that_cannot_be_removed_does_not_stop_the_store_from_closing(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refused)
         writer.close()
-    assert not environment._environments
+    assert environment._identity(tmp_path) not in environment._environments
     assert as_another_process_sees_it(tmp_path) == {"a": b"1"}
     successor = FileWriter(tmp_path)
     assert everything(successor) == {"a": b"1"}

@@ -71,11 +71,12 @@ _NO_KEY: Final = pa.nulls(1, _BINARY)
 _TWO_OFFSETS: Final = struct.Struct("<ii")
 
 
-def _no_headers(rows: int) -> Any:
+def no_headers(rows: int) -> Any:
+    """The column of headers for messages that have none."""
     return _from_buffers(HEADERS, rows, [None, pa.py_buffer(bytes(4 * (rows + 1)))], children=[_EMPTY_ENTRIES])
 
 
-_NO_HEADERS: Final = _no_headers(1)
+_NO_HEADERS: Final = no_headers(1)
 
 
 def content_of(
@@ -103,7 +104,7 @@ def content_of(
     else:
         key_array = pa.array(keys, _BINARY)
     if headers is None:
-        header_array = _NO_HEADERS if rows == 1 else _no_headers(rows)
+        header_array = _NO_HEADERS if rows == 1 else no_headers(rows)
     else:
         header_array = pa.array([list((h or {}).items()) for h in headers], HEADERS)
     return [key_array, header_array, body_array]
@@ -112,7 +113,7 @@ def content_of(
 def content_of_packed(blob: bytes, sizes: Any) -> list[Any]:
     """The content columns of bodies that stand one after another in `blob`."""
     rows = len(sizes)
-    return [pa.nulls(rows, _BINARY), _no_headers(rows), _body_array(blob, sizes)]
+    return [pa.nulls(rows, _BINARY), no_headers(rows), _body_array(blob, sizes)]
 
 
 def _body_array(blob: bytes, sizes: Any) -> Any:
@@ -139,6 +140,11 @@ def stamped(rows: int, producers: Any, clocks: Any, flags: Any, times: Any, cont
 
 def content_from_arrow(table: Any) -> Any:
     """One record batch of content columns from a user's table or batch; `Invalid` says which column is wrong."""
+    return one_batch(content_table(table))
+
+
+def content_table(table: Any) -> Any:
+    """A user's table or batch as a table of exactly the content columns, in the chunks that it has."""
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     if not isinstance(table, pa.Table):
@@ -150,14 +156,18 @@ def content_from_arrow(table: Any) -> Any:
         )
     if table.num_rows == 0:
         raise Invalid("there is nothing to append: the table has no rows")
+    return pa.Table.from_arrays([_content_column(table, field) for field in CONTENT_SCHEMA], schema=CONTENT_SCHEMA)
+
+
+def one_batch(table: Any) -> Any:
+    """A table as one record batch; copied, unless it has one chunk already."""
     table = table.combine_chunks()
-    arrays = [_content_column(table, field) for field in CONTENT_SCHEMA]
-    return pa.RecordBatch.from_arrays(arrays, schema=CONTENT_SCHEMA)
+    return pa.RecordBatch.from_arrays([column.chunk(0) for column in table.columns], schema=table.schema)
 
 
 def _content_column(table: Any, field: Any) -> Any:
     if field.name not in table.column_names:
-        return _no_headers(table.num_rows) if field.name == "headers" else pa.nulls(table.num_rows, field.type)
+        return no_headers(table.num_rows) if field.name == "headers" else pa.nulls(table.num_rows, field.type)
     column = table.column(field.name)
     try:
         column = column if column.type == field.type else column.cast(field.type)
@@ -165,8 +175,7 @@ def _content_column(table: Any, field: Any) -> Any:
         raise Invalid(f"the column {field.name} cannot be read as {field.type}: {error}") from error
     if not field.nullable and column.null_count:
         raise Invalid(f"the column {field.name} has {column.null_count} nulls")
-    array = column.chunk(0) if column.num_chunks else pa.nulls(0, field.type)
-    return array
+    return column
 
 
 def check_content(batch: Any) -> None:

@@ -6,6 +6,7 @@ until a transaction adopts it. A fragment's id begins with the time it was begun
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 import time
@@ -67,19 +68,62 @@ def write_fragment(
 ) -> ops.FragmentRef:
     """Write messages (a table with body and, if wanted, key and headers) as a fragment; it is durable on return."""
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    batch = block.content_from_arrow(content)
-    if batch.nbytes > FRAGMENT_BYTES_MAX:
+    table = block.content_table(content)
+    if table.nbytes > FRAGMENT_BYTES_MAX:
         raise LimitExceeded(f"a fragment holds at most {FRAGMENT_BYTES_MAX} bytes: write several")
-    sink = pa.BufferOutputStream()
-    producer = new_producer_id(random(6))
-    step = max(1, min(FRAGMENT_BATCH_ROWS, batch.num_rows * FRAGMENT_BATCH_BYTES // max(batch.nbytes, 1)))
-    with pa.ipc.new_file(sink, block.SCHEMA) as writer:
-        for start in range(0, batch.num_rows, step):
-            writer.write_batch(_stamp(batch.slice(start, step), producer, start, now_ms))
-    data = sink.getvalue()
     fragment = new_fragment_id(now_ms, random(10))
-    objects.put(object_name(fragment), [memoryview(data)])
-    return ops.FragmentRef(fragment, batch.num_rows, data.size, xxhash.xxh3_64_intdigest(data))
+    encoding = _Encoding(table, new_producer_id(random(6)), now_ms)
+    objects.put(object_name(fragment), encoding)
+    return ops.FragmentRef(fragment, table.num_rows, encoding.size, encoding.checksum.intdigest())
+
+
+class _Encoding:
+    """A table as the bytes of a fragment, in pieces, each counted and summed as it passes.
+
+    A fragment is never whole in memory: touching as much fresh memory as it has bytes takes longer than writing it.
+    """
+
+    def __init__(self, table: Any, producer: bytes, now_ms: int) -> None:
+        self._table = table
+        self._producer = producer
+        self._now_ms = now_ms
+        self.size = 0
+        self.checksum = xxhash.xxh3_64()
+
+    def __iter__(self) -> Iterator[memoryview]:
+        table, pieces = self._table, _Pieces()
+        self.size, self.checksum = 0, xxhash.xxh3_64()
+        step = max(1, min(FRAGMENT_BATCH_ROWS, table.num_rows * FRAGMENT_BATCH_BYTES // max(table.nbytes, 1)))
+        with pa.ipc.new_file(pa.PythonFile(pieces, "w"), block.SCHEMA) as writer:
+            for start in range(0, table.num_rows, step):
+                batch = block.one_batch(table.slice(start, step))
+                writer.write_batch(_stamp(batch, self._producer, start, self._now_ms))
+                yield from self._passing(pieces)
+        yield from self._passing(pieces)
+
+    def _passing(self, pieces: _Pieces) -> Iterator[memoryview]:
+        for piece in pieces.take():
+            self.size += len(piece)
+            self.checksum.update(piece)
+            yield piece
+
+
+class _Pieces(io.RawIOBase):
+    """Where Arrow writes to: keeps what it is given until that is taken."""
+
+    def __init__(self) -> None:
+        self._pieces: list[memoryview] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._pieces.append(memoryview(data))
+        return len(self._pieces[-1])
+
+    def take(self) -> list[memoryview]:
+        taken, self._pieces = self._pieces, []
+        return taken
 
 
 def _stamp(piece: Any, producer: bytes, start: int, now_ms: int) -> Any:

@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
 
-from detent.codec.block import CONTENT_SCHEMA, HEADERS
+from detent.codec.block import CONTENT_SCHEMA, HEADERS, no_headers
 from detent.errors import Invalid
 from detent.names import check_name
 
 BODY, KEY, HEADERS_COLUMN, JOURNAL = "body", "key", "headers", "journal"
 _RESERVED: Final = (KEY, HEADERS_COLUMN, JOURNAL)
 _ENCODER: Final = msgspec.json.Encoder()
-_NO_TEXT: Final = pa.array([], pa.string())
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class RowsToMessages:
 
     def _headers(self, batch: Any, rows: int) -> Any:
         if not self.has_headers:
-            return pa.MapArray.from_arrays(np.zeros(rows + 1, np.int32), _NO_TEXT, _NO_TEXT, type=HEADERS)
+            return no_headers(rows)
         headers = batch.column(HEADERS_COLUMN)
         if headers.null_count:
             headers = pc.if_else(headers.is_valid(), headers, pa.scalar([], headers.type))

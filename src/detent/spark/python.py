@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import detent
-from detent.spark import cache
+from detent.spark import cache, hatch
 
 _LAUNCHER: Final = """\
 #!/bin/sh
@@ -30,14 +30,12 @@ while [ -n "$rest" ]; do
 done
 {ours}if [ -n "$kept" ]; then export PYTHONPATH="$kept"; else unset PYTHONPATH; fi
 {compiled}export PYTHONWARNINGS="{quiet}${{PYTHONWARNINGS:+,$PYTHONWARNINGS}}"
-# The same programs, but ready for their next task sooner, and quiet when a query is stopped.
+# The same programs, but there or ready for their next task sooner, and quiet when a query is stopped.
 case "$1 $2" in
-  "-m pyspark.daemon") instead=detent.spark.daemon ;;
-  "-m pyspark.sql.streaming.python_streaming_source_runner") instead=detent.spark.source_runner ;;
+  "-m pyspark.daemon") shift 2; exec {python} -m detent.spark.daemon "$@" ;;
+  "-m pyspark.sql.streaming.python_streaming_source_runner") shift 2; exec {python} -I -S {hatch} "$@" ;;
   *) exec {python} "$@" ;;
 esac
-shift 2
-exec {python} -m $instead "$@"
 """
 
 _OURS: Final = """\
@@ -68,6 +66,7 @@ def command(spark_home: Path) -> Path:
         compiled="" if _is_compiled(spark_home) else _COMPILED.format(folder=shlex.quote(str(folder / "compiled"))),
         quiet=_QUIET,
         python=shlex.quote(sys.executable),
+        hatch=shlex.quote(str(Path(hatch.__file__))),
     )
     return cache.put(folder / "python" / f"python-{cache.fingerprint(text)}", text, mode=cache.PRIVATE)
 

@@ -1,0 +1,182 @@
+"""A process that has imported everything and does nothing, except to fork the processes of streams' sources.
+
+Spark starts a new Python for the source of every stream that is started, and each would spend more than half a second
+on the same imports. So the first one, once it has imported them, leaves this copy of itself behind; `hatch.py`, which
+Spark's launcher runs in place of the later ones, asks it for a child, and starts a Python of its own only if there is
+none to be had. The nursery ends with Spark's Java.
+
+Its socket lies in the folder of `sockets.py`, which nobody else can enter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from detent.spark import hatch
+
+REQUEST_BYTES_MAX: Final = 4 << 20
+"""An environment is limited by the kernel to about half of this."""
+
+REQUEST_S: Final = 5.0
+LOOK_MS: Final = 1_000
+"""How often to see whether Java still runs, where the kernel does not tell."""
+
+_LENGTH: Final = struct.Struct(hatch.LENGTH)
+_REFUSED: Final = b"-"
+_MODULES: Final = ("detent.spark.journals", "detent.spark.queues")
+
+
+def begin() -> None:
+    """Leave a nursery behind, if there should be one. Returns in this process, and in each that the nursery forks."""
+    place = _place(os.environ.get(hatch.CONNECTION, ""))
+    java = os.getppid()
+    if place is None or java == 1 or _answers(place):
+        return
+    for name in _MODULES:
+        import_module(name)
+    listener = _listener(place)
+    if listener is None:
+        return
+    if os.fork():
+        listener.close()
+        return
+    _become_quiet()
+    _serve(listener, java)
+
+
+def _place(connection: str) -> Path | None:
+    """Where the nursery's socket belongs: beside Spark's own, if nobody else can get there."""
+    folder = Path(connection).parent
+    if not connection or not hasattr(socket, "send_fds") or not folder.is_dir():
+        return None
+    status = folder.stat()
+    return folder / hatch.SOCKET if status.st_uid == os.getuid() and status.st_mode & 0o077 == 0 else None
+
+
+def _answers(place: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(place)) == 0
+
+
+def _listener(place: Path) -> socket.socket | None:
+    """The nursery's socket; None if another process was faster."""
+    made = socket.socket(socket.AF_UNIX)
+    with contextlib.suppress(FileNotFoundError):
+        place.unlink()  # nobody answers there
+    try:
+        made.bind(str(place))
+    except OSError:
+        made.close()
+        return None
+    made.listen()
+    return made
+
+
+def _become_quiet() -> None:
+    """Keep nothing of the first process open, and leave the signals of a terminal to those who work."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    os.close(nothing)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()  # collections of the children then leave the shared memory shared
+
+
+def _serve(listener: socket.socket, java: int) -> None:
+    """Fork a child for each request until Java ends. Returns in the children."""
+    waiting = select.poll()
+    waiting.register(listener, select.POLLIN)
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(ProcessLookupError):
+            waiting.register(os.pidfd_open(java), select.POLLIN)
+    while True:
+        ready = waiting.poll(LOOK_MS)
+        if not _runs(java) or any(descriptor != listener.fileno() for descriptor, _ in ready):
+            os._exit(0)
+        if ready and _answer(listener):
+            listener.close()
+            return
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _answer(listener: socket.socket) -> bool:
+    """One request. True in the child that was forked for it."""
+    connection, _ = listener.accept()
+    with connection:
+        connection.settimeout(REQUEST_S)
+        try:
+            environment, streams = _request(connection)
+        except (OSError, ValueError):
+            return False  # whoever asked is gone, or has said nothing sensible, and starts a process of its own
+        child = _is_alike(environment) and os.fork() == 0
+        if child:
+            _become_source(environment, streams)
+            connection.sendall(hatch.BORN)
+        for stream in streams:
+            os.close(stream)
+        if not child and not _is_alike(environment):
+            with contextlib.suppress(OSError):
+                connection.sendall(_REFUSED)
+    return child
+
+
+def _request(connection: socket.socket) -> tuple[dict[bytes, bytes], list[int]]:
+    """The environment of a process that is wanted, and its output and error streams."""
+    head, streams, _, _ = socket.recv_fds(connection, _LENGTH.size, 2)
+    try:
+        (size,) = _LENGTH.unpack(head)
+        if size > REQUEST_BYTES_MAX or len(streams) != 2:
+            raise ValueError("this is no request")
+        data = bytearray()
+        while len(data) < size:
+            part = connection.recv(size - len(data))
+            if not part:
+                raise ValueError("the request ends early")
+            data += part
+        return dict(entry.split(b"=", 1) for entry in bytes(data).split(b"\0")), streams
+    except (struct.error, OSError, ValueError) as error:
+        for stream in streams:
+            os.close(stream)
+        raise ValueError(str(error)) from error
+
+
+def _is_alike(environment: dict[bytes, bytes]) -> bool:
+    """Whether a Python started with this environment would have been like this one."""
+
+    def of_python(variables: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        return {
+            name: value
+            for name, value in variables.items()
+            if name == b"VIRTUAL_ENV" or (name.startswith(b"PYTHON") and not name.startswith(b"PYTHON_"))
+        }
+
+    return of_python(environment) == of_python(dict(os.environb))
+
+
+def _become_source(environment: dict[bytes, bytes], streams: list[int]) -> None:
+    """What a process has of its own, and a forked one has of its parent."""
+    os.environb.clear()
+    os.environb.update(environment)
+    for target, stream in zip((1, 2), streams, strict=True):
+        os.dup2(stream, target)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,0 +1,169 @@
+"""The nursery of sources' processes, without Spark: who gets a child, what it is like, and when the nursery ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from detent.spark import hatch, nursery
+from processes import eventually
+
+PATIENCE_S = 30.0
+
+SOURCE = """
+import os, sys
+from detent.spark import nursery
+nursery._MODULES = ("json",)
+nursery.begin()
+print(os.getpid(), os.getppid(), os.environ.get("WORD"), "json" in sys.modules, flush=True)
+sys.stdin.read() if os.environ.get("FIRST") else None
+"""
+
+JAVA = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", sys.argv[1]])
+sys.stdin.read()
+"""
+"""Stands for Spark's Java: what is started by it ends with it."""
+
+
+class Nest:
+    """A first source's process, below a process that stands for Java."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.chmod(0o700)
+        self.folder = folder
+        self.java = subprocess.Popen(
+            [sys.executable, "-c", JAVA, SOURCE],
+            env=self.environment(FIRST="1", WORD="first"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.java.stdout is not None
+        self.first = self.java.stdout.readline().split()
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return {**os.environ, hatch.CONNECTION: str(self.folder / "spark.sock"), **more}
+
+    def ask(self, **more: str) -> list[str]:
+        """What a second source's process says; "instead" if it had to be started."""
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", hatch.__file__],
+            env=self.environment(**more),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        return done.stdout.split() or [done.stderr]
+
+    @property
+    def nursery(self) -> int:
+        """The process that the first source's process forked."""
+        (found,) = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _parent(path) == self.first[0]]
+        return found
+
+    def close(self) -> None:
+        self.java.kill()
+        self.java.communicate()
+
+
+def _parent(path: Path) -> str:
+    try:
+        return path.joinpath("stat").read_text().rpartition(")")[2].split()[1]
+    except OSError:
+        return ""  # ended since
+
+
+def _runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _open_files(process: int) -> int:
+    return len(os.listdir(f"/proc/{process}/fd"))
+
+
+@pytest.fixture
+def nest(tmp_path: Path) -> Iterator[Nest]:
+    made = Nest(tmp_path)
+    yield made
+    made.close()
+
+
+def test_the_next_source_is_forked_with_its_own_environment_and_streams(nest: Nest) -> None:
+    process, parent, word, imported = nest.ask(WORD="second")
+    assert (word, imported) == ("second", "True")
+    assert process != nest.first[0]
+    assert parent == str(nest.nursery)  # and not the process that asked
+
+
+def test_each_that_asks_gets_a_process_of_its_own(nest: Nest) -> None:
+    assert len({nest.ask(WORD=str(number))[0] for number in range(5)}) == 5
+
+
+def test_a_python_that_would_be_different_is_started_instead(nest: Nest) -> None:
+    assert "Error" in nest.ask(WORD="other", PYTHONOPTIMIZE="2")[0]  # the real runner, which finds no Spark here
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"",
+        b"\x00",
+        struct.pack(">I", 3) + b"A=B",
+        struct.pack(">I", 0xFFFFFFFF),
+        struct.pack(">I", 10) + b"A",
+        struct.pack(">I", 3) + b"abc",
+    ],
+    ids=["nothing", "half a head", "no streams", "huge", "short", "no environment"],
+)
+def test_nonsense_does_not_end_the_nursery(nest: Nest, request_bytes: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(nest.folder / hatch.SOCKET))
+        connection.sendall(request_bytes)
+    assert nest.ask(WORD="after")[2] == "after"
+
+
+def test_nonsense_with_streams_leaves_no_descriptor_open(nest: Nest) -> None:
+    nest.ask(WORD="before")  # by now it waits
+    before = _open_files(nest.nursery)
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(nest.folder / hatch.SOCKET))
+            socket.send_fds(connection, [struct.pack(">I", 0xFFFFFFFF)], [1, 2])
+    assert nest.ask(WORD="after")[2] == "after"
+    assert _open_files(nest.nursery) == before
+
+
+def test_the_nursery_ends_with_java(nest: Nest) -> None:
+    process = nest.nursery
+    nest.java.kill()
+    nest.java.wait()
+    os.kill(int(nest.first[0]), signal.SIGKILL)
+    eventually(lambda: not _runs(process))
+
+
+def test_a_killed_nursery_is_missed_by_nobody(nest: Nest) -> None:
+    os.kill(nest.nursery, signal.SIGKILL)
+    assert "Error" in nest.ask(WORD="again")[0]  # a process of its own, which finds no Spark here
+
+
+@pytest.mark.parametrize("connection", ["", "/nowhere/spark.sock"])
+def test_without_a_private_folder_there_is_none(connection: str) -> None:
+    assert nursery._place(connection) is None
+
+
+def test_a_folder_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    assert nursery._place(str(tmp_path / "spark.sock")) is None

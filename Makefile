@@ -21,6 +21,8 @@ demo: $(STAMP) ## run the main job on the embedded default
 	$(BIN)/detent demo --keep
 
 test: $(STAMP) ## run every test layer
+	@# Tests start hundreds of processes, and where Python may not write what it compiles, each would compile all of it.
+	$(BIN)/python -m compileall -q src tests
 	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 lint: $(STAMP) ## ruff, mypy --strict, import layers

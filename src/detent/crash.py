@@ -42,6 +42,13 @@ POINTS: frozenset[str] = frozenset(
         "spark.sink.after_fragment",
         "spark.sink.before_commit",
         "spark.sink.after_commit",
+        "spark.once.after_stage",
+        "spark.once.delta_before_commit",
+        "spark.once.delta_after_commit",
+        "spark.once.sql_before_commit",
+        "spark.once.sql_after_commit",
+        "spark.once.before_commit",
+        "spark.once.after_commit",
     }
 )
 

@@ -111,6 +111,15 @@ class TestJournals:
         info = store.journal("b").info()
         assert (info.name, info.messages, info.lag(0)) == ("b", 1, 1)
 
+    def test_where_journals_begin_and_end(self, store: Store) -> None:
+        for name, messages in (("a/1", 3), ("a/2", 1), ("b", 2)):
+            store.journal(name).append_many([b"x"] * messages)
+        store.journal("a/1").trim(before=2)
+        assert store.reader.extents("a/") == {"a/1": (2, 3), "a/2": (0, 1)}
+        assert store.reader.extents() == {"a/1": (2, 3), "a/2": (0, 1), "b": (0, 2)}
+        assert store.reader.extents("c") == {}
+        assert store.reader.extent("b") == (0, 2)
+
     def test_a_journal_that_does_not_exist(self, store: Store) -> None:
         journal = store.journal("nothing")
         assert journal.next_offset() == 0

@@ -686,6 +686,7 @@ class TestHostile:
         "path",
         [
             "/v1/native/journals", "/v1/native/journals?prefix=a&prefix=b", f"{J}/info", f"{J}/info?journal=",
+            f"{J}/extents", f"{J}/extents?prefix=a&prefix=b",
             f"{J}/info?journal=a%00b", f"{J}/info?journal=../x", f"{J}/info?journal=none", f"{J}/nothing?journal=j",
             f"{J}/offset-at?journal=j", f"{J}/offset-at?journal=j&time_ms=x", f"{J}/committed?journal=j",
             f"{J}/committed?journal=j&start=0", f"{J}/committed?journal=j&start=0&end=2",

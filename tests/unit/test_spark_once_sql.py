@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import sqlalchemy
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 from sqlalchemy.pool import NullPool
 
+import postgresserver
 from detent.errors import Invalid, LimitExceeded, NotFound
 from detent.spark import once_sql, to_sql
 from detent.spark.once_batch import BatchKey, ExternalSink
@@ -25,16 +24,17 @@ KEY = BatchKey("shop", "query", 0, "run")
 
 
 class Database:
-    """A SQLite file with one table."""
+    """A database with one table."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.url = f"sqlite:///{path}"
+    def __init__(self, url: str) -> None:
+        self.url = url
         self.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, name TEXT)")
 
     def execute(self, statement: str) -> list[Any]:
-        with closing(sqlite3.connect(self.path)) as connection, connection:
-            return connection.execute(statement).fetchall()
+        engine = sqlalchemy.create_engine(self.url, poolclass=NullPool)
+        with engine.begin() as connection:
+            answer = connection.execute(sqlalchemy.text(statement))
+            return [tuple(row) for row in answer] if answer.returns_rows else []
 
     def ids(self) -> list[int]:
         return [row[0] for row in self.execute("SELECT id FROM orders ORDER BY id")]
@@ -43,9 +43,17 @@ class Database:
         return self.execute("SELECT name, sink, query, batch FROM detent_ledger ORDER BY 1, 2, 3")
 
 
+POSTGRES = pytest.param("postgresql", marks=pytest.mark.xdist_group("postgres"))
+
+
+@pytest.fixture(params=["sqlite", POSTGRES])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    return Database(postgresserver.new_database() if request.param == "postgresql" else f"sqlite:///{tmp_path}/shop.db")
+
+
 @pytest.fixture
-def database(tmp_path: Path) -> Database:
-    return Database(tmp_path / "shop.db")
+def sqlite(tmp_path: Path) -> Database:
+    return Database(f"sqlite:///{tmp_path}/shop.db")
 
 
 def frame(*ids: int) -> Any:
@@ -164,9 +172,9 @@ def test_an_engine_without_transactions_is_refused(database: Database) -> None:
     assert database.ids() == []
 
 
-def test_an_engine_that_begins_transactions_itself_is_taken(database: Database) -> None:
+def test_an_engine_that_begins_transactions_itself_is_taken(sqlite: Database) -> None:
     """As SQLAlchemy's documentation has it, for savepoints that work."""
-    engine = sqlalchemy.create_engine(database.url, poolclass=NullPool)
+    engine = sqlalchemy.create_engine(sqlite.url, poolclass=NullPool)
 
     @sqlalchemy.event.listens_for(engine, "connect")
     def connect(connection: Any, record: Any) -> None:
@@ -177,7 +185,7 @@ def test_an_engine_that_begins_transactions_itself_is_taken(database: Database) 
         connection.exec_driver_sql("BEGIN")
 
     to_sql(lambda: engine, "orders").write(frame(1), KEY)
-    assert (database.ids(), len(database.ledger())) == ([1], 1)
+    assert (sqlite.ids(), len(sqlite.ledger())) == ([1], 1)
 
 
 def test_a_pool_of_the_users_gets_its_connection_back(database: Database) -> None:
@@ -227,4 +235,4 @@ def test_times_arrive_in_utc(database: Database) -> None:
     moment = datetime(2026, 1, 31, 12, tzinfo=UTC)
     batch = pa.RecordBatch.from_arrays([pa.array([moment], pa.timestamp("us", tz="Asia/Tokyo"))], names=["at"])
     to_sql(database.url, "times").write(Frame(StructType([StructField("at", TimestampType())]), [batch]), KEY)  # type: ignore[arg-type]
-    assert database.execute("SELECT at FROM times") == [("2026-01-31 12:00:00.000000",)]
+    assert str(database.execute("SELECT at FROM times")[0][0]).removesuffix(".000000") == "2026-01-31 12:00:00"

@@ -16,14 +16,8 @@ from detent.spark.ranges import Range, between, cut, limited, ordered
 offsets = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 400), max_size=8)
 
 
-class FakeExtents:
-    """Journals that hold [10, 20)."""
-
-    def extent(self, name: str) -> tuple[int, int]:
-        return 10, 20
-
-    def offset_at(self, name: str, time_ms: int) -> int:
-        return 10 + time_ms % 10
+def offset_at(name: str, time_ms: int) -> int:
+    return 10 + time_ms % 10
 
 
 # -- ranges -----------------------------------------------------------------------------------------------------
@@ -92,7 +86,7 @@ def test_offsets_have_one_order() -> None:
     ],
 )
 def test_places(text: str, found: int) -> None:
-    assert Places("startingOffsets", text, EARLIEST).find(["a"], FakeExtents()) == {"a": found}
+    assert Places("startingOffsets", text, EARLIEST).find({"a": (10, 20)}, offset_at) == {"a": found}
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from detent.errors import Invalid
 from detent.spark.outgoing import RowsToMessages
 from detent.spark.pushdown import Pushed
 from detent.spark.ranges import Range
-from detent.spark.rows import columns, rows_of
+from detent.spark.rows import BATCH_BYTES, BATCH_ROWS, Piece, columns, gathered, rows_of
 
 TEXTS = MapType(StringType(), StringType())
 INNER = StructType([StructField("a", IntegerType()), StructField("b", ArrayType(StringType()))])
@@ -68,9 +68,14 @@ def test_rows_have_exactly_the_types_that_spark_expects(headers: bool, raw: bool
         journal.append(b"one", key=b"k", headers={"x": "1"})
         journal.append_many([b"two", b"three"])
         read = store.reader.uncommitted if raw else store.reader.committed
-        batches = [rows_of("a", first, batch, headers=headers, raw=raw) for first, batch in read("a", 0, 3)]
+        pieces = [Piece("a", first, batch) for first, batch in read("a", 0, 3)]
+        batches = [rows_of([piece], headers=headers, raw=raw) for piece in pieces]
+        together = rows_of([*pieces, Piece("b", 7, pieces[0].batch.slice(0, 1))], headers=headers, raw=raw)
     expected = to_arrow_schema(columns(headers=headers, raw=raw), timezone="UTC")
-    assert all(batch.schema.equals(expected) for batch in batches)
+    assert all(batch.schema.equals(expected) for batch in [*batches, together])
+    assert together.column("journal").to_pylist() == ["a", "a", "a", "b"]
+    assert together.column("offset").to_pylist() == [0, 1, 2, 7]
+    assert together.column("body").to_pylist() == [b"one", b"two", b"three", b"one"]
     table = pa.Table.from_batches(batches).to_pydict()
     assert table["body"] == [b"one", b"two", b"three"]
     assert table["offset"] == [0, 1, 2]
@@ -78,6 +83,23 @@ def test_rows_have_exactly_the_types_that_spark_expects(headers: bool, raw: bool
     assert table["journal"] == ["a"] * 3
     if headers:
         assert table["headers"] == [[("x", "1")], [], []]
+
+
+def test_small_batches_are_joined_and_large_ones_are_not() -> None:
+    def piece(rows: int, size: int = 1) -> Piece:
+        return Piece("a", 0, pa.RecordBatch.from_pydict({"body": [bytes(size)] * rows}))
+
+    def counts(*pieces: Piece) -> list[list[int]]:
+        return [[one.batch.num_rows for one in group] for group in gathered(pieces)]
+
+    assert counts() == []
+    assert counts(piece(1), piece(2), piece(3)) == [[1, 2, 3]]
+    assert counts(piece(BATCH_ROWS), piece(1), piece(BATCH_ROWS - 1), piece(5)) == [
+        [BATCH_ROWS],
+        [1, BATCH_ROWS - 1],
+        [5],
+    ]
+    assert counts(piece(1), piece(1, BATCH_BYTES), piece(1)) == [[1, 1], [1]]
 
 
 # -- writing ----------------------------------------------------------------------------------------------------

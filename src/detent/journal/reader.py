@@ -143,6 +143,16 @@ class JournalReader:
             head = self._head(view, self._listing(view, name).journal)
             return head.first_offset, head.next_offset
 
+    def extents(self, prefix: str = "") -> dict[str, tuple[int, int]]:
+        """The first and the next committed offset of each journal whose name starts with `prefix`, at one moment."""
+        with self._reader.view() as view:
+            listed = {
+                key[3:].decode(): Listing.decode(stored).journal
+                for key, stored in view.scan(*records.LISTING.range(prefix.encode()))
+            }
+            heads = ((name, self._head(view, journal)) for name, journal in listed.items())
+            return {name: (head.first_offset, head.next_offset) for name, head in heads}
+
     def next_offset(self, name: str) -> int:
         """The offset that the next committed message will get; 0 for a journal that does not exist yet."""
         try:

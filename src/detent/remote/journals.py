@@ -45,6 +45,10 @@ class RemoteJournalReader(JournalReader):
         found: tuple[int, int] = self._ask_of(name, "/extent", tuple[int, int])
         return found
 
+    def extents(self, prefix: str = "") -> dict[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = self._ask("/extents", dict[str, tuple[int, int]], prefix=prefix)
+        return found
+
     def next_offset(self, name: str) -> int:
         try:
             return self.extent(name)[1]

@@ -30,6 +30,7 @@ class ServedJournals:
         self._reader = reader
         self.routes: dict[tuple[str, str], Callable[[Call], Awaitable[Reply]]] = {
             ("GET", PATH): self._names,
+            ("GET", f"{PATH}/extents"): self._extents,
             ("GET", f"{PATH}/info"): self._info,
             ("GET", f"{PATH}/number"): self._number,
             ("GET", f"{PATH}/extent"): self._extent,
@@ -42,6 +43,11 @@ class ServedJournals:
         call.require_everywhere("consume")
         prefix = text_of(call.query(), "prefix")
         return Reply.json(await asyncio.to_thread(self._reader.names, prefix))
+
+    async def _extents(self, call: Call) -> Reply:
+        call.require_everywhere("consume")
+        prefix = text_of(call.query(), "prefix")
+        return Reply.json(await asyncio.to_thread(self._reader.extents, prefix))
 
     async def _info(self, call: Call) -> Reply:
         return Reply.json(await asyncio.to_thread(self._reader.info, journal_of(call)))

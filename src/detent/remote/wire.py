@@ -8,7 +8,7 @@ HTTP carries it, on a Unix socket or TCP. Transactions are MessagePack; everythi
     GET  /v1/native/size                                  roughly what the store's records occupy
     GET  /v1/native/wait/journal?journal&offset&timeout_ms   answer when the journal has grown past an offset
     GET  /v1/native/wait/queue?queue&timeout_ms           answer when the queue has something to claim
-    GET  /v1/native/journals?prefix                       the names of journals
+    GET  /v1/native/journals?prefix                       the names of journals; extents: where each begins and ends
     GET  /v1/native/journals/info?journal                 one journal; so too: number, extent, offset-at (&time_ms)
     GET  /v1/native/journals/committed?journal&start&end[&number]      messages, as an Arrow stream; so too: uncommitted
     PUT  /v1/native/objects/NAME                          write a fragment; GET reads it, HEAD says how large it is

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,15 +16,13 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from detent.errors import Invalid, NotFound
-from detent.journal import JournalReader
+from detent.spark.extents import Journals, extents_of
 from detent.spark.opened import opened
 from detent.spark.options import Options
 from detent.spark.places import EARLIEST, LATEST, Places
 from detent.spark.pushdown import Pushed
 from detent.spark.ranges import Offsets, Range, between, cut, limited, ordered
-from detent.spark.rows import rows_of
-
-NAMES_SHOWN_MAX: Final = 10
+from detent.spark.rows import Piece, gathered, rows_of
 
 OPTIONS: Final = (
     "journals",
@@ -42,8 +38,6 @@ OPTIONS: Final = (
     "server",
     "filterPushdown",
 )
-
-logger = logging.getLogger("detent.spark")
 
 
 @dataclass(frozen=True)
@@ -98,116 +92,30 @@ class JournalPartition(InputPartition):
         self.ranges = ranges
 
 
-class Journals:
-    """The journals that a read is about, seen from the driver."""
-
-    def __init__(self, settings: ReadSettings) -> None:
-        self._settings = settings
-        self._extents = _Positions(settings.url) if settings.raw else _Committed(settings.url)
-
-    def names(self) -> list[str]:
-        """The journals that are named, and all that a pattern matches now."""
-        known = self._extents.reader.names()
-        found: set[str] = set()
-        for name in self._settings.journals:
-            if any(mark in name for mark in "*?["):
-                found.update(fnmatch.filter(known, name))
-            elif name in known:
-                found.add(name)
-            else:
-                raise NotFound(f"there is no journal {name!r} (option journals); {_instead(name, known)}")
-        return sorted(found)
-
-    def place(self, places: Places) -> Offsets:
-        """Where a read begins or ends."""
-        names = self.names()
-        places.check_names(names)
-        return ordered(places.find(names, self._extents))
-
-    def ends(self) -> Offsets:
-        """Where each journal ends now."""
-        return {name: self._extents.extent(name)[1] for name in self.names()}
-
-    def check(self, start: Mapping[str, int], ends: Mapping[str, int]) -> None:
-        """Refuse to go on where messages are missing, unless the user said to."""
-        for name, offset in start.items():
-            first, end = self._extents.extent(name) if name in ends else (0, 0)
-            if not first <= offset <= end:
-                _lost(self._settings, name, offset, first, end)
-
-    def average_bytes(self, names: Iterable[str]) -> int:
-        """About how many bytes a message takes."""
-        infos = [self._extents.reader.info(name) for name in names]
-        stored = sum(info.block_bytes + info.fragment_bytes for info in infos)
-        return max(1, stored // max(1, sum(info.messages for info in infos)))
-
-
-class _Committed:
-    """The committed messages of a store's journals."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    @property
-    def reader(self) -> JournalReader:
-        return opened(self._url, "reader").reader
-
-    def extent(self, name: str) -> tuple[int, int]:
-        return self.reader.extent(name)
-
-    def offset_at(self, name: str, time_ms: int) -> int:
-        return self.reader.offset_at(name, time_ms)
-
-
-class _Positions(_Committed):
-    """All stored rows of a store's journals."""
-
-    def extent(self, name: str) -> tuple[int, int]:
-        info = self.reader.info(name)
-        return info.first_position, info.next_position
-
-    def offset_at(self, name: str, time_ms: int) -> int:
-        del name, time_ms
-        raise Invalid("startingOffsets by time needs isolation=committed: stored rows have no index of times")
-
-
-def _instead(name: str, known: list[str]) -> str:
-    if not known:
-        return f"the store has none: append to it first, or create it with `detent journal create URL {name}`"
-    shown = ", ".join(known[:NAMES_SHOWN_MAX]) + (", …" if len(known) > NAMES_SHOWN_MAX else "")
-    return f"the store has {shown}. A pattern such as {name}* waits for journals that come later"
-
-
-def _lost(settings: ReadSettings, name: str, offset: int, first: int, end: int) -> None:
-    """Messages that should be read are gone."""
-    what = (
-        f"offset {offset} of the journal {name!r} is not there: it holds [{first}, {end}). "
-        "It was trimmed, or deleted and made anew"
-    )
-    if settings.fail_on_loss:
-        raise NotFound(f"{what}. To go on with what is there, set the option failOnDataLoss to false")
-    logger.warning("%s; going on with what is there (failOnDataLoss is false)", what)
-
-
 def read_ranges(settings: ReadSettings, ranges: Sequence[Range], pushed: Pushed | None = None) -> Iterator[Any]:
     """What a task does: its ranges as Arrow batches, in order, none missing."""
+    for pieces in gathered(_stored(settings, ranges)):
+        rows = rows_of(pieces, headers=settings.headers, raw=settings.raw)
+        yield rows if pushed is None else pushed.keep(rows)
+
+
+def _stored(settings: ReadSettings, ranges: Sequence[Range]) -> Iterator[Piece]:
     reader = opened(settings.url, "reader").reader
     read = reader.uncommitted if settings.raw else reader.committed
     for piece in ranges:
-        start, end = _present(settings, reader, piece)
+        start, end = _present(settings, piece)
         for first, batch in read(piece.journal, start, end) if start < end else ():
-            rows = rows_of(piece.journal, first, batch, headers=settings.headers, raw=settings.raw)
-            yield rows if pushed is None else pushed.keep(rows)
+            yield Piece(piece.journal, first, batch)
 
 
-def _present(settings: ReadSettings, reader: JournalReader, piece: Range) -> tuple[int, int]:
+def _present(settings: ReadSettings, piece: Range) -> tuple[int, int]:
     """The part of a range that is there: all of it, unless loss is allowed."""
     if settings.fail_on_loss:
         return piece.start, piece.end
-    extents = _Positions(settings.url) if settings.raw else _Committed(settings.url)
-    if reader.number(piece.journal) is None:
+    try:
+        first, end = extents_of(settings.url, raw=settings.raw).extent(piece.journal)
+    except NotFound:
         return piece.start, piece.start
-    first, end = extents.extent(piece.journal)
     return max(first, piece.start), min(end, piece.end)
 
 
@@ -227,7 +135,7 @@ class JournalBatchReader(DataSourceReader):
         settings = self._settings
         journals = Journals(settings)
         start, end = journals.place(settings.start), journals.place(settings.end)
-        journals.check(start, end)
+        journals.check(start)
         ranges = self._pushed.narrow(between(start, end))
         found: list[InputPartition] = [JournalPartition(part) for part in cut(ranges, settings.partitions_min)]
         return found or [JournalPartition([])]
@@ -292,7 +200,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         journals = self._journals
         ends = journals.ends()
-        journals.check(start, ends)
+        journals.check(start)
         if self._final is not None:
             ends = {name: min(end, self._final[name]) for name, end in ends.items() if name in self._final}
         reach = {name: max(end, start.get(name, 0)) for name, end in ends.items()}

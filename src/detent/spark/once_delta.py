@@ -37,6 +37,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from detent import crash
 from detent.errors import Invalid, Unavailable
 from detent.spark.delta_files import FilePlan, WrittenFile, sync_folder, write_files
 from detent.spark.once_batch import BatchKey, ExternalSink, Place, Select, check_select, in_tasks, selected
@@ -105,7 +106,9 @@ class _ToDelta(ExternalSink):
             plan = self._plan(table, rows.schema)
             files = [file for task in in_tasks(rows, partial(write_files, plan)) for file in task]
             if files or self._mode == "overwrite":
+                crash.point("spark.once.delta_before_commit")
                 self._commit(table, application, key.batch, files)
+                crash.point("spark.once.delta_after_commit")
         if is_local(self._uri):
             sync_log(Path(self._uri), table.version() if is_new else 0)
 

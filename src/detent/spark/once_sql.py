@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from detent import crash
 from detent.errors import Invalid, LimitExceeded, NotFound
 from detent.spark.once_batch import BatchKey, ExternalSink, Place, Select, check_select, in_tasks, selected
 
@@ -87,6 +88,7 @@ class _ToSql(ExternalSink):
     def write(self, batch: DataFrame, key: BatchKey) -> None:
         rows = selected(batch, self._select)
         with self._open() as connection, connection.begin():
+            _require_transactions(connection)
             ledger = _ledger(connection)
             if _holds(connection, ledger, self._label, key):
                 return
@@ -94,6 +96,8 @@ class _ToSql(ExternalSink):
         with self._open() as connection, _undivided(connection):
             if _enter(connection, ledger, self._label, key):
                 (self._write or self._insert)(connection, found)
+                crash.point("spark.once.sql_before_commit")
+        crash.point("spark.once.sql_after_commit")
 
     @contextmanager
     def _open(self) -> Iterator[Connection]:
@@ -215,12 +219,16 @@ def _undivided(connection: Connection) -> Iterator[None]:
 
     sqlalchemy.event.listen(connection, "commit", refuse)
     with connection.begin() as transaction:
-        if _commits_by_itself(connection):
-            raise Invalid("the engine commits each statement (AUTOCOMMIT): the rows and their batch need a transaction")
+        _require_transactions(connection)
         yield
         if not transaction.is_active:
             raise Invalid("the function of to_sql must not roll back: raise an error, and the batch is tried again")
         done = True
+
+
+def _require_transactions(connection: Connection) -> None:
+    if _commits_by_itself(connection):
+        raise Invalid("the engine commits each statement (AUTOCOMMIT): the rows and their batch need a transaction")
 
 
 def _commits_by_itself(connection: Connection) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from detent import crash
 from detent.errors import AlreadyEntered, Invalid
 from detent.kv import absolute_url, parse_url
 from detent.ledger.operations import check_name
@@ -75,6 +76,7 @@ class Once:
         with _kept(batch, len(self._sinks)):
             # Nothing that is staged has an effect yet, and rows that do not fit are found before anything has.
             staged = [(sink, sink.stage(batch, self._url)) for sink in self._sinks if isinstance(sink, EngineSink)]
+            crash.point("spark.once.after_stage")
             for external in self._sinks:
                 if isinstance(external, ExternalSink):
                     external.write(batch, key)
@@ -82,8 +84,10 @@ class Once:
         transaction.enter_ledger(key.name, key.batch, query=key.query, run=key.run)
         for sink, answers in staged:
             sink.add(store, transaction, answers)
+        crash.point("spark.once.before_commit")
         with contextlib.suppress(AlreadyEntered):  # by another driver of the same query, with all that belongs to it
             transaction.commit()
+        crash.point("spark.once.after_commit")
 
 
 @contextlib.contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -17,14 +17,6 @@ JSON_BYTES_MAX: Final = 1 << 20
 
 Place = int | datetime | str
 """An offset, a time, or one of the two words."""
-
-
-class Extents(Protocol):
-    """What is asked of a journal to find a place in it."""
-
-    def extent(self, name: str) -> tuple[int, int]: ...
-
-    def offset_at(self, name: str, time_ms: int) -> int: ...
 
 
 class Places:
@@ -82,15 +74,14 @@ class Places:
         for name in self._named.keys() - set(journals):
             raise Invalid(f"the option {self.option} names {name!r}, which is not among the journals that are read")
 
-    def find(self, journals: Iterable[str], extents: Extents) -> dict[str, int]:
-        """The offset in each journal."""
-        return {name: self._find(name, extents) for name in sorted(journals)}
+    def find(self, extents: Mapping[str, tuple[int, int]], offset_at: Callable[[str, int], int]) -> dict[str, int]:
+        """The offset in each journal, of which the extents are given."""
+        return {name: self._find(name, extents[name], offset_at) for name in sorted(extents)}
 
-    def _find(self, name: str, extents: Extents) -> int:
+    def _find(self, name: str, extent: tuple[int, int], offset_at: Callable[[str, int], int]) -> int:
         place = self._named.get(name, self._default)
         if isinstance(place, int):
             return place
         if isinstance(place, datetime):
-            return extents.offset_at(name, since_1970_ms(place))
-        first, end = extents.extent(name)
-        return first if place == EARLIEST else end
+            return offset_at(name, since_1970_ms(place))
+        return extent[0] if place == EARLIEST else extent[1]

@@ -66,7 +66,6 @@ def test_workers_have_the_launchers_python_and_no_open_port(spark: SparkSession)
             pass
         found = {
             "pyspark": pyspark.__file__,
-            "pushdown": os.environ.get("DETENT_SPARK_FILTER_PUSHDOWN"),
             "port": os.environ.get("PYTHON_WORKER_FACTORY_PORT"),
             "frozen": gc.get_freeze_count(),
         }
@@ -80,13 +79,12 @@ def test_workers_have_the_launchers_python_and_no_open_port(spark: SparkSession)
     answer()  # whatever worker has done a task passes over its modules from then on
     found = answer()
     assert found["pyspark"].endswith(os.path.join("site-packages", "pyspark", "__init__.py"))
-    assert found["pushdown"] == "1"
     assert found["port"] is None
     assert found["frozen"] > 1000
 
 
 def test_the_variables_for_spark_do_not_stay_behind(spark: SparkSession) -> None:
-    assert "DETENT_SPARK_FILTER_PUSHDOWN" not in os.environ
+    assert "SPARK_HOME" not in os.environ
     assert "detent" not in os.environ.get("JAVA_HOME", "")
 
 
@@ -122,12 +120,12 @@ def look(batches):
     for _ in batches:
         with detent.open("file:{tmp_path}/store", role="client") as store:
             store.journal("seen").append(mine.WORD)
-        yield pa.RecordBatch.from_pydict({{"pushdown": [os.environ.get("DETENT_SPARK_FILTER_PUSHDOWN")]}})
-[row] = spark.range(1, numPartitions=1).mapInArrow(look, "pushdown string").collect()
+        yield pa.RecordBatch.from_pydict({{"done": [1]}})
+[row] = spark.range(1, numPartitions=1).mapInArrow(look, "done int").collect()
 store = detent.spark.store_of(spark)
 system = spark.sparkContext._jvm.java.lang.System
 found = dict(
-    java=system.getProperty("java.version"), mine=system.getProperty("mine"), pushdown=row.pushdown,
+    java=system.getProperty("java.version"), mine=system.getProperty("mine"),
     partitions=spark.conf.get("spark.sql.shuffle.partitions"), owner=store.is_owner,
     seen=[message.body.decode() for message in store.journal("seen").read()],
 )

@@ -216,7 +216,7 @@ def test_planning_from_a_number_acknowledges_all_up_to_it(world: Readers) -> Non
     assert world.read(2) == [2, 3]
     assert [world.state(message).state for message in range(5)] == [  # type: ignore[union-attr]
         *["done"] * 2,
-        *["in flight"] * 2,
+        *["assigned"] * 2,
         "available",
     ]
     assert world.readers() == {"r": (1, 2)}

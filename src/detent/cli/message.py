@@ -98,10 +98,10 @@ def _place_text(place: MessagePlace) -> str:
     from detent.cli._messages import iso
 
     tries = "1 attempt" if place.attempts == 1 else f"{place.attempts} attempts"
-    when = {"available": "since", "delayed": "until", "in flight": "until", "failed": "since", "done": "since"}
-    text = f"{place.state} {when.get(place.state, 'at')} {iso(place.at)}, {tries}"
+    word = "until" if place.state in {"delayed", "in flight"} else "since"
+    text = f"{place.state} {word} {iso(place.at)}, {tries}"
     if place.state != "done":
         text += f", priority {place.priority}"
     if place.consumer:
-        text += f", claimed by {line_text(place.consumer)}"
+        text += f", {'read' if place.state == 'assigned' else 'claimed'} by {line_text(place.consumer)}"
     return text + (f": {line_text(place.reason)}" if place.reason else "")

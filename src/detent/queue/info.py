@@ -142,8 +142,8 @@ def failed_message(queue: str, entry: ops.FailedEntry, content: Content | None) 
 @dataclass(frozen=True, slots=True)
 class MessagePlace:
     """Where a message is in one queue. `state` is available, delayed, blocked (by others of its group that came before
-    it), in flight, failed or done; `at` is when it becomes or became visible, when its lease ends, when it failed or
-    was done."""
+    it), in flight, assigned (to a reader), failed or done; `at` is when it becomes or became visible, when its lease
+    ends, when it was assigned, failed or was done."""
 
     queue: str
     state: str

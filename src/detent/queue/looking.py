@@ -158,7 +158,8 @@ def _find_held(state: QueueState, message: int, view: View) -> tuple[int, ops.Me
     name, at_ms, consumer, delivery = "available", bucket.visible[row], "", 0
     if flight is not None:
         _, delivery, grant = flight
-        name, at_ms, consumer = "in flight", grant.lease_ms, grant.consumer
+        name, at_ms = ("assigned", grant.claimed_ms) if grant.is_assigned else ("in flight", grant.lease_ms)
+        consumer = grant.consumer
     elif bucket.states[row] == HIDDEN:
         name = "delayed"
     elif bucket.states[row] == BLOCKED:

@@ -371,7 +371,7 @@ class FailedMessages(Result, frozen=True, tag=True, array_like=True):
 
 
 class MessageState(msgspec.Struct, frozen=True, array_like=True):
-    """Where one message is in one queue: available, delayed, blocked, in flight, failed or done."""
+    """Where one message is in one queue: available, delayed, blocked, in flight, assigned, failed or done."""
 
     queue: str
     state: str

@@ -16,8 +16,6 @@ from detent.spark.settings import (
     AT_LAUNCH,
     JAVA_OPTIONS,
     LOOPBACK,
-    PUSHDOWN,
-    PUSHDOWN_VARIABLE,
     SOCKET_FOLDER,
     SOCKETS,
     Wishes,
@@ -42,7 +40,7 @@ def start(wanted: Wishes) -> tuple[SparkSession, list[str]]:
     SparkContext._ensure_initialized()
     full = replace(wanted, given=_submitted())
     settings = {key: value for key, value in (helpful(full) | full.explicit()).items() if key not in AT_LAUNCH}
-    with _environment(full, settings, {}):
+    with _environment(full, {}):
         spark = _create(settings)
     return spark, [key for key in wanted.explicit() if key in AT_LAUNCH]
 
@@ -61,7 +59,7 @@ def _launch(wanted: Wishes, home: Path) -> SparkSession:
     if settings[SOCKETS] == "true" and SOCKET_FOLDER not in settings:
         settings[SOCKET_FOLDER] = sockets.folder()
     java_home = java.stand_in(runtime, verbose=wanted.verbose)
-    with _environment(wanted, settings, {"JAVA_HOME": str(java_home), "SPARK_HOME": str(home)}):
+    with _environment(wanted, {"JAVA_HOME": str(java_home), "SPARK_HOME": str(home)}):
         return _create(settings)
 
 
@@ -96,14 +94,13 @@ def _spark_home() -> Path:
 
 
 @contextlib.contextmanager
-def _environment(wanted: Wishes, settings: Mapping[str, str], for_java: Mapping[str, str]) -> Iterator[None]:
+def _environment(wanted: Wishes, for_java: Mapping[str, str]) -> Iterator[None]:
     """The variables that Java, and the processes below it, are started with. They are put back once Java runs, because
     other programs that this process starts might misunderstand them."""
     changes: dict[str, str | None] = {**for_java, _DRIVER_PYTHON: None}
     # Our launcher is a file of this machine; a cluster's are taken to have Python where this one has it.
     launcher = str(python.command(_spark_home())) if wanted.is_local else sys.executable
     changes["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON") or launcher
-    changes[PUSHDOWN_VARIABLE] = "1" if settings[PUSHDOWN] == "true" else None
     if wanted.is_local:
         changes["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP") or LOOPBACK
     before = {name: os.environ.get(name) for name in changes}

@@ -19,9 +19,6 @@ TASK_ATTEMPTS: Final = 4
 POLLING_DELAY_MS: Final = 50
 """How often an idle stream looks for data. Spark's 10 ms cost a tenth of a core for each stream that waits."""
 
-PUSHDOWN_VARIABLE: Final = "DETENT_SPARK_FILTER_PUSHDOWN"
-"""Tells Spark's Python processes that filters are handed down: a source that offers to take them fails otherwise."""
-
 LOOPBACK: Final = "127.0.0.1"
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from detent.store import AsyncStore
 
 GIVEN_BACK: Final = "given back with a visibility timeout of 0"
-HELD_AGAIN: Final = "in flight"
+HELD_AGAIN: Final = frozenset({"in flight", "assigned"})
 FAILED: Final = "failed"
 DONE: Final = "done"
 DEAD_LETTERS_MAX: Final = 10
@@ -87,7 +87,7 @@ class Settling:
         here = states.pop(view.name, None)
         if here == DONE or (here is None and not set(states.values()) - {DONE}):
             return  # deleted before, or its retention is over: there is nothing left to delete
-        if here == HELD_AGAIN and not view.is_fifo:
+        if here in HELD_AGAIN and not view.is_fifo:
             return  # somebody else has it now, and SQS says nothing
         what = "was given up" if here in {None, FAILED} else "is given out again"
         raise invalid_value(

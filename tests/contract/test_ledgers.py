@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import pickle
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,35 +14,6 @@ import pytest
 import detent
 from detent import AlreadyEntered, AsyncStore, Entered, Fenced, Invalid, LedgerInfo, LimitExceeded, NotFound, Store
 from detent.ledger import operations as ops
-from remoteserver import serving
-
-S3_MARKS = [pytest.mark.s3, pytest.mark.xdist_group("s3")]
-
-
-@pytest.fixture(params=["memory", "file", "client", "http", pytest.param("s3", marks=S3_MARKS)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A URL to open. For "client" somebody else owns the store already; for "http" a server does."""
-    with contextlib.ExitStack() as stack:
-        if request.param == "memory":
-            yield "memory:"
-        elif request.param == "s3":
-            pytest.importorskip("slatedb")
-            import s3server
-
-            yield s3server.s3_store_url()
-        else:
-            found = f"file:{tmp_path / 'store'}"
-            if request.param == "http":
-                found = stack.enter_context(serving(found)).url
-            if request.param == "client":
-                stack.enter_context(detent.open(found))
-            yield found
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    with detent.open(url) as opened:
-        yield opened
 
 
 def enter(store: Store, batch: int, name: str = "l", **options: Any) -> Any:

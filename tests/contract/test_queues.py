@@ -9,56 +9,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import detent
+from contract.backends import OWNERS
 from detent import AsyncStore, AsyncWorker, Delivery, Outgoing, Queue, Receipt, StaleReceipt, Store, Worker
 from detent.codec import published as published_records
 from detent.codec import queue as queue_records
 from detent.codec.keys import Prefix
 from detent.queue.operations import Fail, LeaseExtended, PublishedMessages
 from processes import PATIENCE_S, eventually
-from remoteserver import serving
 
-S3_MARKS = [pytest.mark.s3, pytest.mark.xdist_group("s3")]
 WAIT = f"{PATIENCE_S:.0f}s"
 """How long a claim waits for what must come."""
-
-OWNERS: dict[str, Store] = {}
-"""The stores of this process through which the clients under test go."""
-
-
-@pytest.fixture(params=["memory", "file", "client", "http", pytest.param("s3", marks=S3_MARKS)])
-def url_and_owner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A URL to open. For "client" somebody else owns the store already; for "http" a server does."""
-    with contextlib.ExitStack() as stack:
-        if request.param == "memory":
-            yield "memory:"
-        elif request.param == "s3":
-            pytest.importorskip("slatedb")
-            import s3server
-
-            yield s3server.s3_store_url()
-        else:
-            url = f"file:{tmp_path / 'store'}"
-            if request.param == "http":
-                server = stack.enter_context(serving(url))
-                url = server.url
-                assert server.store is not None
-                OWNERS[url] = server.store
-            if request.param == "client":
-                OWNERS[url] = stack.enter_context(detent.open(url))
-            yield url
-            OWNERS.pop(url, None)
-
-
-@pytest.fixture
-def store(url_and_owner: str) -> Iterator[Store]:
-    with detent.open(url_and_owner) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -227,11 +192,11 @@ class TestSettings:
         for name in ("", "/", "a b", "ä", "a" * 201, "-a", "a//b", None, 7):
             refused(lambda name=name: store.queue(name), detent.Invalid)
 
-    def test_reopening_finds_everything(self, url_and_owner: str) -> None:
+    def test_reopening_finds_everything(self, url: str) -> None:
         """Settings, what is available, delayed, in flight and failed, receipts, attempts and counters."""
-        if url_and_owner == "memory:":
+        if url == "memory:":
             pytest.skip("a memory store ends with its last user")
-        with detent.open(url_and_owner) as store:
+        with detent.open(url) as store:
             queue = store.queue("q")
             queue.create(max_attempts=1, description="kept")
             queue.publish_many([b"done", b"failed", b"held", b"waits"])
@@ -240,7 +205,7 @@ class TestSettings:
             done.ack()
             failed.fail("broken")
             before = queue.info()
-        with detent.open(url_and_owner) as store:
+        with detent.open(url) as store:
             queue = store.queue("q")
             assert queue.info() == before
             assert contents(queue) == (1, 1, 1, 1)
@@ -250,17 +215,17 @@ class TestSettings:
             refused(lambda: queue.ack([done.receipt]))
             assert queue.info().total_acked == 2
 
-    def test_closing_leaves_nothing_to_replay(self, url_and_owner: str) -> None:
+    def test_closing_leaves_nothing_to_replay(self, url: str) -> None:
         """An owner that is closed writes a checkpoint, and lets go of what nobody holds."""
-        if url_and_owner == "memory:" or url_and_owner in OWNERS:
+        if url == "memory:" or url in OWNERS:
             pytest.skip("the owner is not closed, or nothing of it is left")
-        with detent.open(url_and_owner) as store:
+        with detent.open(url) as store:
             queue = store.queue("q")
             queue.create()
             queue.publish_many([b"done", b"held"])
             queue.claim(2)[0].ack()
             assert records(store, queue_records.STATE_LOG)
-        with detent.open(url_and_owner) as store:
+        with detent.open(url) as store:
             assert records(store, queue_records.STATE_LOG) == []
             assert len(records(store, queue_records.DONE)) == 2, "an empty record, and one of the message"
 
@@ -1144,11 +1109,11 @@ class TestTransactions:
         assert queue.publish(b"yes", dedup_key="k").duplicate_of is None
         queue.ack([current, other, failing, extended, claim_one(queue)])
 
-    def test_nothing_of_it_when_the_lease_ends_just_then(self, url_and_owner: str) -> None:
+    def test_nothing_of_it_when_the_lease_ends_just_then(self, url: str) -> None:
         """The refused transaction is the first to see the end of the lease, after it has published: what the clock did
         stays, what the transaction did goes, now and after the store was opened again."""
         with contextlib.ExitStack() as stack:
-            store = stack.enter_context(detent.open(url_and_owner))
+            store = stack.enter_context(detent.open(url))
             queue = store.queue("q")
             queue.create(backoff="0s")
             for _ in range(5):
@@ -1167,10 +1132,10 @@ class TestTransactions:
                 again.ack()
             before = queue.info()
             assert (before.total_routed, before.total_acked, before.available) == (5, 5, 0)
-            if url_and_owner == "memory:":
+            if url == "memory:":
                 return
             store.close()
-            with detent.open(url_and_owner) as store:
+            with detent.open(url) as store:
                 assert store.queue("q").info() == before
                 assert store.journals() == []
 
@@ -1412,7 +1377,7 @@ def run(url: str, scenario: Callable[[AsyncStore], Any]) -> None:
 
 
 class TestAsync:
-    def test_queues_and_messages(self, url_and_owner: str) -> None:
+    def test_queues_and_messages(self, url: str) -> None:
         """The same calls, awaited."""
 
         async def scenario(store: AsyncStore) -> None:
@@ -1457,9 +1422,9 @@ class TestAsync:
             with pytest.raises(detent.NotFound):
                 await queue.info()
 
-        run(url_and_owner, scenario)
+        run(url, scenario)
 
-    def test_waiting(self, url_and_owner: str) -> None:
+    def test_waiting(self, url: str) -> None:
         """For a publish by another task, for a delay, for the end of a lease; a cancelled wait leaves nothing."""
 
         async def scenario(store: AsyncStore) -> None:
@@ -1488,9 +1453,9 @@ class TestAsync:
                     seen.append(message.payload)
             assert seen == [b"0", b"1", b"2"]
 
-        run(url_and_owner, scenario)
+        run(url, scenario)
 
-    def test_transactions(self, url_and_owner: str) -> None:
+    def test_transactions(self, url: str) -> None:
         async def scenario(store: AsyncStore) -> None:
             queue = store.queue("q")
             await queue.create(backoff="0s")
@@ -1516,9 +1481,9 @@ class TestAsync:
             (again,) = await queue.claim(10, wait=WAIT)
             assert (again.payload, again.attempts) == (b"b", 2)
 
-        run(url_and_owner, scenario)
+        run(url, scenario)
 
-    def test_workers(self, url_and_owner: str) -> None:
+    def test_workers(self, url: str) -> None:
         """Several handlers at once, leases kept, exceptions failed, nothing settled twice."""
 
         async def scenario(store: AsyncStore) -> None:
@@ -1554,4 +1519,4 @@ class TestAsync:
             assert (worker.handled, worker.failed) == (4, 1)
             assert [entry.reason async for entry in queue.failed()] == ["ZeroDivisionError: by zero"]
 
-        run(url_and_owner, scenario)
+        run(url, scenario)

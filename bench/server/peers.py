@@ -73,6 +73,15 @@ def detent(directory: Path) -> Iterator[Server]:
 
 
 @contextmanager
+def nothing(directory: Path, kind: str, payload: str) -> Iterator[Server]:
+    """A server that answers at once, whatever it is asked; see `nothing.py` for the kinds."""
+    port = free_port()
+    command = [sys.executable, "-m", "bench.server.nothing", str(port), kind, payload]
+    with _running(command, port, directory / f"nothing-{kind}.log") as server:
+        yield server
+
+
+@contextmanager
 def redis(directory: Path) -> Iterator[Server]:
     """Redis with an append-only file that is synced before each answer."""
     binary = shutil.which("redis-server")

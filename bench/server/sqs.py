@@ -35,16 +35,29 @@ def _client(port: int) -> Any:
 class Side:
     """One server that speaks SQS."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, make_queue: bool = True) -> None:
         self._port = port
+        self._make_queue = make_queue
         self._client = _client(port)
         self._rounds = itertools.count()
         self._entries = [{"Id": str(number), "MessageBody": PAYLOAD} for number in range(BATCH)]
 
+    def _new_queue(self) -> str:
+        """A queue for each round: moto takes the longer for a message the more of them a queue holds."""
+        name = f"bench-{next(self._rounds)}"
+        if not self._make_queue:
+            return f"http://127.0.0.1:{self._port}/000000000000/{name}"
+        url: str = self._client.create_queue(QueueName=name)["QueueUrl"]
+        return url
+
+    def sent_through_boto(self, calls: int) -> float:
+        """Messages a second, one after another."""
+        send = {"QueueUrl": self._new_queue(), "MessageBody": PAYLOAD}
+        return self._boto(calls, lambda: self._client.send_message(**send))
+
     def measure(self, calls: int) -> dict[str, float]:
         """Messages a second, each way of sending them."""
-        # A queue for each round: moto takes the longer for a message the more of them a queue holds.
-        self._url = self._client.create_queue(QueueName=f"bench-{next(self._rounds)}")["QueueUrl"]
+        self._url = self._new_queue()
         send = {"QueueUrl": self._url, "MessageBody": PAYLOAD}
         batch = {"QueueUrl": self._url, "Entries": self._entries}
         return {

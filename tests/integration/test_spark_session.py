@@ -121,7 +121,7 @@ def look(batches):
         with detent.open("file:{tmp_path}/store", role="client") as store:
             store.journal("seen").append(mine.WORD)
         yield pa.RecordBatch.from_pydict({{"done": [1]}})
-[row] = spark.range(1, numPartitions=1).mapInArrow(look, "done int").collect()
+[row] = spark.range(1, numPartitions=1).mapInArrow(look, "done bigint").collect()
 store = detent.spark.store_of(spark)
 system = spark.sparkContext._jvm.java.lang.System
 found = dict(

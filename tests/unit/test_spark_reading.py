@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import BinaryType, StructField, StructType
 
@@ -45,6 +46,10 @@ def read(reader: Any, partitions: Any) -> list[bytes]:
         ({"journals": ""}, "needs the option journals"),
         ({"journals": "orders"}, "there is no journal 'orders'.*the store has a"),
         ({"journals": "a,,b"}, "empty name"),
+        ({"columns": "body,size"}, "columns has 'size', which is none: choose from journal, offset.*body, headers$"),
+        ({"columns": "producer"}, "'producer', which is none"),
+        ({"columns": "body, body"}, "twice"),
+        ({"columns": "body", "includeHeaders": "true"}, "does not name headers"),
         ({"maxMessagePerTrigger": "1"}, "did you mean maxMessagesPerTrigger"),
         ({"maxMessagesPerTrigger": "all"}, "maxMessagesPerTrigger is a whole number"),
         ({"maxBytesPerTrigger": "x"}, "maxBytesPerTrigger is a number of bytes"),
@@ -72,6 +77,29 @@ def test_a_store_that_is_not_there(tmp_path: Path) -> None:
     made = JournalDataSource({"path": f"file:{tmp_path / 'nowhere'}", "journals": "a"})
     with pytest.raises(NotFound, match="nowhere"):
         made.reader(made.schema()).partitions()
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, ["journal", "offset", "published_at", "key", "body"]),
+        ({"columns": "body"}, ["body"]),
+        ({"columns": " body , offset"}, ["body", "offset"]),
+        ({"columns": "headers,journal"}, ["headers", "journal"]),
+        ({"columns": "flags,body", "isolation": "uncommitted"}, ["flags", "body"]),
+    ],
+)
+def test_a_read_has_the_columns_that_it_asks_for(
+    store: detent.Store, options: dict[str, str], names: list[str]
+) -> None:
+    found = source(store, **options)
+    assert found.schema().fieldNames() == names
+    reader = found.reader(found.schema())
+    batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    expected = to_arrow_schema(found.schema(), timezone="UTC")
+    assert batches
+    assert all(batch.schema.equals(expected) for batch in batches)
+    assert sum(batch.num_rows for batch in batches) == 10
 
 
 def test_a_schema_of_the_users_is_refused(store: detent.Store) -> None:

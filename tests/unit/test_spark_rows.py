@@ -29,7 +29,7 @@ from detent.errors import Invalid
 from detent.spark.outgoing import RowsToMessages
 from detent.spark.pushdown import Pushed
 from detent.spark.ranges import Range
-from detent.spark.rows import BATCH_BYTES, BATCH_ROWS, Piece, columns, gathered, rows_of
+from detent.spark.rows import BATCH_BYTES, BATCH_ROWS, Piece, choose, gathered, rows_of, schema_of
 
 TEXTS = MapType(StringType(), StringType())
 INNER = StructType([StructField("a", IntegerType()), StructField("b", ArrayType(StringType()))])
@@ -69,9 +69,10 @@ def test_rows_have_exactly_the_types_that_spark_expects(headers: bool, raw: bool
         journal.append_many([b"two", b"three"])
         read = store.reader.uncommitted if raw else store.reader.committed
         pieces = [Piece("a", first, batch) for first, batch in read("a", 0, 3)]
-        batches = [rows_of([piece], headers=headers, raw=raw) for piece in pieces]
-        together = rows_of([*pieces, Piece("b", 7, pieces[0].batch.slice(0, 1))], headers=headers, raw=raw)
-    expected = to_arrow_schema(columns(headers=headers, raw=raw), timezone="UTC")
+        names = choose(None, headers=headers, raw=raw)
+        batches = [rows_of([piece], names) for piece in pieces]
+        together = rows_of([*pieces, Piece("b", 7, pieces[0].batch.slice(0, 1))], names)
+    expected = to_arrow_schema(schema_of(names), timezone="UTC")
     assert all(batch.schema.equals(expected) for batch in [*batches, together])
     assert together.column("journal").to_pylist() == ["a", "a", "a", "b"]
     assert together.column("offset").to_pylist() == [0, 1, 2, 7]

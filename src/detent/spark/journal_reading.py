@@ -22,7 +22,7 @@ from detent.spark.options import Options
 from detent.spark.places import EARLIEST, LATEST, Places
 from detent.spark.pushdown import Pushed
 from detent.spark.ranges import Offsets, Range, between, cut, limited, ordered
-from detent.spark.rows import Piece, gathered, rows_of
+from detent.spark.rows import Piece, choose, gathered, rows_of
 
 OPTIONS: Final = (
     "journals",
@@ -34,6 +34,7 @@ OPTIONS: Final = (
     "failOnDataLoss",
     "isolation",
     "includeHeaders",
+    "columns",
     "readerName",
     "server",
     "filterPushdown",
@@ -53,7 +54,7 @@ class ReadSettings:
     partitions_min: int
     fail_on_loss: bool
     raw: bool
-    headers: bool
+    columns: tuple[str, ...]
     reader_name: str | None
     owner_url: str
     pushdown: bool
@@ -66,6 +67,7 @@ class ReadSettings:
         )
         if not all(names):
             raise Invalid(f"the option journals has an empty name in it: {options.text('journals')!r}")
+        raw = options.choice("isolation", ("committed", "uncommitted")) == "uncommitted"
         return cls(
             url=options.url(),
             journals=names,
@@ -75,8 +77,8 @@ class ReadSettings:
             bytes_max=options.size("maxBytesPerTrigger"),
             partitions_min=options.number("minPartitions", 1) or 1,
             fail_on_loss=options.truth("failOnDataLoss", True),
-            raw=options.choice("isolation", ("committed", "uncommitted")) == "uncommitted",
-            headers=options.truth("includeHeaders", False),
+            raw=raw,
+            columns=choose(options.text("columns"), headers=options.truth("includeHeaders", False), raw=raw),
             reader_name=options.text("readerName"),
             owner_url=options.owner_url(),
             # Never by itself: Spark 4.3 keeps a filtered plan and gives it to the next query on the same DataFrame.
@@ -95,7 +97,7 @@ class JournalPartition(InputPartition):
 def read_ranges(settings: ReadSettings, ranges: Sequence[Range], pushed: Pushed | None = None) -> Iterator[Any]:
     """What a task does: its ranges as Arrow batches, in order, none missing."""
     for pieces in gathered(_stored(settings, ranges)):
-        rows = rows_of(pieces, headers=settings.headers, raw=settings.raw)
+        rows = rows_of(pieces, settings.columns)
         yield rows if pushed is None else pushed.keep(rows)
 
 

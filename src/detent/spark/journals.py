@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from detent.errors import Invalid
 from detent.spark import journal_reading, journal_writing
-from detent.spark.rows import columns
+from detent.spark.rows import schema_of
 
 
 class JournalDataSource(DataSource):
@@ -36,8 +36,7 @@ class JournalDataSource(DataSource):
         return "detent"
 
     def schema(self) -> StructType:
-        settings = journal_reading.ReadSettings.of(self.options)
-        return columns(headers=settings.headers, raw=settings.raw)
+        return schema_of(journal_reading.ReadSettings.of(self.options).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check_schema(schema)

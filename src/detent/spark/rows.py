@@ -19,11 +19,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from detent.errors import Invalid
+
 BATCH_ROWS: Final = 8_192
 BATCH_BYTES: Final = 1 << 20
 """Smaller batches are joined: many journals with a few messages each would otherwise be as many tiny batches."""
 
-_HEADERS: Final = MapType(StringType(), StringType())
 COLUMNS: Final[dict[str, DataType]] = {
     "journal": StringType(),
     "offset": LongType(),
@@ -36,14 +37,36 @@ COLUMNS: Final[dict[str, DataType]] = {
 RAW_COLUMNS: Final[dict[str, DataType]] = {"producer": BinaryType(), "clock": LongType(), "flags": IntegerType()}
 """What a read of all stored rows adds: enough to sequence them. There, `offset` is the position."""
 
-_TIME: Final = pa.timestamp("us", tz="UTC")
-_MAP: Final = pa.map_(pa.string(), pa.string())
+_KINDS: Final = {**COLUMNS, "headers": MapType(StringType(), StringType()), **RAW_COLUMNS}
+_CAST: Final = {
+    "published_at": pa.timestamp("us", tz="UTC"),
+    "headers": pa.map_(pa.string(), pa.string()),
+    "producer": pa.binary(),
+    "clock": pa.int64(),
+    "flags": pa.int32(),
+}
+"""What is stored otherwise than Spark takes it."""
 
 
-def columns(*, headers: bool, raw: bool) -> StructType:
-    """The schema of a read."""
-    chosen = {**COLUMNS, **({"headers": _HEADERS} if headers else {}), **(RAW_COLUMNS if raw else {})}
-    return StructType([StructField(name, kind) for name, kind in chosen.items()])
+def choose(given: str | None, *, headers: bool, raw: bool) -> tuple[str, ...]:
+    """The columns of a read, by name: those that a user asked for, or all that there are."""
+    known = (*COLUMNS, "headers", *(RAW_COLUMNS if raw else ()))
+    if given is None:
+        return tuple(name for name in known if headers or name != "headers")
+    names = tuple(name.strip() for name in given.split(","))
+    for name in names:
+        if name not in known:
+            raise Invalid(f"the option columns has {name!r}, which is none: choose from {', '.join(known)}")
+    if len(set(names)) < len(names):
+        raise Invalid(f"the option columns names a column twice: {given!r}")
+    if headers and "headers" not in names:
+        raise Invalid("includeHeaders is true, and the option columns does not name headers: say either")
+    return names
+
+
+def schema_of(names: Iterable[str]) -> StructType:
+    """The schema of a read of these columns."""
+    return StructType([StructField(name, _KINDS[name]) for name in names])
 
 
 class Piece(NamedTuple):
@@ -68,23 +91,20 @@ def gathered(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield waiting
 
 
-def rows_of(pieces: Sequence[Piece], *, headers: bool, raw: bool) -> Any:
-    """Stored batches as a batch of Spark's rows; one alone mostly without a copy."""
+def rows_of(pieces: Sequence[Piece], names: Iterable[str]) -> Any:
+    """Stored batches as a batch of Spark's rows with these columns; one alone mostly without a copy."""
     batch = pieces[0].batch if len(pieces) == 1 else pa.concat_batches([piece.batch for piece in pieces])
-    arrays = {
-        "journal": _joined([pa.repeat(pa.scalar(name, pa.string()), len(rows)) for name, _, rows in pieces]),
-        "offset": _offsets(pieces, batch.num_rows),
-        "published_at": batch.column("published_at").cast(_TIME),
-        "key": batch.column("key"),
-        "body": batch.column("body"),
-    }
-    if headers:
-        arrays["headers"] = batch.column("headers").cast(_MAP)
-    if raw:
-        arrays["producer"] = batch.column("producer").cast(pa.binary())
-        arrays["clock"] = batch.column("clock").cast(pa.int64())
-        arrays["flags"] = batch.column("flags").cast(pa.int32())
-    return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+    return pa.RecordBatch.from_arrays([_column(name, pieces, batch) for name in names], names=list(names))
+
+
+def _column(name: str, pieces: Sequence[Piece], batch: Any) -> Any:
+    if name == "journal":
+        return _joined([pa.repeat(pa.scalar(journal, pa.string()), len(rows)) for journal, _, rows in pieces])
+    if name == "offset":
+        return _offsets(pieces, batch.num_rows)
+    stored = batch.column(name)
+    kind = _CAST.get(name)
+    return stored if kind is None else stored.cast(kind)
 
 
 def _joined(arrays: list[Any]) -> Any:

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 BODY_BYTES = 100
 CORES = 2
+SMALL_ROWS = {
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+    "spark.driver.extraJavaOptions": "-Darrow.enable_unsafe_memory_access=true",
+}
+"""What docs/spark.md advises where rows are small and many."""
+
 COLUMNS = ("journal", "offset", "published_at", "key", "body")
 
 
@@ -87,7 +93,7 @@ def world(place: Place) -> Iterator[World]:
     """A world, and nothing left of it afterwards."""
     with place.fresh() as folder:
         url = f"file:{folder / 'store'}"
-        spark = detent.spark.session(store=url, cores=CORES, memory="4g")
+        spark = detent.spark.session(store=url, cores=CORES, memory="4g", conf=SMALL_ROWS)
         try:
             yield World(spark, detent.spark.store_of(spark), folder)
         finally:

@@ -573,6 +573,8 @@ class Model(ReaderRules):
                 changes = {"at_ms": entry.failed_ms, "reason": entry.reason, "delivery": entry.delivery}
             elif entry.state == IN_FLIGHT:
                 changes = {"at_ms": entry.lease_ms, "consumer": entry.consumer, "delivery": entry.delivery}
+                if entry.lease_ms == FOREVER:
+                    changes |= {"state": "assigned", "at_ms": entry.claimed_ms}
             else:
                 how = queue.standing(self.now_ms)[number]
                 named = {READY: AVAILABLE, HIDDEN: "delayed", BLOCKED: "blocked"}

@@ -6,7 +6,6 @@ until a transaction adopts it. A fragment's id begins with the time it was begun
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 import time
@@ -19,6 +18,7 @@ import xxhash
 
 from detent.codec import block
 from detent.codec.journal import FRAGMENT_ID_BYTES, Fragment
+from detent.codec.parts import Parts
 from detent.errors import Corrupt, Invalid, LimitExceeded, NotFound
 from detent.journal import operations as ops
 from detent.kv import Objects
@@ -78,7 +78,7 @@ def write_fragment(
 
 
 class _Encoding:
-    """A table as the bytes of a fragment, in pieces, each counted and summed as it passes.
+    """A table as the bytes of a fragment, in parts, each counted and summed as it passes.
 
     A fragment is never whole in memory: touching as much fresh memory as it has bytes takes longer than writing it.
     """
@@ -91,39 +91,21 @@ class _Encoding:
         self.checksum = xxhash.xxh3_64()
 
     def __iter__(self) -> Iterator[memoryview]:
-        table, pieces = self._table, _Pieces()
+        table, parts = self._table, Parts()
         self.size, self.checksum = 0, xxhash.xxh3_64()
         step = max(1, min(FRAGMENT_BATCH_ROWS, table.num_rows * FRAGMENT_BATCH_BYTES // max(table.nbytes, 1)))
-        with pa.ipc.new_file(pa.PythonFile(pieces, "w"), block.SCHEMA) as writer:
+        with pa.ipc.new_file(pa.PythonFile(parts, "w"), block.SCHEMA) as writer:
             for start in range(0, table.num_rows, step):
                 batch = block.one_batch(table.slice(start, step))
                 writer.write_batch(_stamp(batch, self._producer, start, self._now_ms))
-                yield from self._passing(pieces)
-        yield from self._passing(pieces)
+                yield from self._passing(parts)
+        yield from self._passing(parts)
 
-    def _passing(self, pieces: _Pieces) -> Iterator[memoryview]:
-        for piece in pieces.take():
-            self.size += len(piece)
-            self.checksum.update(piece)
-            yield piece
-
-
-class _Pieces(io.RawIOBase):
-    """Where Arrow writes to: keeps what it is given until that is taken."""
-
-    def __init__(self) -> None:
-        self._pieces: list[memoryview] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._pieces.append(memoryview(data))
-        return len(self._pieces[-1])
-
-    def take(self) -> list[memoryview]:
-        taken, self._pieces = self._pieces, []
-        return taken
+    def _passing(self, parts: Parts) -> Iterator[memoryview]:
+        for part in parts.take():
+            self.size += len(part)
+            self.checksum.update(part)
+            yield part
 
 
 def _stamp(piece: Any, producer: bytes, start: int, now_ms: int) -> Any:

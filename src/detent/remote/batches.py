@@ -13,6 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from detent.codec import block
+from detent.codec.parts import Parts
 from detent.errors import Corrupt, DetentError
 from detent.remote import wire
 
@@ -25,28 +26,9 @@ PROBLEM: Final = b"detent.problem"
 _EMPTY: Final = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in block.SCHEMA], schema=block.SCHEMA)
 
 
-class _Parts(io.RawIOBase):
-    """What a writer writes, taken in parts."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._parts.append(bytes(data))
-        return len(self._parts[-1])
-
-    def take(self) -> bytes:
-        """What was written since the last time."""
-        taken, self._parts = b"".join(self._parts), []
-        return taken
-
-
 def encode(batches: Iterable[tuple[int, Any]]) -> Iterator[bytes]:
     """A stream of numbered batches, in parts of one batch each."""
-    parts = _Parts()
+    parts = Parts()
     rows = 0
     with pa.ipc.new_stream(parts, block.SCHEMA) as writer:
         last: dict[bytes, bytes]
@@ -54,12 +36,12 @@ def encode(batches: Iterable[tuple[int, Any]]) -> Iterator[bytes]:
             for first, batch in batches:
                 writer.write_batch(batch, custom_metadata={FIRST: b"%d" % first})
                 rows += batch.num_rows
-                yield parts.take()
+                yield b"".join(parts.take())
             last = {ROWS: b"%d" % rows}
         except DetentError as error:
             last = {PROBLEM: wire.encode_problem(error)[1]}
         writer.write_batch(_EMPTY, custom_metadata=last)
-    yield parts.take()
+    yield b"".join(parts.take())
 
 
 class _Source(io.RawIOBase):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         NotFound,
         OutcomeUnknown,
         SessionExpired,
+        ShardsLost,
         StaleReceipt,
         Unavailable,
     )
@@ -84,6 +85,7 @@ _HOMES = {
         "NotFound",
         "OutcomeUnknown",
         "SessionExpired",
+        "ShardsLost",
         "StaleReceipt",
         "Unavailable",
     ),
@@ -173,6 +175,7 @@ __all__ = [
     "ReaderInfo",
     "Receipt",
     "SessionExpired",
+    "ShardsLost",
     "StaleReceipt",
     "Store",
     "Transaction",

@@ -49,6 +49,15 @@ POINTS: frozenset[str] = frozenset(
         "spark.once.sql_after_commit",
         "spark.once.before_commit",
         "spark.once.after_commit",
+        "ingest.after_receive",
+        "ingest.after_open",
+        "ingest.after_read",
+        "ingest.after_write",
+        "ingest.before_publish",
+        "ingest.delta_after_commit",
+        "ingest.after_publish",
+        "ingest.before_ack",
+        "ingest.after_ack",
     }
 )
 

@@ -7,7 +7,8 @@
     ├── Conflict         a check failed; nothing of the transaction was applied
     │   └── AlreadyEntered   this batch took effect before; there is nothing to do
     ├── Fenced           this owner, author, producer or query was replaced
-    │   └── SessionExpired   this client was silent for too long; what it had sent before cannot be told any more
+    │   ├── SessionExpired   this client was silent for too long; what it had sent before cannot be told any more
+    │   └── ShardsLost       other pipelines took files that this one was to commit
     ├── StaleReceipt     the lease behind this receipt has moved on
     ├── Corrupt          stored bytes fail their checksum or their format
     ├── Unavailable      not now; the same call may succeed later
@@ -71,6 +72,19 @@ class SessionExpired(Fenced):
     """This session was idle for too long and is forgotten. Nothing of this request was applied."""
 
 
+class ShardsLost(Fenced):
+    """Other pipelines took, finished or removed some of the files that this commit was about. Nothing was committed;
+    `shards` names the lost ones, and a commit without them may succeed."""
+
+    def __init__(self, message: str, shards: frozenset[bytes] = frozenset()) -> None:
+        super().__init__(message, shards)  # copies are made from what is given here
+        self.message = message
+        self.shards = shards
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class StaleReceipt(DetentError):
     """The delivery behind this receipt is no longer the current one. Nothing was changed."""
 
@@ -110,6 +124,7 @@ BY_NAME: dict[str, type[DetentError]] = {
         AlreadyEntered,
         Fenced,
         SessionExpired,
+        ShardsLost,
         StaleReceipt,
         Corrupt,
         Unavailable,

@@ -12,6 +12,7 @@ import click
 
 from detent.cli.demo import demo
 from detent.cli.doctor import doctor
+from detent.cli.ingest import ingest
 from detent.cli.journal import journal
 from detent.cli.ledger import ledger
 from detent.cli.message import message
@@ -64,6 +65,7 @@ def cli() -> None:
 
 cli.add_command(demo)
 cli.add_command(doctor)
+cli.add_command(ingest)
 cli.add_command(journal)
 cli.add_command(ledger)
 cli.add_command(message)

@@ -94,6 +94,7 @@ STATUS = {
     "AlreadyEntered": 409,
     "Fenced": 410,
     "SessionExpired": 410,
+    "ShardsLost": 409,
     "StaleReceipt": 410,
     "LimitExceeded": 413,
     "Busy": 429,

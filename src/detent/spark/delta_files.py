@@ -181,14 +181,34 @@ def sync_folder(folder: Path) -> None:
 def statistics(table: Any, metadata: Any) -> dict[str, Any]:
     """What a table's log says of a file, so that readers can pass it over: rows, nulls, and the bounds of columns whose
     values can be said exactly, or rounded outwards."""
+    nulls = {name: table.column(name).null_count for name in table.column_names}
+    return _statistics(metadata, nulls)
+
+
+def footer_statistics(metadata: Any) -> dict[str, Any]:
+    """The same of a file that somebody else wrote, by what its footer says."""
+    nulls: dict[str, int] = {}
+    silent: set[str] = set()
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for place in range(group.num_columns):
+            column = group.column(place)
+            name, stats = column.path_in_schema, column.statistics
+            if stats is None or not stats.has_null_count or "." in name:
+                silent.add(name)
+            else:
+                nulls[name] = nulls.get(name, 0) + stats.null_count
+    return _statistics(metadata, {name: count for name, count in nulls.items() if name not in silent})
+
+
+def _statistics(metadata: Any, nulls: dict[str, int]) -> dict[str, Any]:
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
     for name, (low, high) in _bounds(metadata).items():
         bounds = _outwards(low, high)
-        if bounds is not None:
+        if bounds is not None and "." not in name:
             least[name], most[name] = bounds
-    nulls = {name: table.column(name).null_count for name in table.column_names}
-    return {"numRecords": table.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+    return {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
 
 
 def _bounds(metadata: Any) -> dict[str, tuple[Any, Any]]:

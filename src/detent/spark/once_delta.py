@@ -86,7 +86,7 @@ class _ToDelta(ExternalSink):
         if mode not in {"append", "overwrite"}:
             raise Invalid(f"the mode of to_delta is append or overwrite, not {mode!r}")
         check_select(select)
-        _deltalake()
+        deltalake_module()
         self._uri = uri
         self._mode = mode
         self._partition_by = partition_by
@@ -113,7 +113,7 @@ class _ToDelta(ExternalSink):
             sync_log(Path(self._uri), table.version() if is_new else 0)
 
     def _open(self, schema: StructType) -> DeltaTable:
-        delta = _deltalake()
+        delta = deltalake_module()
         try:
             return self._at_hand()
         except delta.exceptions.TableNotFoundError:
@@ -128,7 +128,7 @@ class _ToDelta(ExternalSink):
             return self._at_hand()
 
     def _at_hand(self) -> DeltaTable:
-        table: DeltaTable = _deltalake().DeltaTable(self._uri, storage_options=self._storage or None)
+        table: DeltaTable = deltalake_module().DeltaTable(self._uri, storage_options=self._storage or None)
         return table
 
     def _plan(self, table: DeltaTable, schema: StructType) -> FilePlan:
@@ -148,7 +148,7 @@ class _ToDelta(ExternalSink):
 
     def _commit(self, table: DeltaTable, application: str, version: int, files: list[WrittenFile]) -> None:
         """Commit files, from the view of the table in which the batch was not there."""
-        delta = _deltalake()
+        delta = deltalake_module()
         adds = [delta.transaction.AddAction(**file._asdict(), data_change=True) for file in files]
         for _ in range(COMMIT_ATTEMPTS):
             properties = delta.CommitProperties(app_transactions=[delta.Transaction(application, version)])
@@ -170,13 +170,14 @@ class _ToDelta(ExternalSink):
         raise Unavailable(f"others wrote to the Delta table {self._uri} first, {COMMIT_ATTEMPTS} times") from failure
 
 
-def _deltalake() -> ModuleType:
+def deltalake_module() -> ModuleType:
+    """The package that writes Delta tables; `Invalid` says how to get it."""
     try:
         import deltalake
         import deltalake.exceptions
         import deltalake.transaction
     except ModuleNotFoundError as error:
-        raise Invalid("to_delta needs the package deltalake: pip install 'detent[delta]'") from error
+        raise Invalid("a Delta table needs the package deltalake: pip install 'detent[delta]'") from error
     return deltalake
 
 
@@ -227,7 +228,7 @@ def delta_schema(schema: StructType) -> Any:
             f"columns of a Delta table have names without any of ' ,;{{}}()=' and differ in more than case: rename "
             f"{', '.join(map(repr, bad or names))}"
         )
-    return _deltalake().Schema.from_json(schema.toNullable().json())
+    return deltalake_module().Schema.from_json(schema.toNullable().json())
 
 
 def _check_type(kind: DataType, column: str) -> None:
@@ -245,19 +246,24 @@ def _check_type(kind: DataType, column: str) -> None:
 
 def check_table(table: DeltaTable, uri: str) -> None:
     """Refuse a table that asks more of its writers than to add files, or that forgets which batches it has."""
-    configuration = table.metadata().configuration
-    if "delta.setTransactionRetentionDuration" in configuration:
+    if "delta.setTransactionRetentionDuration" in table.metadata().configuration:
         raise Invalid(
             f"the Delta table {uri} forgets transaction ids (delta.setTransactionRetentionDuration), so a batch that "
             "is replayed late would be written twice: unset that property"
         )
+    check_writable(table, uri)
+
+
+def check_writable(table: DeltaTable, uri: str) -> None:
+    """Refuse a table that asks more of its writers than to add files."""
+    configuration = table.metadata().configuration
     reasons = [name for name in configuration if name.startswith("delta.constraints.")]
     if configuration.get("delta.columnMapping.mode", "none") != "none":
         reasons.append("delta.columnMapping.mode")
     for field in json.loads(table.schema().to_json())["fields"]:
         reasons += [f"{name} of {field['name']}" for name in _COMPUTED if name in field["metadata"]]
     if reasons:
-        raise Invalid(f"to_delta cannot write to the Delta table {uri}: it has {', '.join(reasons)}")
+        raise Invalid(f"Detent cannot write to the Delta table {uri}: it has {', '.join(reasons)}")
 
 
 def check_columns(have: list[dict[str, Any]], want: list[dict[str, Any]], uri: str) -> None:

@@ -1,0 +1,240 @@
+"""`detent ingest`: files that a queue announces, each into a table exactly once."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from detent.cli._common import confirm, json_option
+from detent.cli._output import age_text, line_text, print_fields, print_json, print_table, size_text, time_text
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from detent.ingest.config import IngestConfig
+
+REASON_SHOWN = 80
+"""What fits beside the rest on a terminal; --json shows all."""
+
+_config = click.argument("config", type=click.Path(path_type=Path))
+
+
+@click.group(short_help="Bring files that a queue announces into a table, each exactly once.")
+def ingest() -> None:
+    """Bring files that a queue announces into a table, each exactly once, through Spark.
+
+    CONFIG is a TOML file. Any number of processes may run the same one.
+
+    \b
+    orders.toml:
+      name = "orders"
+      queue = "sqs:new-orders"           # or detent:file:./data#files, redis://localhost/0#files
+      table = "./lake/orders"
+      committer = "delta"                # or manifest, iceberg
+      state = "sqlite:///orders.db"      # PostgreSQL for pipelines on several machines
+      format = "json"                    # or csv, parquet, text, binary
+      schema = "id BIGINT, name STRING"  # left out: inferred once, and kept
+      transform = "clean.py:clean"       # a function from DataFrame to DataFrame
+      [batch]
+      files = 10000
+      bytes = "1GiB"
+      age = "10s"
+
+    \b
+    Try it:
+      detent ingest run orders.toml --once
+      detent ingest run orders.toml --backfill s3://bucket/orders/
+      detent ingest status orders.toml
+      detent ingest quarantine orders.toml
+      detent ingest redrive orders.toml --all
+    """
+
+
+@ingest.command("run")
+@_config
+@click.option("--once", is_flag=True, help="Ingest what there is, then stop.")
+@click.option(
+    "--backfill",
+    metavar="PREFIX",
+    help="Also ingest the files under a folder or s3://bucket/prefix that nobody announced.",
+)
+@click.option("--cores", type=click.IntRange(1), help="How many tasks run at once; all processors if left out.")
+@click.option("--memory", metavar="SIZE", help="Spark's memory, such as 4g.")
+@click.option("--quick", is_flag=True, help="Start faster and then run slower: for little data.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    help="Serve metrics for Prometheus on this port of the loopback address.",
+)
+@click.option("--verbose", is_flag=True, help="Show Spark's own log too.")
+@click.option("--json", "as_json", is_flag=True, help="Print an object a line: the progress, and a summary at the end.")
+def run_ingest(
+    config: Path, once: bool, backfill: str | None, metrics_port: int | None, as_json: bool, **session: Any
+) -> None:
+    """Ingest until Ctrl-C or SIGTERM, which let the batch that runs be committed.
+
+    However it ends, it goes on from there the next time, and no file is lost or comes twice: what a batch read and
+    that its files are finished is one commit. Files that fail are tried again, and put into quarantine in the end.
+    """
+    from detent.ingest.views import metrics_view, view_of
+
+    settings = _read(config)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    with view_of(settings.name, as_json=as_json, is_watched=sys.stderr.isatty()) as view:
+        watch = view.show if metrics_port is None else metrics_view(metrics_port, settings.name, view.show)
+        counters = _start(settings, session, watch).run(once=once, backfill=backfill, signals=True)
+    if as_json:
+        view.end(counters)
+    else:
+        print_fields({name: str(value) for name, value in counters.as_json().items() if value})
+
+
+def _start(settings: IngestConfig, session: dict[str, Any], watch: Any) -> Any:
+    from detent.ingest.running import Ingest
+
+    return Ingest(settings, session=session, watch=watch)
+
+
+@ingest.command("status")
+@_config
+@json_option
+def show_status(config: Path, as_json: bool) -> None:
+    """Show how many files are open, done and in quarantine, and what was committed."""
+    from detent.ingest import steering
+
+    settings = _read(config)
+    with _database(settings) as engine:
+        found = steering.status(engine, settings.name)
+    if as_json:
+        print_json(found.as_json())
+        return
+    print_fields(
+        {
+            "ingest": found.name,
+            "done": f"{found.done:,} files",
+            "open": f"{found.open + found.redriven:,} files, held by {found.pipelines} pipelines",
+            "oldest open": age_text(found.oldest_open_ms) if found.oldest_open_ms else "-",
+            "quarantine": f"{found.quarantined:,} files",
+            "committed": f"{found.batches:,} batches, {found.rows:,} rows, {size_text(found.bytes)}",
+            "last commit": time_text(found.last_commit_at),
+            "forgotten up to": time_text(found.forgotten_to),
+        }
+    )
+
+
+@ingest.command("files")
+@_config
+@click.option("--state", type=click.Choice(["open", "redriven", "done", "quarantined"]), help="Only these.")
+@click.option("--containing", default="", metavar="TEXT", help="Only files whose name contains this.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="How many to show.")
+@json_option
+def list_files(config: Path, state: str | None, containing: str, limit: int, as_json: bool) -> None:
+    """List the files that are remembered, by name."""
+    _list(config, limit, as_json, state=state, containing=containing)
+
+
+@ingest.command("quarantine")
+@_config
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="How many to show.")
+@json_option
+def list_quarantine(config: Path, limit: int, as_json: bool) -> None:
+    """List the files that failed too often, and why."""
+    _list(config, limit, as_json, state="quarantined")
+
+
+def _list(config: Path, limit: int, as_json: bool, **chosen: Any) -> None:
+    from itertools import islice
+
+    from detent.ingest import steering
+
+    settings = _read(config)
+    with _database(settings) as engine:
+        steering.status(engine, settings.name)
+        found = list(islice(steering.files(engine, settings.name, **chosen), limit))
+    if as_json:
+        print_json([file.as_json() for file in found])
+        return
+    rows = [
+        [
+            line_text(file.uri),
+            file.state,
+            size_text(file.size),
+            str(file.attempts),
+            time_text(file.updated_at),
+            line_text(file.reason[:REASON_SHOWN]),
+        ]
+        for file in found
+    ]
+    print_table(["file", "state", "size", "attempts", "changed", "reason"], rows)
+
+
+@ingest.command("redrive")
+@_config
+@click.argument("uris", metavar="[FILE]...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Put all files of the quarantine back.")
+@json_option
+def redrive_files(config: Path, uris: tuple[str, ...], everything: bool, as_json: bool) -> None:
+    """Put files of the quarantine back, to be tried anew by whichever pipeline runs, now or next.
+
+    FILE is a name as `detent ingest quarantine` shows it.
+    """
+    from detent.ingest import steering
+
+    if bool(uris) == everything:
+        raise click.UsageError("name files, or say --all")
+    settings = _read(config)
+    with _database(settings) as engine:
+        count = steering.redrive(engine, settings.name, uris)
+    print_json({"redriven": count}) if as_json else click.echo(f"{count} put back")
+
+
+@ingest.command("prune")
+@_config
+@click.option("--orphans", is_flag=True, help="Also delete data files of batches that were never committed.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def prune_files(config: Path, orphans: bool, yes: bool, as_json: bool) -> None:
+    """Forget finished files that are older than the window. Running pipelines do that by themselves."""
+    from detent.durations import milliseconds
+    from detent.ingest import source
+    from detent.ingest.running import committer_of
+    from detent.ingest.shared_state import QueueSharedState
+
+    settings = _read(config)
+    what = f"forgets the files of {settings.name} that were finished more than {settings.window} ago"
+    confirm("Forget them?", what, yes=yes)
+    with _database(settings) as engine:
+        source.register(engine, settings)
+        pruned = source.prune(engine, settings, None)
+        shared = QueueSharedState(engine, settings.name, "", round(settings.grace_s * 1000))
+        age_s = milliseconds(settings.orphan_age) / 1000
+        swept = committer_of(settings, shared).sweep(age_s) if orphans else 0
+    if as_json:
+        print_json({"pruned": pruned, "swept": swept})
+    else:
+        click.echo(f"{pruned} files forgotten" + (f", {swept} batches deleted" if orphans else ""))
+
+
+def _read(config: Path) -> IngestConfig:
+    from detent.ingest.config import IngestConfig
+
+    return IngestConfig.read(config)
+
+
+@contextmanager
+def _database(settings: IngestConfig) -> Iterator[Engine]:
+    from detent.ingest import metastore
+
+    engine = metastore.connect(settings.state_url)
+    try:
+        yield engine
+    finally:
+        engine.dispose()

@@ -1,0 +1,21 @@
+"""What a message of a queue announces: a file, or the data itself."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Announced(NamedTuple):
+    """A file that is to be ingested, with what its announcement says of it; empty or None is not said.
+
+    `uri` is the file as it is called everywhere (``s3://bucket/key``, ``file:///path``), decoded. Of data that came in
+    the message itself, `data` has the bytes and `uri` is a name made of the queue and the message.
+    """
+
+    uri: str
+    size: int | None = None
+    etag: str = ""
+    version: str = ""
+    sequencer: str = ""
+    data: bytes | None = None
+    modified_ms: int | None = None

@@ -1,0 +1,97 @@
+"""The plainest table: Parquet files, and a list of them in the database of the shards.
+
+Files and shards change in one transaction of that database. The list is the view ``detent_ingest_manifest`` (ingest,
+path, rows, bytes, committed_at), for whoever reads Parquet, and :func:`read_table` gives the rows as a DataFrame.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import Connection, insert, select, text, update
+
+from detent.errors import NotFound
+from detent.ingest.committer import TOKEN_CHARACTERS, Committer, Output
+from detent.ingest.config import IngestConfig
+from detent.ingest.metastore import connect, transact
+from detent.ingest.schemas import check_fits, kept_schema
+from detent.ingest.shard_sql import BATCHES, BY_DIALECT, FILES, SHARDS
+from detent.ingest.shared_state import QueueSharedState, Shard, in_portions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+INSERT_ROWS: Final = 1_000
+"""Files of one insert."""
+
+
+class ManifestCommitter(Committer):
+    """Publishes into the database of the shards."""
+
+    kind = "manifest"
+
+    def prepare(self, schema: StructType) -> None:
+        check_fits(self.state, "table", schema)
+
+    def publish(self, shards: Sequence[Shard], output: Output) -> None:
+        def commit(connection: Connection) -> None:
+            self.state.advance(connection, shards, output.record(len(shards)))
+            self._list(connection, output)
+
+        transact(self.state.engine, commit)
+
+    def _list(self, connection: Connection, output: Output) -> None:
+        now = text(BY_DIALECT[connection.dialect.name].now)
+        shared = {"source": self.state.source, "batch": output.batch}
+        rows = [{**shared, "path": file.path, "rows": file.rows, "bytes": file.bytes} for file in output.files]
+        for some in in_portions(rows, INSERT_ROWS):
+            connection.execute(insert(FILES).values(committed_at=now), list(some))
+
+    def live_batches(self) -> frozenset[str]:
+        return committed_batches(self.state)
+
+    def refuse(self, batch: str) -> bool:
+        return refuse_by_token(self.state, batch)
+
+
+def committed_batches(state: QueueSharedState) -> frozenset[str]:
+    """The batches that the database says were committed."""
+    with state.engine.connect() as connection:
+        rows = connection.execute(select(BATCHES.c.batch).where(BATCHES.c.source == state.source))
+        return frozenset(row.batch for row in rows)
+
+
+def refuse_by_token(state: QueueSharedState, batch: str) -> bool:
+    """Take the shards away from whoever made a batch, so that its commit fails on them; False if it was committed."""
+
+    def take(connection: Connection) -> bool:
+        mine = (SHARDS.c.source == state.source, SHARDS.c.token == batch[:TOKEN_CHARACTERS], SHARDS.c.state == "open")
+        connection.execute(update(SHARDS).where(*mine).values(token="", updated_at=0))
+        found = select(BATCHES.c.batch).where(BATCHES.c.source == state.source, BATCHES.c.batch == batch)
+        return connection.execute(found).first() is None
+
+    return transact(state.engine, take)
+
+
+def read_table(spark: SparkSession, config: IngestConfig) -> DataFrame:
+    """The rows of an ingest's manifest table. Later commits are not in it: read it again.
+
+    >>> read_table(spark, config).createOrReplaceTempView("orders")
+    """
+    engine = connect(config.state_url)
+    try:
+        schema = kept_schema(engine, f"{config.name}/table")
+        with engine.connect() as connection:
+            rows = connection.execute(select(FILES.c.path).where(FILES.c.source == config.name).order_by(FILES.c.path))
+            paths = [row.path for row in rows]
+    finally:
+        engine.dispose()
+    if schema is None:
+        raise NotFound(f"nothing was committed to the table of {config.name!r} so far")
+    from pyspark.sql.types import StructType
+
+    wanted = StructType.fromJson(json.loads(schema.columns))
+    return spark.read.schema(wanted).parquet(*paths) if paths else spark.createDataFrame([], wanted)

@@ -1,0 +1,109 @@
+"""Committers: each publishes the data files of a batch, and that its shards are finished, in one commit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from detent.ingest.shared_state import BatchRecord, QueueSharedState, Shard
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+DATA_FOLDER: Final = "data"
+TOKEN_CHARACTERS: Final = 32
+"""A token is a UUID in hexadecimal, and a batch's name begins with the token of whoever made it."""
+
+
+class DataFile(NamedTuple):
+    """A Parquet file that Spark wrote: where it is, and what its footer says."""
+
+    path: str
+    rows: int
+    bytes: int
+    modified_ms: int
+
+
+class Output(NamedTuple):
+    """What Spark made of a batch: durable files that no table names yet."""
+
+    batch: str
+    folder: str
+    files: tuple[DataFile, ...]
+    schema: StructType
+
+    def record(self, shards: int) -> BatchRecord:
+        """What is kept of the commit."""
+        rows = sum(file.rows for file in self.files)
+        return BatchRecord(self.batch, shards, len(self.files), rows, sum(file.bytes for file in self.files))
+
+
+class Committer(ABC):
+    """A table, for one pipeline. `location` is its folder, in which Spark writes a folder of files for each batch."""
+
+    kind: str
+
+    def __init__(self, location: str, state: QueueSharedState) -> None:
+        self.location = location
+        self.state = state
+
+    @property
+    def data_folder(self) -> Path:
+        """Where the folders of batches are."""
+        return Path(self.location) / DATA_FOLDER
+
+    def folder_of(self, batch: str) -> str:
+        """Where Spark writes a batch."""
+        return str(self.data_folder / batch)
+
+    @abstractmethod
+    def prepare(self, schema: StructType) -> None:
+        """Make the table if it is not there, and give it the columns that it lacks. `Invalid` if these rows can never
+        be rows of this table."""
+
+    def finished(self, shards: Iterable[Shard]) -> frozenset[bytes]:  # noqa: ARG002
+        """The keys of shards that the table itself says it has. Most tables leave that to the shards' rows."""
+        return frozenset()
+
+    @abstractmethod
+    def publish(self, shards: Sequence[Shard], output: Output) -> None:
+        """Commit: all files of the output, and the end of each shard, or nothing. `ShardsLost` if a shard is not this
+        pipeline's any more; then nothing was committed, and the output is to be dropped. When it returns, the commit
+        survives a power failure."""
+
+    @abstractmethod
+    def live_batches(self) -> frozenset[str]:
+        """The names of the batches whose files the table has."""
+
+    @abstractmethod
+    def refuse(self, batch: str) -> bool:
+        """See to it that a batch can never be committed any more; False if it was. Its files are deleted next."""
+
+    def drop(self, output: str) -> None:
+        """Delete the files of a batch that was not committed."""
+        shutil.rmtree(output, ignore_errors=True)
+
+    def sweep(self, older_than_s: float) -> int:
+        """Delete what losers and crashed pipelines left behind; how many batches. A batch is made uncommittable before
+        its files go, so one whose pipeline only slept is refused when it wakes up. Called between batches: of our own
+        ones, those that were not committed never will be."""
+        live = self.live_batches()
+        swept = 0
+        for folder in self._left_behind(older_than_s):
+            is_ours = folder.name.startswith(self.state.token)
+            if folder.name not in live and (is_ours or self.refuse(folder.name)):
+                shutil.rmtree(folder, ignore_errors=True)
+                swept += 1
+        return swept
+
+    def _left_behind(self, older_than_s: float) -> list[Path]:
+        limit = time.time() - older_than_s
+        if not self.data_folder.is_dir():
+            return []
+        with os.scandir(self.data_folder) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir() and entry.stat().st_mtime < limit]

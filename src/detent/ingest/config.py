@@ -1,0 +1,241 @@
+"""What an ingest is to do, as a TOML file or in Python."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from detent.durations import Duration, milliseconds
+from detent.errors import Invalid, NotFound
+from detent.ingest.batching import BatchLimits
+from detent.ingest.envelope import KINDS
+from detent.ingest.identity import check_policy
+from detent.ingest.objects import S3Options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+FORMATS: Final = ("json", "csv", "parquet", "text", "binary")
+COMMITTERS: Final = ("manifest", "delta", "iceberg")
+NEW_COLUMNS: Final = ("ignore", "rescue", "add", "fail")
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB|KiB|MiB|GiB)?")
+_SIZES: Final = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+Transform = Callable[["DataFrame"], "DataFrame"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestConfig:
+    """What an ingest is to do. Only `name`, `queue` and `table` have to be said.
+
+    `queue` is a URL (``sqs:NAME``, ``detent:file:./data#files``, ``redis://host/0#stream``) and `message` what its
+    messages look like (auto, s3, sns, eventbridge, uri, data). `table` is a folder, `committer` its kind:
+    "manifest" (Parquet files and a list of them in the database), "delta" or "iceberg". `state` is the database that
+    all pipelines of this ingest share.
+
+    `format` and `options` are those of Spark's readers. With a `schema`, such as "id BIGINT, name STRING", columns that
+    files have and it has not are ignored, unless `new_columns` says otherwise; without one it is inferred from the
+    first batch and kept, and columns that come later are added. `rescued_column` holds lines that do not fit; "" makes
+    such a line the failure of its file. `metadata` adds a column `_metadata` that says where a row came from.
+    `transform` is a function from DataFrame to DataFrame, or "file.py:function".
+
+    A file is tried `attempts` times, `retry_delay` apart, before it is put into quarantine. Files that were ingested
+    are remembered for `window`, which has to be longer than the queue keeps messages; if `window_files` is not 0 and
+    there are more, the oldest of those go earlier that the queue cannot have any more. A message is kept from others
+    for `visibility` and the `commit_timeout`, again and again until its files are committed. A pipeline that says
+    nothing for twice the `commit_timeout` is taken for dead.
+    """
+
+    name: str
+    queue: str
+    table: str
+    committer: str = "manifest"
+    iceberg_table: str = ""
+    state: str = ""
+    message: str = "auto"
+    identity: str = "etag"
+    format: str = "json"
+    schema: str = ""
+    new_columns: str = ""
+    rescued_column: str = "_rescued_data"
+    metadata: bool = False
+    transform: str | Transform | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    staging: str = ""
+    batch_files: int = 10_000
+    batch_bytes: int | str = "1GiB"
+    batch_age: Duration = "10s"
+    visibility: Duration = "120s"
+    commit_timeout: Duration = "60s"
+    attempts: int = 3
+    retry_delay: Duration = "10s"
+    window: Duration = "15d"
+    window_files: int = 0
+    prune_interval: Duration = "60s"
+    orphan_age: Duration = "1d"
+    spark: Mapping[str, str] = field(default_factory=dict)
+    s3: Mapping[str, str] = field(default_factory=dict)
+    folder: str = "."
+    """Where relative paths begin: the folder of the file that this was read from."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    # -- what follows from it ----------------------------------------------------------------------------------------
+
+    def path(self, text: str) -> str:
+        """A path of this configuration as an absolute one."""
+        return str((Path(self.folder) / text).absolute())
+
+    @property
+    def location(self) -> str:
+        """The folder of the table."""
+        return self.path(self.table.removeprefix("file://"))
+
+    @property
+    def state_url(self) -> str:
+        """The database of the shards."""
+        if not self.state:
+            return f"sqlite:///{self.path(f'{self.name}.ingest.db')}"
+        prefix, _, path = self.state.partition("sqlite:///")
+        if not prefix and path and not path.startswith("/"):
+            return f"sqlite:///{self.path(path)}"
+        return self.state
+
+    @property
+    def staging_folder(self) -> Path:
+        """Where files lie while Spark reads them: beside the table, unless said."""
+        return Path(self.path(self.staging)) if self.staging else Path(f"{self.location}.staging")
+
+    @property
+    def limits(self) -> BatchLimits:
+        """How large batches get."""
+        return BatchLimits(self.batch_files, size_of(self.batch_bytes), milliseconds(self.batch_age) / 1000)
+
+    @property
+    def commit_timeout_s(self) -> float:
+        """How long a commit may take, and a quarter of how long a pipeline may be silent, in both directions."""
+        return milliseconds(self.commit_timeout) / 1000
+
+    @property
+    def grace_s(self) -> float:
+        """After how long a pipeline that says nothing is taken for dead."""
+        return 2 * self.commit_timeout_s
+
+    @property
+    def window_s(self) -> float:
+        """How long finished files are remembered."""
+        return milliseconds(self.window) / 1000
+
+    @property
+    def evolution(self) -> str:
+        """What happens to columns that the schema does not have."""
+        return self.new_columns or ("ignore" if self.schema else "add")
+
+    @property
+    def s3_options(self) -> S3Options:
+        """How S3 is reached."""
+        return S3Options(**self.s3)
+
+    @classmethod
+    def read(cls, path: str | Path, **changes: Any) -> IngestConfig:
+        """The configuration in a TOML file, with some of it said otherwise."""
+        file = Path(path)
+        try:
+            document = tomllib.loads(file.read_text())
+        except FileNotFoundError:
+            raise NotFound(f"there is no file {file}: write one, as `detent ingest run --help` shows") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise Invalid(f"{file} is no TOML: {error}") from error
+        batch = document.pop("batch", {})
+        if not isinstance(batch, dict):
+            raise Invalid(f"[batch] of {file} is a section with files, bytes and age")
+        document |= {f"batch_{name}": value for name, value in batch.items()}
+        known = {one.name for one in fields(cls)} - {"folder"}
+        unknown = sorted(document.keys() - known)
+        if unknown:
+            raise Invalid(f"{file} says {', '.join(unknown)}, which is nothing that an ingest knows: {_known(known)}")
+        missing = sorted({"name", "queue", "table"} - document.keys())
+        if missing:
+            raise Invalid(f"{file} does not say {', '.join(missing)}")
+        return cls(**{**document, "folder": str(file.absolute().parent), **changes})
+
+    def with_changes(self, **changes: Any) -> IngestConfig:
+        """The same, with some of it said otherwise."""
+        return replace(self, **changes)
+
+
+def size_of(value: int | str) -> int:
+    """A number of bytes, as people write it."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise Invalid(f"{value!r} is no size: write 256MiB, or a number of bytes")
+    if isinstance(value, int):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise Invalid(f"{value!r} is no size: write 256MiB, or a number of bytes")
+    return int(float(match[1]) * _SIZES[match[2] or "B"])
+
+
+def _known(names: set[str]) -> str:
+    plain = sorted(name for name in names if not name.startswith("batch_"))
+    return f"{', '.join(plain)}, and [batch] with files, bytes and age"
+
+
+_CHOICES: Final = {"committer": COMMITTERS, "format": FORMATS, "message": KINDS, "new_columns": ("", *NEW_COLUMNS)}
+_DURATIONS: Final = (
+    "batch_age",
+    "visibility",
+    "commit_timeout",
+    "retry_delay",
+    "window",
+    "prune_interval",
+    "orphan_age",
+)
+
+
+def _check(config: IngestConfig) -> None:
+    """Refuse what cannot be meant, before anything is touched."""
+    for one in fields(config):
+        value, kind = getattr(config, one.name), str(one.type)
+        if kind == "str" and not isinstance(value, str):
+            raise Invalid(f"{one.name} is a text, not {value!r}")
+        if kind == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise Invalid(f"{one.name} is a number, not {value!r}")
+        if kind.startswith("Mapping") and not _is_texts(value):
+            raise Invalid(f"{one.name} is a section of names and texts, not {value!r}")
+    if not _NAME.fullmatch(config.name):
+        raise Invalid(
+            f"a name is letters, digits and _.- and begins with a letter or digit, which {config.name!r} is not"
+        )
+    for name, choices in _CHOICES.items():
+        if getattr(config, name) not in choices:
+            raise Invalid(f"{name} is one of {', '.join(filter(None, choices))}, not {getattr(config, name)!r}")
+    check_policy(config.identity)
+    for name in _DURATIONS:
+        milliseconds(getattr(config, name))
+    if not config.queue or not config.table:
+        raise Invalid("an ingest needs a queue and a table")
+    if "://" in config.table and not config.table.startswith("file://"):
+        raise Invalid(f"the table is a folder, and not {config.table}: Spark from pip writes to file systems")
+    if min(config.batch_files, config.attempts) < 1 or size_of(config.batch_bytes) < 1:
+        raise Invalid("a batch has a file and a byte at least, and a file is tried once at least")
+    if config.commit_timeout_s <= 0:
+        raise Invalid("commit_timeout is longer than nothing: a minute is usual")
+    unknown = config.s3.keys() - {"region", "endpoint"}
+    if unknown:
+        raise Invalid(
+            f"[s3] knows region and endpoint, not {', '.join(sorted(unknown))}; keys are taken from the environment"
+        )
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and isinstance(text, str) for name, text in value.items()
+    )

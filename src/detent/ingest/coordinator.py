@@ -1,0 +1,385 @@
+"""`QueueCoordinator`: a message from the queue, through Spark, into the table, and back to the queue as done.
+
+Three threads use it: one receives (`poll`), one keeps what was received (`keep`), one runs batches (`run_batch`). What
+they share is the local state, under one lock that is held for no question to anybody else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from detent import crash
+from detent.errors import DetentError, Invalid, NotFound, ShardsLost, Unavailable
+from detent.ingest.announced import Announced
+from detent.ingest.batching import next_batch
+from detent.ingest.committer import Committer, Output
+from detent.ingest.config import IngestConfig
+from detent.ingest.counters import Counters
+from detent.ingest.envelope import announced
+from detent.ingest.identity import MISSING, announced_of, missing, shard_of, version_of
+from detent.ingest.local_state import File, Message, QueueLocalState
+from detent.ingest.objects import Objects, Superseded
+from detent.ingest.queues import Delivery, FileQueue
+from detent.ingest.shared_state import MESSAGE_SCHEME, QueueSharedState, Shard
+from detent.ingest.staging import FilesFailed
+from detent.ingest.visibility import VisibilitySchedule
+
+if TYPE_CHECKING:
+    from detent.ingest.job import Job
+
+RECEIVE_MAX: Final = 1_000
+"""Messages that are asked for at once, and then opened in one step."""
+
+_log = logging.getLogger("detent.ingest")
+
+
+@dataclass
+class _Asked:
+    """A file that is about to be asked for, and the messages that want it."""
+
+    shard: Shard
+    file: Announced
+    messages: list[Message] = field(default_factory=list)
+
+
+class QueueCoordinator:
+    """One pipeline."""
+
+    def __init__(
+        self,
+        config: IngestConfig,
+        queue: FileQueue,
+        shared: QueueSharedState,
+        committer: Committer,
+        objects: Objects,
+        job: Job,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._queue = queue
+        self.shared = shared
+        self.committer = committer
+        self.objects = objects
+        self._job = job
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._batches = 0
+        self._touched_at = clock()
+        self.local = QueueLocalState()
+        self.counters = Counters()
+        self.schedule = VisibilitySchedule(_seconds(config.visibility), config.commit_timeout_s, queue.visibility_max_s)
+
+    # -- receiving ---------------------------------------------------------------------------------------------------
+
+    def has_room(self) -> bool:
+        """Whether it makes sense to receive more: what waits here too long cannot be done by others."""
+        limits = self._config.limits
+        with self._lock:
+            sizes = [file.shard.size for file in self.local.ready()]
+        return len(sizes) < 2 * limits.files and sum(sizes) < 2 * limits.bytes
+
+    def poll(self, wait_s: float) -> int:
+        """Receive messages and ask for their files; how many messages came."""
+        asked_at = self._clock()
+        limit = min(RECEIVE_MAX, 2 * self._config.limits.files)
+        deliveries = self._queue.receive(limit, wait_s, self.schedule.receive_s)
+        if not deliveries:
+            return 0
+        crash.point("ingest.after_receive")
+        self.counters.received += len(deliveries)
+        deadline = asked_at + self.schedule.receive_s
+        asked: dict[bytes, _Asked] = {}
+        for delivery in deliveries:
+            self._understand(delivery, deadline, asked)
+        self._ask(asked)
+        self.acknowledge()
+        return len(deliveries)
+
+    def _understand(self, delivery: Delivery, deadline: float, asked: dict[bytes, _Asked]) -> None:
+        """Note the files of a message that have to be asked for."""
+        name = f"{MESSAGE_SCHEME}{self._queue.name}/{delivery.message_id}"
+        try:
+            files = [self._identified(file) for file in announced(delivery.body, kind=self._config.message, name=name)]
+        except Invalid as error:
+            self.counters.unreadable += 1
+            _log.warning("the message %s is not understood: %s", delivery.message_id, error)
+            return
+        except Unavailable as error:
+            _log.warning("the message %s waits: %s", delivery.message_id, error)
+            return
+        found = {shard.key: (shard, file) for shard, file in files}
+        message = Message(delivery, deadline, set(found))
+        with self._lock:
+            wanted = self.local.receive(message)
+        self.counters.duplicates += len(found) - len(wanted)
+        for key in wanted:
+            shard, file = found[key]
+            asked.setdefault(key, _Asked(shard, file)).messages.append(message)
+
+    def _identified(self, file: Announced) -> tuple[Shard, Announced]:
+        """A file with its identity; one that is not there gets one too, so that attempts at it are counted."""
+        if version_of(file, self._config.identity) is None or file.size is None:
+            try:
+                file = self.objects.look_up(file)
+            except (NotFound, Invalid):
+                return missing(file), file
+        return shard_of(file, self._config.identity), file
+
+    def announce(self, files: Iterable[Announced]) -> None:
+        """Ask for files that no message announced."""
+        asked: dict[bytes, _Asked] = {}
+        for file in files:
+            shard, found = self._identified(file)
+            with self._lock:
+                is_known = shard.key in self.local or self.local.is_completed(shard.key)
+            if not is_known:
+                asked[shard.key] = _Asked(shard, found)
+        self._ask(asked)
+
+    def adopt(self, limit: int) -> int:
+        """Ask for files that somebody put back, or died over; how many there were."""
+        asked: dict[bytes, _Asked] = {}
+        for shard in self.shared.left_behind(limit):
+            found, file = shard, announced_of(shard)
+            if shard.version == MISSING:
+                found, file = self._identified(Announced(shard.uri))
+                if found != shard:
+                    self.shared.finish([shard], reason="it came later")
+            with self._lock:
+                if found.key not in self.local:
+                    asked[found.key] = _Asked(found, file)
+        self._ask(asked)
+        return len(asked)
+
+    def _ask(self, asked: dict[bytes, _Asked]) -> None:
+        if not asked:
+            return
+        opened = self.shared.open(one.shard for one in asked.values())
+        granted = [asked[key].shard for key in opened.granted]
+        done = self.committer.finished(granted)
+        if done:  # the table has them, though the rows did not say so
+            self.shared.finish(shard for shard in granted if shard.key in done)
+        now = self._clock()
+        with self._lock:
+            for shard in granted:
+                if shard.key not in done:
+                    self.local.grant(shard, asked[shard.key].file, asked[shard.key].messages, now)
+            for key in opened.finished | done:
+                self.local.complete([key], asked[key].messages)
+        self.counters.duplicates += len(opened.finished | done)
+        self.counters.held += len(opened.held)
+
+    # -- keeping -----------------------------------------------------------------------------------------------------
+
+    def keep(self) -> None:
+        """Extend what is about to be given to others, and say that this pipeline is alive."""
+        with self._lock:
+            due = self.schedule.due(self.local.messages(), self._clock())
+        self._extend(due, self.schedule.extension_s)
+        if self._clock() - self._touched_at >= self._config.grace_s / 6:
+            self._touched_at = self._clock()
+            self._touch()
+        self._drop_abandoned()
+
+    def _extend(self, messages: Sequence[Message], seconds: float) -> None:
+        if not messages:
+            return
+        asked_at = self._clock()
+        failed = {delivery.receipt for delivery in self._queue.extend([one.delivery for one in messages], seconds)}
+        with self._lock:
+            for message in messages:
+                if message.delivery.receipt in failed:
+                    message.is_lost = True
+                    self.counters.unextended += 1
+                else:
+                    message.deadline = max(message.deadline, asked_at + seconds)
+
+    def _touch(self) -> None:
+        with self._lock:
+            ready = {file.shard.key for file in self.local.ready()}
+        lost = ready - self.shared.touch()
+        with self._lock:
+            self.local.drop(key for key in lost if key in self.local and self.local.file(key).stage == "ready")
+        self.counters.lost += len(lost)
+
+    def _drop_abandoned(self) -> None:
+        """A file whose messages were lost is not begun: whoever has them now will want it."""
+        with self._lock:
+            keys = [file.shard.key for file in self.local.ready() if file.is_abandoned]
+            self.local.drop(keys)
+        self.shared.release(keys)
+
+    def acknowledge(self) -> None:
+        """Tell the queue what is done for good."""
+        with self._lock:
+            messages = self.local.acknowledgeable()
+        if not messages:
+            return
+        crash.point("ingest.before_ack")
+        failed = self._queue.acknowledge([message.delivery for message in messages])
+        crash.point("ingest.after_ack")
+        self.counters.acknowledged += len(messages) - len(failed)
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def next_batch(self, *, is_draining: bool) -> list[File]:
+        """The files of the next batch, which are being read from now on; none while it is worth waiting for more."""
+        with self._lock:
+            files = next_batch(self.local.ready(), self._config.limits, self._clock(), is_draining=is_draining)
+            self.local.start(file.shard.key for file in files)
+        return files
+
+    def run_batch(self, files: Sequence[File]) -> None:
+        """Commit what can be committed of these files. What cannot is let go of, or put into quarantine."""
+        from detent.ingest.job import BatchFailed
+
+        crash.point("ingest.after_open")
+        files = self._still_ours(files)
+        while files:
+            try:
+                output = self._job.run(self._name(), files)
+            except FilesFailed as error:
+                files = self._without_failed(files, error)
+                continue
+            except BatchFailed as error:
+                self._divide(files, error.suspects, error.reason)
+                return
+            except BaseException:
+                self._let_go(files)
+                raise
+            files = self._publish(files, output)
+
+    def _name(self) -> str:
+        self._batches += 1
+        return f"{self.shared.token}-{self._batches:06d}"
+
+    def _still_ours(self, files: Sequence[File]) -> list[File]:
+        lost = self.shared.lost(file.shard.key for file in files)
+        return self._without_lost(files, lost)
+
+    def _without_lost(self, files: Sequence[File], lost: frozenset[bytes]) -> list[File]:
+        with self._lock:
+            self.local.drop(file.shard.key for file in files if file.shard.key in lost)
+        self.counters.lost += len(lost)
+        return [file for file in files if file.shard.key not in lost]
+
+    def _publish(self, files: Sequence[File], output: Output) -> list[File]:
+        """Commit; the files that are left to do, when others have taken some."""
+        keys = [file.shard.key for file in files]
+        with self._lock:
+            self.local.written(keys)
+            messages = self.schedule.last({m for file in files for m in file.messages}, self._clock())
+            for message in messages:
+                message.is_last_extended = True
+        self._extend(messages, self.schedule.last_s)
+        crash.point("ingest.before_publish")
+        try:
+            self.committer.publish([file.shard for file in files], output)
+        except ShardsLost as error:
+            self.committer.drop(output.folder)
+            with self._lock:
+                self.local.reread(keys)
+                for message in messages:
+                    message.is_last_extended = False
+            return self._without_lost(files, error.shards)
+        crash.point("ingest.after_publish")
+        self._committed(keys, output)
+        return []
+
+    def _committed(self, keys: Sequence[bytes], output: Output) -> None:
+        record = output.record(len(keys))
+        with self._lock:
+            self.local.complete(keys)
+        self.counters.batches += 1
+        self.counters.files += len(keys)
+        self.counters.rows += record.rows
+        self.counters.bytes += record.bytes
+        self.acknowledge()
+
+    # -- failures ----------------------------------------------------------------------------------------------------
+
+    def _divide(self, files: Sequence[File], suspects: Sequence[File], reason: str) -> None:
+        """Run the parts of a batch that failed, to find out whose fault it is: one bad file hurts no other."""
+        if len(files) == 1:
+            self._failed(files[0], Invalid(reason))
+            return
+        named = {file.shard.key for file in suspects}
+        parts: list[Sequence[File]] = [[file] for file in files if file.shard.key in named]
+        others = [file for file in files if file.shard.key not in named]
+        if not parts:
+            half = len(others) // 2
+            parts, others = [others[:half]], others[half:]
+        for number, part in enumerate([others, *parts]):
+            try:
+                self.run_batch(part)
+            except BaseException:
+                for later in [others, *parts][number + 1 :]:
+                    self._let_go(later)
+                raise
+
+    def _without_failed(self, files: Sequence[File], error: FilesFailed) -> list[File]:
+        for file in files:
+            if file.shard.key in error.reasons:
+                self._failed(file, error.reasons[file.shard.key])
+        return [file for file in files if file.shard.key not in error.reasons]
+
+    def _failed(self, file: File, reason: DetentError) -> None:
+        """Let go of a file that failed: for a while, for good if it was the last attempt, or as done if it is gone."""
+        key = file.shard.key
+        if isinstance(reason, Superseded):
+            self.counters.superseded += 1
+            self.shared.finish([file.shard], reason=str(reason))
+            self._complete([key])
+            return
+        self.counters.failures += 1
+        delay_s = _seconds(self._config.retry_delay)
+        # What may be had later says nothing about the file; and data that only the queue has is for its own rule.
+        is_counted = not isinstance(reason, Unavailable) and file.announced.data is None
+        attempts = self._config.attempts if is_counted else None
+        if self.shared.fail(key, str(reason), round(delay_s * 1000), attempts):
+            self.counters.quarantined += 1
+            _log.error("%s is in quarantine: %s", file.shard.uri, reason)
+            self._complete([key])
+            return
+        _log.warning("%s failed, and is tried again: %s", file.shard.uri, reason)
+        with self._lock:
+            messages = self.local.drop([key])
+        self._give_back(messages, delay_s)
+
+    def _complete(self, keys: Sequence[bytes]) -> None:
+        with self._lock:
+            self.local.complete(keys)
+        self.acknowledge()
+
+    def _let_go(self, files: Iterable[File]) -> None:
+        keys = [file.shard.key for file in files]
+        with self._lock:
+            keys = [key for key in keys if key in self.local]
+            messages = self.local.drop(keys)
+        self.shared.release(keys)
+        self._give_back(messages, 0)
+
+    def _give_back(self, messages: Iterable[Message], seconds: float) -> None:
+        """Let the queue deliver messages again, unless another file of theirs is still being worked on."""
+        with self._lock:
+            used = {id(message) for message in self.local.messages()}
+        free = [message.delivery for message in messages if id(message) not in used and not message.is_lost]
+        if free:
+            self._queue.extend(free, seconds)
+
+    def stop(self) -> None:
+        """Let go of everything that was not begun, so that others can have it at once."""
+        self._let_go(self.local.files())
+        self.acknowledge()
+
+
+def _seconds(duration: object) -> float:
+    from detent.durations import milliseconds
+
+    return milliseconds(duration) / 1000  # type: ignore[arg-type]

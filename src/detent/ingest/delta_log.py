@@ -1,0 +1,77 @@
+"""The transaction ids of a Delta table, many at a time.
+
+The library looks ids up one by one and reads the log for each, which takes milliseconds; a batch has thousands of
+files. So the log is read here once: the last checkpoint's column of ids, and the commits since.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+LOOKED_UP_SINGLY_MAX: Final = 2
+"""Up to so many ids the library is asked, which takes less than reading the log."""
+
+
+class _Txn(msgspec.Struct, rename="camel"):
+    app_id: str
+
+
+class _Action(msgspec.Struct):
+    txn: _Txn | None = None
+
+
+_action: Final = msgspec.json.Decoder(_Action)
+
+
+def known_applications(table: DeltaTable, log: Path | None, wanted: Collection[str]) -> frozenset[str]:
+    """Which of these applications have a transaction id in the table, in the version that `table` has open. `log` is
+    the folder of the log, None where it is on an object store."""
+    if log is not None and len(wanted) > LOOKED_UP_SINGLY_MAX:
+        found = _read(log, table.version(), wanted)
+        if found is not None:
+            return found
+    return frozenset(name for name in wanted if table.transaction_version(name) is not None)
+
+
+def _read(log: Path, version: int, wanted: Collection[str]) -> frozenset[str] | None:
+    """The wanted ids in the log up to a version; None if the log is not as plain as it has to be for that."""
+    try:
+        first, found = _in_checkpoint(log, version, wanted)
+        for number in range(first, version + 1):
+            found |= _in_commit(log / f"{number:020d}.json", wanted)
+    except (FileNotFoundError, KeyError, msgspec.DecodeError, pa.ArrowInvalid):
+        return None  # cleaned up meanwhile, or in parts: the library knows all ways of writing a log
+    return frozenset(found)
+
+
+def _in_checkpoint(log: Path, version: int, wanted: Collection[str]) -> tuple[int, set[str]]:
+    """The wanted ids in the last checkpoint, and the first commit after it."""
+    pointer = log / "_last_checkpoint"
+    if not pointer.exists():
+        return 0, set()
+    last: dict[str, Any] = json.loads(pointer.read_bytes())
+    at = int(last["version"])
+    if at > version or last.get("parts") or last.get("v2Checkpoint"):
+        raise KeyError(at)
+    # The column by itself, and no table: making one imports pandas.
+    rows = pq.read_table(log / f"{at:020d}.checkpoint.parquet", columns=["txn"]).column("txn")
+    names = pc.struct_field(rows, "appId")
+    chosen = names.filter(pc.is_in(names, value_set=pa.array(sorted(wanted), names.type)))
+    return at + 1, set(chosen.to_pylist())
+
+
+def _in_commit(path: Path, wanted: Collection[str]) -> set[str]:
+    lines = path.read_bytes().splitlines()
+    actions = (_action.decode(line) for line in lines if b'"txn"' in line)
+    return {action.txn.app_id for action in actions if action.txn is not None and action.txn.app_id in wanted}

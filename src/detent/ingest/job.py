@@ -1,0 +1,155 @@
+"""What Spark does with a batch: read its files, apply the user's function, write Parquet."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from detent import crash
+from detent.errors import Invalid
+from detent.ingest.committer import Committer, Output
+from detent.ingest.config import IngestConfig, Transform
+from detent.ingest.local_state import File
+from detent.ingest.objects import Objects
+from detent.ingest.reading import Reader
+from detent.ingest.staging import FilesFailed, Staging
+from detent.ingest.writing import write
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+SETTINGS: Final = {
+    # Spark takes opening a file for as dear as reading 4 MiB, so that a task gets 32 small ones; here they are local.
+    "spark.sql.files.openCostInBytes": "65536",
+    # The old way of writing times is read by few others, and not as what it is by all of them.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+}
+"""What the job sets in its Spark session."""
+
+
+class BatchFailed(Exception):
+    """Spark could not read or write a batch. `suspects` are the files that its error names, if any."""
+
+    def __init__(self, reason: str, suspects: Sequence[File]) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.suspects = suspects
+
+
+class Job:
+    """Runs the batches of one pipeline, one at a time."""
+
+    def __init__(
+        self, spark: SparkSession, config: IngestConfig, engine: Engine, objects: Objects, committer: Committer
+    ) -> None:
+        self._config = config
+        self._objects = objects
+        self._committer = committer
+        self._transform = load_transform(config)
+        for name, value in SETTINGS.items():
+            spark.conf.set(name, value)
+        self._reader = Reader(spark, config, engine)
+        self._reader.given_schema()  # a wrong one is known before a file is taken
+
+    def run(self, batch: str, files: Sequence[File]) -> Output:
+        """Write the rows of files. `FilesFailed` names those that cannot be had, `BatchFailed` says that Spark failed,
+        which may be one file's fault."""
+        folder = self._committer.folder_of(batch)
+        with Staging(self._config.staging_folder / batch, files, self._objects) as staging:
+            staging.fetch()
+            crash.point("ingest.after_read")
+            with self._told(staging, folder):
+                frame = self._reader.read(staging.folder, staging.files)
+            if frame is None:
+                return Output(batch, folder, (), StructType([]))
+            frame = self._transformed(frame)
+            self._committer.prepare(frame.schema)
+            with self._told(staging, folder):
+                written = write(frame, folder)
+                staging.check_unchanged()
+        crash.point("ingest.after_write")
+        return Output(batch, folder, written, frame.schema)
+
+    @contextmanager
+    def _told(self, staging: Staging, folder: str) -> Iterator[None]:
+        """What goes wrong in here may be a file's fault."""
+        try:
+            yield
+        except Exception as error:
+            self._committer.drop(folder)
+            raise _explained(error, staging) from error
+
+    def _transformed(self, frame: DataFrame) -> DataFrame:
+        """The rows after the user's function. What is wrong with that is no file's fault, and ends the pipeline."""
+        if self._transform is None:
+            return frame
+        changed = self._transform(frame)
+        if not isinstance(changed, DataFrame):
+            raise Invalid(f"the transform answered {type(changed).__name__}, and has to answer a DataFrame")
+        return changed
+
+
+def _explained(error: Exception, staging: Staging) -> Exception:
+    """An error of Spark's, with the files that it names."""
+    if isinstance(error, FilesFailed):
+        return error
+    suspects = staging.named_in(str(error))
+    text = _reason(error)
+    for file, name in suspects:
+        text = text.replace(f"file://{staging.folder}/{name}", file.shard.uri)
+    return BatchFailed(text, [file for file, _ in suspects])
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, without Java's list of where it was: the first line, and what was behind it in the end."""
+    lines = [line.strip().removeprefix(": ") for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith(("at ", "An error occurred while calling"))]
+    causes = [line.removeprefix("Caused by: ") for line in said if line.startswith("Caused by: ")]
+    shown = [said[0] if said else type(error).__name__, *causes[-1:]]
+    return "; because ".join(dict.fromkeys(shown))
+
+
+# -- the user's function --------------------------------------------------------------------------------------------
+
+
+def load_transform(config: IngestConfig) -> Transform | None:
+    """The function that the configuration names: itself, "file.py:function" or "module:function"."""
+    wanted = config.transform
+    if wanted is None or callable(wanted):
+        return wanted
+    if not isinstance(wanted, str) or wanted.count(":") != 1:
+        raise Invalid(f'transform is "file.py:function" or "module:function", not {wanted!r}')
+    place, _, name = wanted.partition(":")
+    module = _from_file(Path(config.path(place))) if place.endswith(".py") else _from_name(place)
+    found: Callable[..., DataFrame] | None = getattr(module, name, None)
+    if not callable(found):
+        raise Invalid(f"there is no function {name} in {place}")
+    return found
+
+
+def _from_file(path: Path) -> object:
+    if not path.is_file():
+        raise Invalid(f"there is no file {path}, which the transform is to be in")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # Spark's processes are sent its functions by this name
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_name(name: str) -> object:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise Invalid(f"there is no module {name}, which the transform is to be in: {error}") from error

@@ -1,0 +1,171 @@
+"""`QueueLocalState`: what one pipeline knows of the messages it received lately.
+
+A file goes from *ready for read* to *read in progress* to *awaiting commit* to *completed*. A message announces one or
+more files, and is acknowledged when all of them are completed, by whomever. It has no clock, no queue and no lock of
+its own: the coordinator brings them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from detent.ingest.announced import Announced
+from detent.ingest.queues import Delivery
+from detent.ingest.shared_state import Shard
+
+COMPLETED_MAX: Final = 100_000
+"""Completed files that are remembered: duplicates of them need no question to the database."""
+
+MESSAGES_A_FILE_MAX: Final = 100
+"""Messages that wait for one file. Further ones are left to the queue, which delivers them again later."""
+
+Stage = Literal["ready", "reading", "committing"]
+
+
+@dataclass(eq=False, slots=True)
+class Message:
+    """A delivery that is held, until when, and the files that it still waits for."""
+
+    delivery: Delivery
+    deadline: float
+    waits_for: set[bytes]
+    is_lost: bool = False
+    """The queue did not extend it: somebody else may have it now."""
+
+    is_last_extended: bool = False
+    """The commit has begun; the extension it got then is its last."""
+
+
+@dataclass(eq=False, slots=True)
+class File:
+    """A file that this pipeline has taken."""
+
+    shard: Shard
+    announced: Announced
+    since: float
+    stage: Stage = "ready"
+    messages: list[Message] = field(default_factory=list)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether every message that announced it was lost."""
+        return bool(self.messages) and all(message.is_lost for message in self.messages)
+
+
+class QueueLocalState:
+    """The files that this pipeline has, by their keys, and the messages that wait for them."""
+
+    def __init__(self, completed_max: int = COMPLETED_MAX) -> None:
+        self._files: dict[bytes, File] = {}
+        self._ready: OrderedDict[bytes, None] = OrderedDict()
+        self._completed: OrderedDict[bytes, None] = OrderedDict()
+        self._completed_max = completed_max
+        self._acknowledgeable: list[Message] = []
+
+    # -- from messages to files --------------------------------------------------------------------------------------
+
+    def receive(self, message: Message) -> set[bytes]:
+        """Take a message in; the files that have to be asked for. Duplicates wait for the file that is there."""
+        message.waits_for -= {key for key in message.waits_for if self.is_completed(key)}
+        if not message.waits_for:
+            self._acknowledgeable.append(message)
+            return set()
+        for key in message.waits_for & self._files.keys():
+            self._join(self._files[key], message)
+        return message.waits_for - self._files.keys()
+
+    @staticmethod
+    def _join(file: File, message: Message) -> None:
+        file.messages = [one for one in file.messages if one.delivery.message_id != message.delivery.message_id]
+        if len(file.messages) < MESSAGES_A_FILE_MAX:
+            file.messages.append(message)
+
+    def grant(self, shard: Shard, announced: Announced, messages: Iterable[Message], now: float) -> None:
+        """A file is ours, and ready for read."""
+        file = self._files.setdefault(shard.key, File(shard, announced, now))
+        for message in messages:
+            self._join(file, message)
+        if file.stage == "ready":
+            self._ready[shard.key] = None
+
+    # -- from ready to completed -------------------------------------------------------------------------------------
+
+    def start(self, keys: Iterable[bytes]) -> None:
+        """Read in progress."""
+        for key in keys:
+            del self._ready[key]
+            self._move(key, "ready", "reading")
+
+    def written(self, keys: Iterable[bytes]) -> None:
+        """Awaiting commit."""
+        for key in keys:
+            self._move(key, "reading", "committing")
+
+    def reread(self, keys: Iterable[bytes]) -> None:
+        """A commit was refused: what is left of it is read again."""
+        for key in keys:
+            self._move(key, "committing", "reading")
+
+    def _move(self, key: bytes, expected: Stage, stage: Stage) -> None:
+        file = self._files[key]
+        assert file.stage == expected, f"{file.shard.uri} is {file.stage}, not {expected}"
+        file.stage = stage
+
+    def complete(self, keys: Iterable[bytes], messages: Iterable[Message] = ()) -> None:
+        """Nothing is left to do for these files: messages that waited for no other can be acknowledged. `messages` are
+        some that wait for them and were not taken in."""
+        for key in keys:
+            self._completed[key] = None
+            self._completed.move_to_end(key)
+            if len(self._completed) > self._completed_max:
+                self._completed.popitem(last=False)
+            for message in [*self._forget(key), *messages]:
+                if key in message.waits_for:
+                    message.waits_for.discard(key)
+                    if not message.waits_for:
+                        self._acknowledgeable.append(message)
+
+    def drop(self, keys: Iterable[bytes]) -> list[Message]:
+        """Another has these files, or they failed: the queue will deliver their messages again. Those messages."""
+        return [message for key in keys for message in self._forget(key)]
+
+    def _forget(self, key: bytes) -> list[Message]:
+        file = self._files.pop(key, None)
+        self._ready.pop(key, None)
+        return [] if file is None else file.messages
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._files
+
+    def is_completed(self, key: bytes) -> bool:
+        """Whether this pipeline knows the file to be finished."""
+        return key in self._completed
+
+    def file(self, key: bytes) -> File:
+        """A file that is tracked."""
+        return self._files[key]
+
+    def ready(self) -> Iterator[File]:
+        """Files that are ready for read, oldest first."""
+        return (self._files[key] for key in self._ready)
+
+    def files(self) -> list[File]:
+        """All files."""
+        return list(self._files.values())
+
+    def messages(self) -> list[Message]:
+        """Messages that are held for a file."""
+        return list({id(message): message for file in self._files.values() for message in file.messages}.values())
+
+    def acknowledgeable(self) -> list[Message]:
+        """Messages that wait for nothing any more; they are forgotten here."""
+        found, self._acknowledgeable = self._acknowledgeable, []
+        return found

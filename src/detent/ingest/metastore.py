@@ -1,0 +1,101 @@
+"""The database that pipelines share: SQLite for one machine, PostgreSQL for many."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import sqlalchemy
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, ProgrammingError
+
+from detent.errors import Invalid, Unavailable
+from detent.ingest.shard_sql import BY_DIALECT, METADATA
+
+ATTEMPTS: Final = 8
+"""How often a transaction is tried that others came in the way of."""
+
+RETRY_S: Final = 0.02
+RETRY_S_MAX: Final = 1.0
+
+BUSY_MS: Final = 30_000
+"""How long SQLite waits for another process's transaction."""
+
+_PASSING: Final = ("40001", "40P01", "55P03", "57P01", "57P02", "57P03")
+"""PostgreSQL's states of a transaction that may succeed when it is tried again: serialisation, deadlock, a lock that
+was not had, a server that restarts."""
+
+Result = TypeVar("Result")
+
+
+def connect(url: str, *, create: bool = True) -> Engine:
+    """The database at a URL of SQLAlchemy's, with Detent's tables in it."""
+    engine = _engine(url)
+    if create:
+        transact(engine, METADATA.create_all)
+    return engine
+
+
+def _engine(url: str) -> Engine:
+    try:
+        parsed = sqlalchemy.make_url(url)
+    except sqlalchemy.exc.ArgumentError:
+        raise Invalid(
+            "state is a database's URL: sqlite:///ingest.db (three slashes, then the path) or "
+            "postgresql+psycopg://user@host/database"
+        ) from None
+    name = parsed.get_backend_name()
+    if name not in BY_DIALECT:
+        raise Invalid(f"shards are kept in SQLite or PostgreSQL, not in {name}")
+    if name == "sqlite":
+        if not parsed.database or parsed.database == ":memory:":
+            raise Invalid("state needs a file, such as sqlite:///ingest.db: what is in memory is lost with the process")
+        Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        return durable_sqlite(sqlalchemy.create_engine(parsed, connect_args={"timeout": BUSY_MS / 1000}))
+    try:
+        return sqlalchemy.create_engine(parsed, pool_pre_ping=True)
+    except ModuleNotFoundError as error:
+        raise Invalid(f"{parsed.drivername} needs a driver: pip install 'psycopg[binary]' ({error})") from error
+
+
+def durable_sqlite(engine: Engine) -> Engine:
+    """SQLite as shards need it: a commit that returns is on the disk, and who writes has the lock from the start, since
+    a transaction that reads and then cannot write has to be thrown away."""
+
+    @event.listens_for(engine, "connect")
+    def _connected(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # Python's own idea of when a transaction begins is in the way
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+
+    @event.listens_for(engine, "begin")
+    def _began(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def transact(engine: Engine, work: Callable[[Connection], Result]) -> Result:
+    """What `work` answers, in a transaction of its own that is tried again when others came in the way."""
+    for attempt in range(ATTEMPTS):
+        try:
+            with engine.begin() as connection:
+                return work(connection)
+        except (OperationalError, IntegrityError, ProgrammingError) as error:
+            if not _is_passing(error):
+                raise
+            failure = error
+        time.sleep(random.uniform(0, min(RETRY_S_MAX, RETRY_S * 2**attempt)))
+    raise Unavailable(f"the database of the shards cannot be had: {failure.orig}") from failure
+
+
+def _is_passing(error: DBAPIError) -> bool:
+    state = getattr(error.orig, "sqlstate", None)
+    if isinstance(error, OperationalError):
+        return state is None or state in _PASSING  # no state: SQLite is busy, or nobody answers
+    # Two that make the same table or row at the same moment: the second one finds it there when it looks again.
+    return state in {"23505", "42P07", "42710"} or "UNIQUE constraint" in str(error.orig)

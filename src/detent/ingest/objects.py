@@ -1,0 +1,243 @@
+"""Where announced files are: looking one up, fetching it, listing what is under a prefix.
+
+Spark from pip reads local files only, so that objects are fetched to a folder first. That also pins what is read: an
+object is asked for by its etag or version, and one that was written over meanwhile is noticed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat as modes
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from detent.errors import DetentError, Invalid, NotFound, Unavailable
+from detent.ingest.announced import Announced
+from detent.ingest.identity import version_of
+
+FETCH_BYTES: Final = 1 << 20
+"""What is read from an object at a time."""
+
+TIMEOUT_S: Final = 30
+CONNECTIONS_MAX: Final = 32
+
+_MISSING: Final = frozenset({"404", "NoSuchKey", "NoSuchBucket", "NoSuchVersion", "NotFound"})
+_CHANGED: Final = frozenset({"412", "PreconditionFailed"})
+
+
+class Superseded(DetentError):
+    """The file was written over since it was announced; what is there now is announced by itself."""
+
+
+def is_local(uri: str) -> bool:
+    """Whether a file is on this machine's disks."""
+    return uri.startswith("file:")
+
+
+def path_of(uri: str) -> Path:
+    """The path of a local file. Names are decoded when they are announced."""
+    return Path(uri.removeprefix("file://"))
+
+
+def uri_of(path: str | os.PathLike[str]) -> str:
+    """What a local file is called."""
+    return "file://" + os.path.abspath(path)
+
+
+def local_etag(status: os.stat_result) -> str:
+    """What tells one writing of a local file from the next."""
+    return f"{status.st_mtime_ns:x}-{status.st_size:x}"
+
+
+@dataclass(frozen=True)
+class S3Options:
+    """How S3 is reached, where the environment does not say."""
+
+    region: str | None = None
+    endpoint: str | None = None
+
+
+class Objects:
+    """The files and objects of a source."""
+
+    def __init__(self, policy: str, options: S3Options | None = None) -> None:
+        self._policy = policy
+        self._options = options or S3Options()
+        self._lock = threading.Lock()
+        self._client: Any = None
+
+    def look_up(self, file: Announced) -> Announced:
+        """The file with its size and etag; `NotFound` if it is not there."""
+        if is_local(file.uri):
+            return self._look_up_local(file)
+        bucket, key = _bucket_and_key(file.uri)
+        found = self._call(file, lambda s3: s3.head_object(Bucket=bucket, Key=key, **self._version(file)))
+        return file._replace(
+            size=found["ContentLength"],
+            etag=found["ETag"].strip('"'),
+            version=file.version or found.get("VersionId", ""),
+        )
+
+    @staticmethod
+    def _look_up_local(file: Announced) -> Announced:
+        try:
+            status = path_of(file.uri).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFound(f"{file.uri} was announced, and is not there") from None
+        except OSError as error:
+            raise Unavailable(f"{file.uri} cannot be looked up: {error}") from error
+        if not modes.S_ISREG(status.st_mode):
+            raise Invalid(f"{file.uri} is no file: announce each file by itself")
+        return file._replace(size=status.st_size, etag=local_etag(status))
+
+    def fetch(self, file: Announced, to: Path) -> None:
+        """Put a file where Spark can read it: a link to a local one, a copy of an object or of data in a message."""
+        if file.data is not None:
+            to.write_bytes(file.data)
+            return
+        self._check_known(file)
+        if is_local(file.uri):
+            self.check_unchanged(file)
+            to.symlink_to(path_of(file.uri))
+        else:
+            self._download(file, to)
+
+    def _check_known(self, file: Announced) -> None:
+        """A file that was missing when it was announced has no identity; if it has come since, it will get one, and
+        must not be read without."""
+        if self._policy != "uri" and version_of(file, self._policy) is None:
+            self.look_up(file)
+            raise Unavailable(f"{file.uri} was missing until now")
+
+    def check_unchanged(self, file: Announced) -> None:
+        """`Superseded` if a local file is not what was announced any more, `NotFound` if it is gone."""
+        if file.data is None and is_local(file.uri) and self._policy != "uri":
+            now = self._look_up_local(file)
+            if now.etag != file.etag:
+                raise Superseded(f"{file.uri} was written over since it was announced")
+
+    def _download(self, file: Announced, to: Path) -> None:
+        bucket, key = _bucket_and_key(file.uri)
+        exactly = self._version(file)
+        if not exactly and self._policy != "uri" and file.etag:
+            exactly = {"IfMatch": f'"{file.etag}"'}
+
+        def download(s3: Any) -> None:
+            body = s3.get_object(Bucket=bucket, Key=key, **exactly)["Body"]
+            with to.open("wb") as target:
+                for some in body.iter_chunks(FETCH_BYTES):
+                    target.write(some)
+
+        self._call(file, download)
+
+    def _version(self, file: Announced) -> dict[str, str]:
+        is_versioned = (version_of(file, self._policy) or "").startswith("version:")
+        return {"VersionId": file.version} if is_versioned else {}
+
+    def list(self, prefix: str) -> Iterator[Announced]:
+        """All files under a prefix, as their announcements would say."""
+        if self._policy == "sequencer":
+            raise Invalid("a listing has no sequencers: backfill needs the identity etag, version or uri")
+        return self._list_s3(prefix) if prefix.startswith("s3://") else _list_local(prefix)
+
+    def _list_s3(self, prefix: str) -> Iterator[Announced]:
+        bucket, _, start = prefix.removeprefix("s3://").partition("/")
+        where = {"Bucket": bucket, "Prefix": start}
+        kind, entries = "list_objects_v2", "Contents"
+        if self._policy == "version":
+            kind, entries = "list_object_versions", "Versions"
+        pages = self._call(Announced(prefix), lambda s3: s3.get_paginator(kind).paginate(**where))
+        for page in _reachable(iter(pages), prefix):
+            for entry in page.get(entries, ()):
+                if not entry["Key"].endswith("/"):
+                    yield Announced(
+                        f"s3://{bucket}/{entry['Key']}",
+                        entry["Size"],
+                        entry["ETag"].strip('"'),
+                        entry.get("VersionId", ""),
+                        modified_ms=round(entry["LastModified"].timestamp() * 1000),
+                    )
+
+    def _call(self, file: Announced, call: Callable[[Any], Any]) -> Any:
+        import botocore.exceptions
+
+        try:
+            return call(self._s3())
+        except botocore.exceptions.ClientError as error:
+            raise _explained(error, file) from error
+        except (botocore.exceptions.BotoCoreError, OSError) as error:
+            raise Unavailable(f"{file.uri} cannot be had: {error}") from error
+
+    def _s3(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                self._client = _client(self._options)
+            return self._client
+
+    def close(self) -> None:
+        """Let go of connections."""
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+
+
+def _client(options: S3Options) -> Any:
+    try:
+        import boto3
+        from botocore.config import Config
+    except ModuleNotFoundError as error:
+        raise Invalid("files on S3 need the package boto3: pip install 'detent[sqs]'") from error
+    config = Config(
+        connect_timeout=TIMEOUT_S,
+        read_timeout=TIMEOUT_S,
+        max_pool_connections=CONNECTIONS_MAX,
+        retries={"max_attempts": 5, "mode": "standard"},
+    )
+    return boto3.client("s3", region_name=options.region, endpoint_url=options.endpoint, config=config)
+
+
+def _explained(error: Any, file: Announced) -> DetentError:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    if code in _MISSING:
+        return NotFound(f"{file.uri} was announced, and is not there")
+    if code in _CHANGED:
+        return Superseded(f"{file.uri} was written over since it was announced")
+    return Unavailable(f"{file.uri} cannot be had: {error}")
+
+
+def _reachable(pages: Iterator[Any], prefix: str) -> Iterator[Any]:
+    import botocore.exceptions
+
+    while True:
+        try:
+            page = next(pages)
+        except StopIteration:
+            return
+        except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError) as error:
+            raise Unavailable(f"{prefix} cannot be listed: {error}") from error
+        yield page
+
+
+def _bucket_and_key(uri: str) -> tuple[str, str]:
+    scheme, _, rest = uri.partition("://")
+    bucket, _, key = rest.partition("/")
+    if scheme not in {"s3", "s3a", "s3n"} or not bucket or not key:
+        raise Invalid(f"{uri} is neither a local file nor an object of S3: files are read from file: and s3:")
+    return bucket, key
+
+
+def _list_local(prefix: str) -> Iterator[Announced]:
+    root = path_of(prefix) if is_local(prefix) else Path(prefix)
+    if not root.is_dir():
+        raise NotFound(f"{root} is no folder: a backfill takes a folder, or a prefix such as s3://bucket/orders/")
+    for folder, names, files in os.walk(root):
+        names.sort()
+        for name in sorted(files):
+            path = Path(folder) / name
+            status = path.stat()
+            if modes.S_ISREG(status.st_mode):
+                modified_ms = status.st_mtime_ns // 1_000_000
+                yield Announced(uri_of(path), status.st_size, local_etag(status), modified_ms=modified_ms)

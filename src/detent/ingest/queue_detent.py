@@ -1,0 +1,115 @@
+"""A queue of Detent as the queue that announces files: its messages are notifications, URIs, or the data itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from detent.durations import since_1970_ms
+from detent.engine import Operation
+from detent.errors import LimitExceeded, NotFound, StaleReceipt, Unavailable
+from detent.ingest.queues import Delivery
+from detent.queue import operations as ops
+from detent.queue.message import Delivery as Claimed
+from detent.queue.message import Receipt
+from detent.store import Store
+
+GIVEN_BACK: Final = "given back by the ingestion"
+"""The reason that the queue keeps with an attempt that ended like that."""
+
+
+class DetentQueue:
+    """A queue of a Detent store, which is a URL or one that is open; an open one stays open.
+
+    The queue's own settings go on to count: a lease is cut to `max_lease`, what was not acknowledged comes back after
+    its `backoff`, and after `max_attempts` it is given up. Giving a message back ends an attempt as well.
+    """
+
+    def __init__(self, store: str | Store, queue: str) -> None:
+        self.name: Final = queue
+        self._own_store = isinstance(store, str)
+        self._store = Store(store) if isinstance(store, str) else store
+        try:
+            self._queue = self._store.queue(queue)
+            self.visibility_max_s: Final = self._queue.info().max_lease.total_seconds()
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"DetentQueue({self.name!r})"
+
+    def receive(self, limit: int, wait_s: float, visibility_s: float) -> Sequence[Delivery]:
+        """Claim up to `limit` messages under one lease."""
+        try:
+            found = self._queue.claim(
+                min(limit, ops.CLAIM_MAX),
+                wait=timedelta(seconds=wait_s),
+                lease=timedelta(milliseconds=_ms(visibility_s)),
+            )
+        except LimitExceeded as error:  # too much is in flight, and only acknowledging it helps
+            raise Unavailable(f"the queue {self.name!r} gives out no more for now: {error}") from error
+        return list(map(_delivery, found))
+
+    def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
+        """Let leases last for longer; those for which that failed."""
+        if visibility_s > 0:
+            return self._settle(deliveries, partial(ops.Extend, lease_ms=_ms(visibility_s)))
+        return self._settle(deliveries, partial(ops.Fail, reason=GIVEN_BACK, delay_ms=0))
+
+    def acknowledge(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Messages are done; those that were not marked so."""
+        return self._settle(deliveries, ops.Ack)
+
+    def retention_s(self) -> float | None:
+        """None: each message of Detent has a retention of its own, which its publisher chose."""
+        return None
+
+    def close(self) -> None:
+        """Close the store, unless somebody else opened it."""
+        if self._own_store:
+            self._store.close()
+
+    def _settle(
+        self, deliveries: Sequence[Delivery], operation: Callable[[int, list[int], list[int]], Operation]
+    ) -> list[Delivery]:
+        """Apply an operation to deliveries; those that it was not applied to."""
+        once = list(dict.fromkeys(delivery.receipt for delivery in deliveries))  # an operation names each one once
+        failed: set[str] = set()
+        todo = [once[at : at + ops.CLAIM_MAX] for at in range(0, len(once), ops.CLAIM_MAX)]
+        while todo:
+            batch = todo.pop()
+            try:
+                self._commit(batch, operation)
+            except StaleReceipt:  # one refuses all of them, and does not say which it is
+                half = len(batch) // 2
+                if half:
+                    todo += [batch[:half], batch[half:]]
+                else:
+                    failed.update(batch)
+            except (Unavailable, LimitExceeded, NotFound):
+                failed.update(batch)
+        return [delivery for delivery in deliveries if delivery.receipt in failed]
+
+    def _commit(self, batch: list[str], operation: Callable[[int, list[int], list[int]], Operation]) -> None:
+        receipts = list(map(Receipt.parse, batch))
+        messages, numbers = [receipt.message for receipt in receipts], [receipt.delivery for receipt in receipts]
+        self._store.commit([operation(receipts[0].queue, messages, numbers)])
+
+
+def _ms(seconds: float) -> int:
+    return max(round(seconds * 1000), ops.LEASE_MS_MIN)
+
+
+def _delivery(claimed: Claimed) -> Delivery:
+    uri = claimed.uri
+    return Delivery(
+        # With the time: a store that was made anew counts its messages from the start.
+        f"{claimed.id}-{since_1970_ms(claimed.received)}",
+        str(claimed.receipt),
+        claimed.payload if uri is None else uri.encode(),
+        claimed.attempts,
+        claimed.headers,
+    )

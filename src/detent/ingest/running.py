@@ -1,0 +1,333 @@
+"""`Ingest`: a pipeline from a queue of announcements into a table, run until it is told to stop or all is done."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from detent.durations import milliseconds
+from detent.errors import Busy, DetentError, Unavailable
+from detent.ingest import metastore, source
+from detent.ingest.announced import Announced
+from detent.ingest.committer import Committer
+from detent.ingest.config import IngestConfig
+from detent.ingest.coordinator import QueueCoordinator
+from detent.ingest.counters import Counters
+from detent.ingest.objects import Objects
+from detent.ingest.queue_urls import open_queue
+from detent.ingest.queues import FileQueue
+from detent.ingest.shared_state import QueueSharedState
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from sqlalchemy import Engine
+
+POLL_S: Final = 1.0
+"""How long the receiver waits for a message before it looks whether it is to stop."""
+
+IDLE_S: Final = 0.02
+BACKOFF_S: Final = 0.5
+BACKOFF_S_MAX: Final = 30.0
+PASSING_MAX: Final = 20
+"""How often in a row a part may find something unavailable before the pipeline gives up."""
+
+QUIET_POLLS: Final = 2
+"""Empty answers of the queue after which it counts as drained: one alone may come of a queue on many machines."""
+
+ADOPT_EVERY_S: Final = 5.0
+ADOPT_MAX: Final = 1_000
+BACKFILL_FILES: Final = 1_000
+SWEEP_EVERY_MS: Final = 3_600_000
+SWEEP_LOOK_S: Final = 60.0
+
+_log = logging.getLogger("detent.ingest")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a pipeline is: what it has done, what waits in it, and how old the oldest of that is."""
+
+    counters: Counters
+    ready: int
+    in_progress: int
+    lag_s: float
+    seconds: float
+
+
+class Ingest:
+    """One pipeline of an ingest. Any number of them, in any number of processes, share its queue, state and table.
+
+    >>> config = IngestConfig(name="orders", queue="sqs:new-orders", table="./orders", committer="delta")
+    >>> counters = Ingest(config).run(once=True)
+
+    `queue` is a queue of your own instead of the one that the configuration names, `spark` a session that runs already
+    (`session` are options of :func:`detent.spark.session` for one that is started here), and `watch` is called with the
+    :class:`Progress` now and then.
+    """
+
+    def __init__(
+        self,
+        config: IngestConfig,
+        *,
+        queue: FileQueue | None = None,
+        spark: SparkSession | None = None,
+        session: Mapping[str, Any] | None = None,
+        watch: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._given_queue = queue
+        self._given_spark = spark
+        self._session_options = dict(session or {})
+        self._watch = watch or (lambda _progress: None)
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Let the batch that runs be committed, and end. Can be called from anywhere."""
+        self._stopping.set()
+
+    def run(self, *, once: bool = False, backfill: str | None = None, signals: bool = False) -> Counters:
+        """Ingest until :meth:`stop`, or with `once` until nothing is left; what was done.
+
+        `backfill` names a folder, or a prefix such as ``s3://bucket/orders/``, whose files are ingested as well, as far
+        as they were not. With `signals`, SIGTERM and Ctrl-C call `stop`.
+        """
+        with ExitStack() as closing:
+            engine = metastore.connect(self._config.state_url)
+            closing.callback(engine.dispose)
+            source.register(engine, self._config)
+            queue = self._given_queue or open_queue(self._config.queue)
+            if self._given_queue is None:
+                closing.callback(queue.close)
+            retention_s = queue.retention_s()
+            source.check_window(self._config, retention_s)
+            if signals:
+                closing.enter_context(self._on_signals())
+            spark = self._given_spark or self._session(closing)
+            worker = self._worker(engine, queue, spark, closing)
+            limits = _Until(self._stopping, once, backfill)
+            return _Run(self._config, worker, engine, retention_s, limits, self._watch).run()
+
+    def _session(self, closing: ExitStack) -> SparkSession:
+        from detent.spark import session
+
+        options = {"app": f"detent ingest {self._config.name}", "conf": dict(self._config.spark)}
+        spark = session(**{**options, **self._session_options})
+        closing.callback(spark.stop)
+        if not self._session_options.get("verbose"):
+            spark.sparkContext.setLogLevel("OFF")  # a file that cannot be read is told by us, in one line
+        return spark
+
+    def _worker(self, engine: Engine, queue: FileQueue, spark: SparkSession, closing: ExitStack) -> QueueCoordinator:
+        from detent.ingest.job import Job
+
+        config = self._config
+        token = uuid.uuid4().hex
+        shared = QueueSharedState(engine, config.name, token, round(config.grace_s * 1000))
+        objects = Objects(config.identity, config.s3_options)
+        closing.callback(objects.close)
+        committer = committer_of(config, shared)
+        job = Job(spark, config, engine, objects, committer)
+        return QueueCoordinator(config, queue, shared, committer, objects, job)
+
+    @contextmanager
+    def _on_signals(self) -> Iterator[None]:
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            self.stop()
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def committer_of(config: IngestConfig, shared: QueueSharedState) -> Committer:
+    """The committer that a configuration names."""
+    if config.committer == "delta":
+        from detent.ingest.commit_delta import DeltaCommitter
+
+        return DeltaCommitter(config.location, shared, config.window_s)
+    if config.committer == "iceberg":
+        from detent.ingest.commit_iceberg import IcebergCommitter
+
+        return IcebergCommitter(config.location, shared, config.iceberg_table or f"detent.{config.name}")
+    from detent.ingest.commit_manifest import ManifestCommitter
+
+    return ManifestCommitter(config.location, shared)
+
+
+class _Until(NamedTuple):
+    """What ends a run, and what is to be done before."""
+
+    stopping: threading.Event
+    once: bool
+    backfill: str | None
+
+
+class _Run:
+    """One run: the threads, and when they end."""
+
+    def __init__(
+        self,
+        config: IngestConfig,
+        worker: QueueCoordinator,
+        engine: Engine,
+        retention_s: float | None,
+        until: _Until,
+        watch: Callable[[Progress], None],
+    ) -> None:
+        self._config = config
+        self._worker = worker
+        self._engine = engine
+        self._retention_s = retention_s
+        self._stopping = until.stopping
+        self._once = until.once
+        self._watch = watch
+        self._ended = threading.Event()
+        self._failure: BaseException | None = None
+        self._quiet_polls = 0
+        self._began = time.monotonic()
+        self._due = {"adopt": 0.0, "prune": 0.0, "sweep": 0.0}
+        self._listing = None if until.backfill is None else worker.objects.list(until.backfill)
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        """Whether something is to be done again."""
+        now = time.monotonic()
+        if now < self._due[what]:
+            return False
+        self._due[what] = now + every_s
+        return True
+
+    def run(self) -> Counters:
+        threads = [
+            threading.Thread(target=self._guarded, args=(part,), name=f"ingest-{part.__name__}", daemon=True)
+            for part in (self._receive, self._keep)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            self._persistently(self._batch, lambda: self._stopping.is_set() or self._is_done())
+        except BaseException as error:  # noqa: BLE001  raised again when the threads have ended
+            self._failure = self._failure or error
+        finally:
+            self._ended.set()
+            for thread in threads:
+                thread.join()
+            self._let_go()
+        if self._failure is not None:
+            raise self._failure
+        self._watch(self._progress())
+        return self._worker.counters
+
+    def _let_go(self) -> None:
+        try:
+            self._worker.stop()
+        except DetentError as error:  # they will be taken when the grace time is over
+            _log.warning("what was not begun could not be given back: %s", error)
+
+    def _guarded(self, part: Callable[[], None]) -> None:
+        try:
+            part()
+        except BaseException as error:  # noqa: BLE001  raised again by the thread that waits for this one
+            self._failure = self._failure or error
+            self._ended.set()
+
+    def _persistently(self, step: Callable[[], bool], is_over: Callable[[], bool]) -> None:
+        """Take steps until it is over; wait where there was nothing to do, and longer where something is not there."""
+        failures = 0
+        while not self._ended.is_set() and not is_over():
+            try:
+                did = step()
+                failures = 0
+            except (Unavailable, Busy) as error:
+                failures += 1
+                if failures > PASSING_MAX:
+                    raise
+                _log.warning("%s; trying again", error)
+                self._ended.wait(min(BACKOFF_S_MAX, BACKOFF_S * 2**failures))
+                continue
+            if not did:
+                self._ended.wait(IDLE_S)
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def _batch(self) -> bool:
+        worker = self._worker
+        files = worker.next_batch(is_draining=self._once and self._quiet_polls >= 1)
+        if files:
+            worker.run_batch(files)
+        elif self._is_due("sweep", SWEEP_LOOK_S) and worker.shared.take_turn("swept_at", SWEEP_EVERY_MS):
+            worker.counters.swept += worker.committer.sweep(milliseconds(self._config.orphan_age) / 1000)
+        self._watch(self._progress())
+        return bool(files)
+
+    def _is_done(self) -> bool:
+        """Whether nothing is left to do, for a run that is to end then."""
+        if not self._once or self._quiet_polls < QUIET_POLLS or self._listing is not None:
+            return False
+        return not len(self._worker.local) and not self._worker.shared.unfinished()
+
+    # -- receiving ---------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        self._persistently(self._receive_some, lambda: False)
+
+    def _receive_some(self) -> bool:
+        worker = self._worker
+        if self._stopping.is_set() or not worker.has_room():
+            return False
+        self._prune()
+        if self._listing is not None:
+            self._backfill(self._listing)
+        if self._is_due("adopt", min(ADOPT_EVERY_S, self._config.grace_s)):
+            worker.adopt(ADOPT_MAX)
+        came = worker.poll(0.0 if self._listing is not None else POLL_S)
+        self._quiet_polls = 0 if came else self._quiet_polls + 1
+        return True
+
+    def _backfill(self, listing: Iterator[Announced]) -> None:
+        files = list(islice(listing, BACKFILL_FILES))
+        if not files:
+            self._listing = None
+            return
+        horizon = source.forgotten_to(self._engine, self._config.name)
+        known = [file for file in files if (file.modified_ms or 0) > horizon]
+        self._worker.counters.too_old += len(files) - len(known)
+        self._worker.announce(known)
+
+    def _prune(self) -> None:
+        interval_ms = milliseconds(self._config.prune_interval)
+        if self._is_due("prune", interval_ms / 1000) and self._worker.shared.take_turn("pruned_at", interval_ms):
+            self._worker.counters.pruned += source.prune(self._engine, self._config, self._retention_s)
+
+    # -- keeping -----------------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        tick_s = min(1.0, self._worker.schedule.margin_s / 2, self._config.grace_s / 12)
+        failures = 0
+        while not self._ended.wait(tick_s):
+            try:
+                self._worker.keep()
+                failures = 0
+            except (Unavailable, Busy) as error:
+                failures += 1
+                if failures == 1:
+                    _log.warning("what is held could not be extended: %s", error)
+
+    def _progress(self) -> Progress:
+        files = self._worker.local.files()
+        ready = sum(file.stage == "ready" for file in files)
+        oldest = min((file.since for file in files), default=None)
+        now = time.monotonic()
+        lag_s = 0.0 if oldest is None else now - oldest
+        return Progress(self._worker.counters, ready, len(files) - ready, lag_s, now - self._began)

@@ -1,0 +1,209 @@
+"""The statements of the shard table, for SQLite and PostgreSQL, and the tables themselves.
+
+Three rules hold for all of them. The time is the database's: pipelines on several machines compare nothing else. Keys
+come sorted, so that pipelines which meet lock rows in one order. And what changes many rows goes through their primary
+key: PostgreSQL is handed an array and upserts (an UPDATE joined to an array may be planned as a scan of the whole
+table), SQLite gets the statement once a row, which costs it nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from sqlalchemy import (
+    DDL,
+    BigInteger,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    bindparam,
+    event,
+    text,
+)
+from sqlalchemy.sql.elements import TextClause
+
+METADATA: Final = MetaData()
+
+SHARDS: Final = Table(
+    "detent_ingest_shards",
+    METADATA,
+    Column("source", Text, primary_key=True),
+    Column("shard", LargeBinary, primary_key=True),
+    Column("state", Text, nullable=False),
+    Column("token", Text, nullable=False),
+    Column("position", Text, nullable=False),
+    Column("opened_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("uri", Text, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("batch", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+)
+_UNFINISHED: Final = text("state IN ('open', 'redriven')")
+Index(
+    "detent_ingest_shards_open",
+    SHARDS.c.source,
+    SHARDS.c.token,
+    sqlite_where=_UNFINISHED,
+    postgresql_where=_UNFINISHED,
+)
+Index("detent_ingest_shards_age", SHARDS.c.source, SHARDS.c.state, SHARDS.c.updated_at)
+
+SOURCES: Final = Table(
+    "detent_ingest_sources",
+    METADATA,
+    Column("source", Text, primary_key=True),
+    Column("settings", Text, nullable=False),
+    Column("pruned_at", BigInteger, nullable=False),
+    Column("forgotten_to", BigInteger, nullable=False),
+    Column("swept_at", BigInteger, nullable=False),
+)
+
+SCHEMAS: Final = Table(
+    "detent_ingest_schemas",
+    METADATA,
+    Column("source", Text, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("columns", Text, nullable=False),
+    Column("kept_at", BigInteger, nullable=False),
+)
+
+BATCHES: Final = Table(
+    "detent_ingest_batches",
+    METADATA,
+    Column("source", Text, primary_key=True),
+    Column("batch", Text, primary_key=True),
+    Column("token", Text, nullable=False),
+    Column("committed_at", BigInteger, nullable=False),
+    Column("shards", Integer, nullable=False),
+    Column("files", Integer, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+)
+Index("detent_ingest_batches_age", BATCHES.c.source, BATCHES.c.committed_at)
+
+FILES: Final = Table(
+    "detent_ingest_files",
+    METADATA,
+    Column("source", Text, primary_key=True),
+    Column("path", Text, primary_key=True),
+    Column("batch", Text, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("committed_at", BigInteger, nullable=False),
+)
+
+
+_VIEW: Final = (
+    "detent_ingest_manifest AS SELECT source AS ingest, path, rows, bytes, committed_at FROM detent_ingest_files"
+)
+event.listen(FILES, "after_create", DDL(f"CREATE VIEW {_VIEW}"))  # type: ignore[no-untyped-call]
+
+
+class Statements(NamedTuple):
+    """The statements whose form differs between the two databases. Those in the plural take arrays on PostgreSQL and
+    one row at a time on SQLite."""
+
+    now: str
+    open: TextClause
+    look: TextClause
+    advance: TextClause
+    finish: TextClause
+    touch: TextClause
+
+
+_COLUMNS: Final = (
+    "source, shard, state, token, position, opened_at, updated_at, attempts, uri, version, size, batch, reason"
+)
+_TAKEN: Final = """
+ON CONFLICT (source, shard) DO UPDATE SET state = 'open', token = excluded.token, updated_at = excluded.updated_at
+WHERE detent_ingest_shards.state = 'redriven' OR (detent_ingest_shards.state = 'open' AND (
+    detent_ingest_shards.token = excluded.token OR detent_ingest_shards.updated_at < excluded.updated_at - :grace))
+"""
+_ADVANCED: Final = """
+ON CONFLICT (source, shard) DO UPDATE SET
+    state = 'done', position = excluded.position, updated_at = excluded.updated_at, batch = excluded.batch, reason = ''
+WHERE detent_ingest_shards.state = 'open' AND detent_ingest_shards.position = ''
+    AND detent_ingest_shards.token = excluded.token
+"""
+_FINISHED: Final = """
+ON CONFLICT (source, shard) DO UPDATE SET
+    state = 'done', position = excluded.position, updated_at = excluded.updated_at, batch = excluded.batch,
+    reason = excluded.reason
+WHERE detent_ingest_shards.state <> 'done'
+"""
+
+_SQLITE_NOW: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+_POSTGRES_NOW: Final = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
+
+SQLITE: Final = Statements(
+    now=_SQLITE_NOW,
+    open=text(
+        f"INSERT INTO detent_ingest_shards ({_COLUMNS}) VALUES (:source, :shard, 'open', :token, '', {_SQLITE_NOW}, "
+        f"{_SQLITE_NOW}, 0, :uri, :version, :size, '', '') {_TAKEN}"
+    ),
+    # A list of values, and no join with json_each: in that SQLite scans the table, and looks each row up in the list.
+    look=text(
+        "SELECT shard, state, token, attempts FROM detent_ingest_shards WHERE source = :source AND shard IN :shards"
+    ).bindparams(bindparam("shards", expanding=True)),
+    advance=text(
+        f"UPDATE detent_ingest_shards SET state = 'done', position = :position, updated_at = {_SQLITE_NOW}, "
+        "batch = :batch, reason = '' "
+        "WHERE source = :source AND shard = :shard AND state = 'open' AND position = '' AND token = :token"
+    ),
+    finish=text(
+        f"INSERT INTO detent_ingest_shards ({_COLUMNS}) VALUES (:source, :shard, 'done', :token, :position, "
+        f"{_SQLITE_NOW}, {_SQLITE_NOW}, 0, :uri, :version, :size, :batch, :reason) {_FINISHED}"
+    ),
+    touch=text(
+        f"UPDATE detent_ingest_shards SET updated_at = {_SQLITE_NOW} "
+        "WHERE source = :source AND token = :token AND state = 'open' RETURNING shard"
+    ),
+)
+
+_KEYS: Final = (
+    "unnest(CAST(:shards AS bytea[]), CAST(:uris AS text[]), CAST(:versions AS text[]), CAST(:sizes AS bigint[]), "
+    "CAST(:positions AS text[])) AS k (shard, uri, version, size, position)"
+)
+_LOOKED: Final = (
+    "SELECT s.shard, s.state, s.token, s.attempts FROM unnest(CAST(:shards AS bytea[])) AS k (shard) "
+    "CROSS JOIN LATERAL (SELECT * FROM detent_ingest_shards AS r "
+    "WHERE r.source = :source AND r.shard = k.shard OFFSET 0) AS s"
+)
+
+POSTGRES: Final = Statements(
+    now=_POSTGRES_NOW,
+    # One round trip: what was touched is ours, and of the rest the row as it was before says whose it is.
+    open=text(
+        f"WITH taken AS (INSERT INTO detent_ingest_shards ({_COLUMNS}) "
+        f"SELECT :source, k.shard, 'open', :token, '', {_POSTGRES_NOW}, {_POSTGRES_NOW}, 0, k.uri, k.version, k.size, "
+        f"'', '' FROM {_KEYS} ORDER BY k.shard {_TAKEN} "
+        "RETURNING shard, state, token, attempts) "
+        "SELECT shard, state, token, attempts FROM taken UNION ALL "
+        f"{_LOOKED} WHERE s.shard NOT IN (SELECT shard FROM taken)"
+    ),
+    look=text(_LOOKED),
+    # A row that had vanished comes back with an opened_at of 0, which no row that was opened has.
+    advance=text(
+        f"INSERT INTO detent_ingest_shards ({_COLUMNS}) "
+        f"SELECT :source, k.shard, 'done', :token, k.position, 0, {_POSTGRES_NOW}, 0, k.uri, k.version, k.size, "
+        f":batch, '' FROM {_KEYS} ORDER BY k.shard {_ADVANCED} RETURNING shard, opened_at"
+    ),
+    finish=text(
+        f"INSERT INTO detent_ingest_shards ({_COLUMNS}) "
+        f"SELECT :source, k.shard, 'done', :token, k.position, {_POSTGRES_NOW}, {_POSTGRES_NOW}, 0, k.uri, k.version, "
+        f"k.size, :batch, :reason FROM {_KEYS} ORDER BY k.shard {_FINISHED}"
+    ),
+    touch=text(
+        f"UPDATE detent_ingest_shards SET updated_at = {_POSTGRES_NOW} "
+        "WHERE source = :source AND token = :token AND state = 'open' RETURNING shard"
+    ),
+)
+
+BY_DIALECT: Final = {"sqlite": SQLITE, "postgresql": POSTGRES}

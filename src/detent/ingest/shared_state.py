@@ -1,0 +1,305 @@
+"""`QueueSharedState`: which files belong to which pipeline, and which are finished, for all pipelines of a source.
+
+Each file is a *shard*: a row with the token of the pipeline that has it. A token is one run of one pipeline. Whoever
+commits a file has to hold its row in the same transaction, so a pipeline that was given up for dead, and was not, is
+refused at its commit, and whatever it wrote is nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+from sqlalchemy import Connection, Engine, Row, bindparam, func, insert, select, text, update
+
+from detent.errors import Invalid, ShardsLost
+from detent.ingest.metastore import transact
+from detent.ingest.shard_sql import BATCHES, BY_DIALECT, SHARDS, SOURCES
+
+STATEMENT_ROWS: Final = 1_000
+"""Rows of one statement: more brings nothing, and makes others wait for longer."""
+
+REASON_MAX: Final = 2_000
+"""Characters of a reason that are kept."""
+
+MESSAGE_SCHEME: Final = "message:"
+"""How the names of data begin that came in a message."""
+
+BEGINNING: Final = ""
+"""The position of a file that nobody has committed anything of."""
+
+
+Item = TypeVar("Item")
+
+
+class Shard(NamedTuple):
+    """A file of a source: its key is what its identity comes to."""
+
+    key: bytes
+    uri: str
+    version: str
+    size: int
+
+    @property
+    def end(self) -> str:
+        """The position after all of it. It sorts behind every other."""
+        return f"~{self.size:020d}"
+
+
+class Opened(NamedTuple):
+    """What came of asking for shards."""
+
+    granted: dict[bytes, int]
+    """Ours now, with how many attempts at them failed so far."""
+
+    finished: frozenset[bytes]
+    """Nothing is left to do: committed, or in quarantine."""
+
+    held: frozenset[bytes]
+    """Somebody else's, who was seen lately."""
+
+
+class BatchRecord(NamedTuple):
+    """What is kept of a commit."""
+
+    batch: str
+    shards: int
+    files: int
+    rows: int
+    bytes: int
+
+
+class QueueSharedState:
+    """The shard table, as one pipeline uses it."""
+
+    def __init__(self, engine: Engine, source: str, token: str, grace_ms: int) -> None:
+        self.engine = engine
+        self.source = source
+        self.token = token
+        self.grace_ms = grace_ms
+        self._sql = BY_DIALECT[engine.dialect.name]
+        self._takes_arrays = engine.dialect.name == "postgresql"
+
+    # -- taking ------------------------------------------------------------------------------------------------------
+
+    def open(self, shards: Iterable[Shard]) -> Opened:
+        """Ask for shards: new ones, those left behind by a pipeline that was not seen for the grace time, and our own
+        are ours from now on."""
+        asked = _sorted(shards)
+        rows: list[Any] = []
+        for some in in_portions(asked, STATEMENT_ROWS):
+            rows += transact(self.engine, lambda connection, some=some: self._open(connection, some))  # type: ignore[misc]
+        granted = {bytes(row.shard): row.attempts for row in rows if row.token == self.token and row.state == "open"}
+        finished = frozenset(bytes(row.shard) for row in rows if row.state in {"done", "quarantined"})
+        # One that is in no row was inserted by another while we looked.
+        held = frozenset(shard.key for shard in asked) - finished - granted.keys()
+        return Opened(granted, finished, held)
+
+    def _open(self, connection: Connection, shards: Sequence[Shard]) -> Sequence[Row[Any]]:
+        if self._takes_arrays:
+            return connection.execute(self._sql.open, self._arrays(shards, grace=self.grace_ms)).all()
+        connection.execute(self._sql.open, self._each(shards, grace=self.grace_ms))
+        return self._look(connection, [shard.key for shard in shards])
+
+    def _look(self, connection: Connection, keys: Sequence[bytes]) -> Sequence[Row[Any]]:
+        return connection.execute(self._sql.look, {"source": self.source, "shards": list(keys)}).all()
+
+    def touch(self) -> frozenset[bytes]:
+        """Say that this pipeline is alive; the shards that are still its own."""
+        values = {"source": self.source, "token": self.token}
+        rows = transact(self.engine, lambda connection: connection.execute(self._sql.touch, values).all())
+        return frozenset(bytes(row.shard) for row in rows)
+
+    def lost(self, keys: Iterable[bytes]) -> frozenset[bytes]:
+        """Which of these shards are not ours any more, as far as one can know without holding their rows."""
+        asked = sorted(keys)
+        ours: set[bytes] = set()
+        with self.engine.connect() as connection:
+            for some in in_portions(asked, STATEMENT_ROWS):
+                rows = self._look(connection, some)
+                ours |= {bytes(row.shard) for row in rows if row.token == self.token and row.state == "open"}
+        return frozenset(asked) - ours
+
+    # -- letting go --------------------------------------------------------------------------------------------------
+
+    def release(self, keys: Iterable[bytes]) -> None:
+        """Let go of shards, so that others, or we ourselves, can have them at once."""
+        self._update(keys, token="", updated_at=0)
+
+    def fail(self, key: bytes, reason: str, delay_ms: int, attempts_max: int | None = None) -> bool:
+        """Let go of a shard of ours that failed, to be had again after a delay. With `attempts_max` it counts as an
+        attempt, of which the last puts it into quarantine; whether it is there now."""
+
+        def count(connection: Connection) -> bool:
+            mine = self._mine(key)
+            attempts = connection.execute(select(SHARDS.c.attempts).where(*mine).with_for_update()).scalar()
+            if attempts is None:
+                return False  # it is another's, who will find out by itself
+            counted = attempts + (attempts_max is not None)
+            is_last = attempts_max is not None and counted >= attempts_max
+            # Nobody's, and as old as one that was left behind will be when the delay is over.
+            back_dated = text(f"{self._sql.now} - {max(0, self.grace_ms - delay_ms):d}")
+            values = {
+                "attempts": counted,
+                "reason": reason[:REASON_MAX],
+                "state": "quarantined" if is_last else "open",
+                "token": "",
+                "updated_at": text(self._sql.now) if is_last else back_dated,
+            }
+            connection.execute(update(SHARDS).where(*mine).values(values))
+            return is_last
+
+        return transact(self.engine, count)
+
+    def _mine(self, key: Any) -> tuple[Any, ...]:
+        columns = SHARDS.c
+        return (
+            columns.source == self.source,
+            columns.shard == key,
+            columns.state == "open",
+            columns.token == self.token,
+        )
+
+    def _update(self, keys: Iterable[bytes], **values: object) -> None:
+        rows = [{"key": key} for key in sorted(keys)]
+        if rows:
+            statement = update(SHARDS).where(*self._mine(bindparam("key"))).values(**values)
+            transact(self.engine, lambda connection: connection.execute(statement, rows))
+
+    # -- finishing ---------------------------------------------------------------------------------------------------
+
+    def advance(self, connection: Connection, shards: Iterable[Shard], record: BatchRecord) -> None:
+        """Move shards of ours to their end, and note the batch, in somebody's transaction. `ShardsLost` if one of them
+        is not ours: the transaction must be rolled back then."""
+        asked = _sorted(shards)
+        advanced: set[bytes] = set()
+        for some in in_portions(asked, STATEMENT_ROWS):
+            advanced |= self._advance(connection, some, record.batch)
+        if len(advanced) != len(asked):
+            raise self.shards_lost({shard.key for shard in asked} - advanced)
+        self.enter(connection, record)
+
+    def _advance(self, connection: Connection, shards: Sequence[Shard], batch: str) -> set[bytes]:
+        keys = {shard.key for shard in shards}
+        if self._takes_arrays:
+            rows = connection.execute(self._sql.advance, self._arrays(shards, batch=batch)).all()
+            return {bytes(row.shard) for row in rows if row.opened_at}
+        found = connection.execute(self._sql.advance, self._each(shards, batch=batch))
+        if found.rowcount == len(keys):
+            return keys
+        rows = connection.execute(
+            select(SHARDS.c.shard).where(
+                SHARDS.c.source == self.source, SHARDS.c.shard.in_(keys), SHARDS.c.batch == batch
+            )
+        ).all()
+        return {bytes(row.shard) for row in rows}
+
+    def enter(self, connection: Connection, record: BatchRecord) -> None:
+        """Note a commit."""
+        values = {"source": self.source, "token": self.token, "committed_at": text(self._sql.now), **record._asdict()}
+        connection.execute(insert(BATCHES).values(values))
+
+    def shards_lost(self, keys: Iterable[bytes]) -> ShardsLost:
+        """What a commit is refused with."""
+        lost = frozenset(keys)
+        return ShardsLost(f"{len(lost)} files of this commit were taken or finished by another pipeline", lost)
+
+    def finish(self, shards: Iterable[Shard], *, batch: str = "", reason: str = "") -> None:
+        """Note that shards are finished, whoever has them: a table says so, which knows better than these rows."""
+        for some in in_portions(_sorted(shards), STATEMENT_ROWS):
+            values = self._rows(some, batch=batch, reason=reason[:REASON_MAX])
+            transact(self.engine, lambda connection, values=values: connection.execute(self._sql.finish, values))  # type: ignore[misc]
+
+    # -- redriving and forgetting ------------------------------------------------------------------------------------
+
+    def left_behind(self, limit: int) -> list[Shard]:
+        """Shards that somebody put back, let go of or died over, and nobody has taken: no message may ever announce
+        them again. Data that came in a message is not among them, since nobody but the queue has it."""
+        columns = SHARDS.c
+        too_old = text(f"updated_at < {self._sql.now} - {self.grace_ms:d}")
+        query = (
+            select(columns.shard, columns.uri, columns.version, columns.size)
+            .where(columns.source == self.source, columns.state.in_(("open", "redriven")))
+            .where(columns.token != self.token, (columns.state == "redriven") | too_old)
+            .where(~columns.uri.startswith(MESSAGE_SCHEME, autoescape=True))
+            .order_by(columns.shard)
+            .limit(limit)
+        )
+        with self.engine.connect() as connection:
+            return [Shard(bytes(row.shard), row.uri, row.version, row.size) for row in connection.execute(query)]
+
+    def unfinished(self) -> int:
+        """How many shards are open and ours, or nobody's: they are waited for before a source counts as drained."""
+        columns = SHARDS.c
+        query = select(func.count()).where(
+            columns.source == self.source,
+            columns.state.in_(("open", "redriven")),
+            columns.token.in_(("", self.token)),
+            ~columns.uri.startswith(MESSAGE_SCHEME, autoescape=True),
+        )
+        with self.engine.connect() as connection:
+            return int(connection.execute(query).scalar_one())
+
+    def take_turn(self, column: str, interval_ms: int) -> bool:
+        """Whether it is this pipeline's turn to do what only one of them does every `interval_ms`."""
+        kept = SOURCES.c[column]
+        now = text(self._sql.now)
+        statement = (
+            update(SOURCES)
+            .where(SOURCES.c.source == self.source, kept <= text(f"{self._sql.now} - {interval_ms:d}"))
+            .values({column: now})
+        )
+        return transact(self.engine, lambda connection: connection.execute(statement).rowcount) == 1
+
+    # -- parameters --------------------------------------------------------------------------------------------------
+
+    def _rows(self, shards: Sequence[Shard], **more: object) -> Any:
+        return self._arrays(shards, **more) if self._takes_arrays else self._each(shards, **more)
+
+    def _arrays(self, shards: Sequence[Shard], **more: object) -> dict[str, object]:
+        return {
+            "source": self.source,
+            "token": self.token,
+            "shards": [shard.key for shard in shards],
+            "uris": [shard.uri for shard in shards],
+            "versions": [shard.version for shard in shards],
+            "sizes": [shard.size for shard in shards],
+            "positions": [shard.end for shard in shards],
+            **more,
+        }
+
+    def _each(self, shards: Sequence[Shard], **more: object) -> list[Mapping[str, object]]:
+        shared = {"source": self.source, "token": self.token, **more}
+        return [
+            {
+                **shared,
+                "shard": shard.key,
+                "uri": shard.uri,
+                "version": shard.version,
+                "size": shard.size,
+                "position": shard.end,
+            }
+            for shard in shards
+        ]
+
+
+def in_portions(shards: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    """What is asked for, in the portions of one statement."""
+    return (shards[first : first + size] for first in range(0, len(shards), size))
+
+
+def now_ms(connection: Connection) -> int:
+    """The database's clock."""
+    statement = BY_DIALECT[connection.dialect.name].now
+    return int(connection.execute(text(f"SELECT {statement}")).scalar_one())
+
+
+def _sorted(shards: Iterable[Shard]) -> list[Shard]:
+    """In the order in which everybody locks them. A key that comes twice would be its own enemy."""
+    found = sorted(shards, key=lambda shard: shard.key)
+    if len({shard.key for shard in found}) != len(found):
+        raise Invalid("a file is named twice in one call")
+    return found
+
+
+__all__ = ["BEGINNING", "BatchRecord", "Opened", "QueueSharedState", "Shard", "now_ms"]

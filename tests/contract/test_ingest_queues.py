@@ -1,0 +1,725 @@
+"""What every queue promises that announces files: SQS on two servers, a queue of Detent, a stream of Redis."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import redis
+
+import detent
+import redisserver
+import s3server
+import sqsserver
+from detent import Outgoing
+from detent.errors import Invalid, NotFound, Unavailable
+from detent.ingest import queue_redis, queue_sqs
+from detent.ingest.queue_detent import DetentQueue
+from detent.ingest.queue_redis import RedisQueue
+from detent.ingest.queue_sqs import SqsQueue
+from detent.ingest.queue_urls import FORMS, open_queue
+from detent.ingest.queues import Delivery, FileQueue
+from processes import PATIENCE_S
+
+LONG_S = 60.0
+"""A visibility that does not end within a test."""
+
+SEEN_S = 10.0
+"""How long a receive waits for what must come."""
+
+
+class World:
+    """A kind of queue, of which each test has a new one."""
+
+    short_s = 0.25
+    """A visibility that is over soon."""
+
+    strict = True
+    """Whether a delivery stops to count once the message is delivered again, and a message is with one reader only."""
+
+    tells_all = True
+    """Whether acknowledging says of each old receipt that it did nothing."""
+
+    retention_s: float | None = None
+
+    def create(self) -> str:
+        """A new queue; its name."""
+        return f"q{uuid.uuid4().hex}"
+
+    def open(self, name: str) -> FileQueue:
+        """A handle on a queue, as another process would have its own."""
+        raise NotImplementedError
+
+    def send(self, name: str, bodies: Sequence[str], headers: dict[str, str] | None = None) -> None:
+        raise NotImplementedError
+
+    def unreachable(self, name: str) -> FileQueue:
+        """A handle on a queue whose server is not there."""
+        raise NotImplementedError
+
+
+class SqsWorld(World):
+    short_s = 1.0  # SQS counts in whole seconds
+    tells_all = False  # deleting twice is fine in SQS
+    retention_s = 7200.0
+
+    def __init__(self, endpoint: str, *, strict: bool) -> None:
+        self.endpoint = endpoint
+        self.strict = strict
+        self.client = boto3.client("sqs", endpoint_url=endpoint, **sqsserver.KEYS)
+
+    def create(self) -> str:
+        name = super().create()
+        self.client.create_queue(QueueName=name, Attributes={"MessageRetentionPeriod": "7200"})
+        return name
+
+    def open(self, name: str) -> FileQueue:
+        return SqsQueue(name, endpoint=self.endpoint, region="us-east-1")
+
+    def send(self, name: str, bodies: Sequence[str], headers: dict[str, str] | None = None) -> None:
+        attributes = {key: {"DataType": "String", "StringValue": value} for key, value in (headers or {}).items()}
+        url = self.client.get_queue_url(QueueName=name)["QueueUrl"]
+        for at in range(0, len(bodies), 10):
+            entries = [
+                {"Id": str(number), "MessageBody": body, "MessageAttributes": attributes}
+                for number, body in enumerate(bodies[at : at + 10])
+            ]
+            assert len(self.client.send_message_batch(QueueUrl=url, Entries=entries)["Successful"]) == len(entries)
+
+    def unreachable(self, name: str) -> FileQueue:
+        return SqsQueue(name, endpoint=f"http://127.0.0.1:{sqsserver.free_port()}", region="us-east-1")
+
+
+class DetentWorld(World):
+    def __init__(self, folder: Path) -> None:
+        self.url = f"file:{folder}"
+        self.store = detent.open(self.url)
+
+    def create(self) -> str:
+        name = super().create()
+        self.store.queue(name).create(backoff="0s", max_attempts=0)
+        return name
+
+    def open(self, name: str) -> FileQueue:
+        return DetentQueue(self.store, name)
+
+    def send(self, name: str, bodies: Sequence[str], headers: dict[str, str] | None = None) -> None:
+        self.store.queue(name).publish_many([body.encode() for body in bodies], headers=headers)
+
+    def unreachable(self, name: str) -> FileQueue:
+        found = DetentQueue(self.store, name)
+        found._store = found._queue._store = _Silent()  # type: ignore[assignment]
+        return found
+
+
+class _Silent:
+    """A store whose owner is gone."""
+
+    def commit(self, operations: Any) -> Any:
+        raise Unavailable("nobody owns the store")
+
+
+class RedisWorld(World):
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.client = redis.Redis.from_url(url)
+
+    def open(self, name: str) -> RedisQueue:
+        return RedisQueue(self.url, name, consumer=uuid.uuid4().hex)
+
+    def send(self, name: str, bodies: Sequence[str], headers: dict[str, str] | None = None) -> None:
+        for body in bodies:
+            self.client.xadd(name, {**(headers or {}), "body": body})
+
+    def unreachable(self, name: str) -> FileQueue:
+        return RedisQueue(f"redis://:hush@127.0.0.1:{sqsserver.free_port()}/0", name)
+
+
+KINDS = [
+    pytest.param("moto", marks=[pytest.mark.s3, pytest.mark.xdist_group("s3")]),
+    pytest.param("endpoint", marks=pytest.mark.xdist_group("ingest_sqs")),
+    pytest.param("detent", marks=pytest.mark.xdist_group("ingest_detent")),
+    pytest.param("redis", marks=pytest.mark.xdist_group("redis")),
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("ingest") / "store"
+    if request.param == "moto":
+        # moto lets an old receipt speak for a later delivery, and its threads may give out a message twice.
+        yield SqsWorld(s3server.shared_server().endpoint, strict=False)  # which leaves its keys in the environment
+    elif request.param == "endpoint":
+        with sqsserver.running(folder) as server, pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AWS_ACCESS_KEY_ID", "test")
+            patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+            yield SqsWorld(server.url, strict=True)
+    elif request.param == "detent":
+        found = DetentWorld(folder)
+        with found.store:
+            yield found
+    else:
+        yield RedisWorld(redisserver.shared_server().url)
+
+
+class Case:
+    """One queue of a test, with handles that are closed at its end."""
+
+    def __init__(self, world: World, closing: contextlib.ExitStack) -> None:
+        self.world = world
+        self.short_s = world.short_s
+        self.name = world.create()
+        self._closing = closing
+        self.queue = self.another()
+
+    def another(self) -> FileQueue:
+        return self.closed_later(self.world.open(self.name))
+
+    def closed_later(self, queue: FileQueue) -> FileQueue:
+        self._closing.callback(queue.close)
+        return queue
+
+    def send(self, *bodies: str, headers: dict[str, str] | None = None) -> None:
+        self.world.send(self.name, bodies, headers)
+
+    def one(self, queue: FileQueue, visibility_s: float = LONG_S) -> Delivery:
+        """The one message that comes."""
+        (found,) = queue.receive(1, SEEN_S, visibility_s)
+        return found
+
+    def sleep(self) -> None:
+        """Until a short visibility is over, as clocks of whole seconds see it too."""
+        time.sleep(self.short_s + 0.1)
+
+
+@pytest.fixture
+def case(world: World) -> Iterator[Case]:
+    with contextlib.ExitStack() as closing:
+        yield Case(world, closing)
+
+
+def bodies(deliveries: Sequence[Delivery]) -> list[bytes]:
+    return [delivery.body for delivery in deliveries]
+
+
+def all_of(queue: FileQueue, count: int, limit: int, visibility_s: float = LONG_S) -> list[Delivery]:
+    """As many messages as there are, in calls of `limit`."""
+    found: list[Delivery] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(found) < count and time.monotonic() < deadline:
+        came = queue.receive(limit, 1, visibility_s)
+        assert len(came) <= limit
+        found += came
+    return found
+
+
+# -- the contract --------------------------------------------------------------------------------------------------
+
+
+def test_a_message_stays_away_and_comes_again(case: Case) -> None:
+    case.send("one")
+    other = case.another()
+    first = case.one(case.queue, case.short_s)
+    assert other.receive(10, 0, LONG_S) == []
+    assert case.queue.receive(10, 0, LONG_S) == []
+    second = case.one(other)  # somebody who waits gets it when its time is over
+    assert (first.body, second.body) == (b"one", b"one")
+    assert first.message_id == second.message_id
+    assert first.receipt != second.receipt
+    assert (first.attempts, second.attempts) == (1, 2)
+    assert other.acknowledge([second]) == []
+
+
+def test_the_same_reader_gets_it_again(case: Case) -> None:
+    case.send("one")
+    first = case.one(case.queue, case.short_s)
+    second = case.one(case.queue)
+    assert first.receipt != second.receipt
+    if case.world.strict:
+        assert case.queue.extend([first], LONG_S) == [first]
+    assert case.queue.extend([second], LONG_S) == []
+
+
+def test_extending_keeps_a_message_away(case: Case) -> None:
+    case.send("one")
+    held = case.one(case.queue, case.short_s)
+    assert case.queue.extend([held], LONG_S) == []
+    case.sleep()
+    assert case.another().receive(10, 0, LONG_S) == []
+    assert case.queue.extend([held], case.short_s) == []  # and less than before is possible, too
+    assert case.one(case.another()).attempts == 2
+
+
+def test_a_delivery_that_is_over_is_not_extended(case: Case) -> None:
+    case.send("one", "two")
+    stale, kept = case.queue.receive(2, SEEN_S, LONG_S)
+    case.queue.extend([stale], 0)
+    other = case.another()
+    current = case.one(other)
+    assert current.message_id == stale.message_id
+    if case.world.strict:
+        assert case.queue.extend([stale, kept], LONG_S) == [stale]
+        assert case.queue.extend([stale], 0) == [stale]
+    assert other.receive(10, 0, LONG_S) == []
+    assert other.extend([current], LONG_S) == []
+
+
+def test_nobody_extends_what_is_gone(case: Case) -> None:
+    case.send("one", "two")
+    gone, kept = case.queue.receive(2, SEEN_S, LONG_S)
+    assert case.queue.acknowledge([gone]) == []
+    assert case.queue.extend([gone, kept], LONG_S) == [gone]
+
+
+def test_extending_by_nothing_gives_back(case: Case) -> None:
+    case.send("one")
+    held = case.one(case.queue)
+    assert case.queue.extend([held], 0) == []
+    assert case.one(case.another()).attempts == 2
+
+
+def test_what_is_acknowledged_never_comes_again(case: Case) -> None:
+    case.send("one", "two")
+    held = case.queue.receive(2, SEEN_S, case.short_s)
+    assert case.queue.acknowledge(held) == []
+    case.sleep()
+    assert case.another().receive(10, 0, LONG_S) == []
+
+
+def test_an_old_receipt_does_no_harm(case: Case) -> None:
+    case.send("one", "two")
+    stale, kept = case.queue.receive(2, SEEN_S, LONG_S)
+    case.queue.extend([stale], 0)
+    other = case.another()
+    current = case.one(other)
+    failed = case.queue.acknowledge([stale, kept])
+    assert kept not in failed
+    if case.world.tells_all:
+        assert failed == [stale]
+    if case.world.strict:
+        assert other.acknowledge([current]) == []
+    other.acknowledge([current, stale])
+    case.queue.acknowledge([stale, kept])
+    assert other.receive(10, 0, LONG_S) == []
+
+
+def test_attempts_are_counted(case: Case) -> None:
+    case.send("one")
+    for attempts in range(1, 5):
+        held = case.one(case.queue)
+        assert held.attempts == attempts
+        case.queue.extend([held], 0)
+
+
+def test_bodies_and_headers_come_as_they_were(case: Case) -> None:
+    texts = ["a", ' {"key": "grüße/日本/🚀"}\n', "\ufffd\u00a0\u2028", "x" * 200_000]
+    for text in texts:
+        case.send(text, headers={"kind": "s3", "größe": "ü"} if case.world.retention_s is None else {"kind": "s3"})
+        held = case.one(case.queue)
+        assert held.body == text.encode()
+        assert held.headers["kind"] == "s3"
+        case.queue.acknowledge([held])
+
+
+def test_many_messages_all_come(case: Case) -> None:
+    wanted = [f"s3://bucket/{number}" for number in range(100)]
+    case.send(*wanted)
+    found = all_of(case.queue, 100, limit=33)
+    assert sorted(bodies(found)) == sorted(text.encode() for text in wanted)
+    assert len({delivery.message_id for delivery in found}) == 100
+    assert case.queue.extend(found, LONG_S) == []
+    assert case.queue.acknowledge(found[:55]) == []
+    failed = case.queue.acknowledge(found)
+    assert set(map(id, failed)) <= set(map(id, found[:55]))
+    assert case.another().receive(10, 0, LONG_S) == []
+
+
+def test_readers_share_a_queue(case: Case) -> None:
+    case.send(*map(str, range(100)))
+    readers = [case.another() for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        rounds = list(threads.map(_drained, readers))
+    found = [body for drained in rounds for body in drained]
+    assert set(found) == {str(number).encode() for number in range(100)}
+    assert len(found) == 100 or not case.world.strict
+
+
+def _drained(queue: FileQueue) -> list[bytes]:
+    found: list[bytes] = []
+    while came := queue.receive(7, 0, LONG_S):
+        queue.acknowledge(came)
+        found += bodies(came)
+    return found
+
+
+def test_waiting_ends_when_something_comes(case: Case) -> None:
+    timer = threading.Timer(0.3, lambda: case.send("one"))
+    timer.start()
+    began = time.monotonic()
+    assert bodies(case.queue.receive(10, 15, LONG_S)) == [b"one"]
+    assert time.monotonic() - began < 8
+    timer.join()
+
+
+def test_waiting_ends_when_nothing_comes(case: Case) -> None:
+    began = time.monotonic()
+    assert case.queue.receive(10, 0, LONG_S) == []
+    assert time.monotonic() - began < 0.9
+    assert case.queue.receive(10, 1, LONG_S) == []
+    assert 0.8 < time.monotonic() - began < 5
+
+
+def test_a_visibility_beyond_the_maximum_is_cut(case: Case) -> None:
+    case.send("one")
+    held = case.one(case.queue, 10 * case.queue.visibility_max_s)
+    failed = case.queue.extend([held], 10 * case.queue.visibility_max_s)
+    assert failed == [] or isinstance(case.world, SqsWorld)  # SQS counts from when it was received, and that was before
+    assert case.another().receive(1, 0, LONG_S) == []
+    assert case.queue.visibility_max_s == 43_200
+
+
+def test_what_is_known_of_the_queue(case: Case) -> None:
+    assert case.queue.name == case.name
+    assert case.queue.retention_s() == case.world.retention_s
+    assert case.queue.extend([], LONG_S) == []
+    assert case.queue.acknowledge([]) == []
+
+
+def test_a_server_that_does_not_answer(case: Case) -> None:
+    case.send("one")
+    held = case.one(case.queue)
+    silent = case.closed_later(case.world.unreachable(case.name))
+    with pytest.raises(Unavailable) as caught:
+        silent.receive(10, 0, LONG_S)
+    assert "hush" not in str(caught.value)
+    assert silent.extend([held], LONG_S) == [held]
+    assert silent.extend([held], 0) == [held]
+    assert silent.acknowledge([held]) == [held]
+
+
+def test_a_queue_that_is_not_there(world: World) -> None:
+    if isinstance(world, RedisWorld):  # a stream comes into being when it is first used
+        with contextlib.closing(world.open("never")) as queue:
+            assert queue.receive(1, 0, LONG_S) == []
+        return
+    with pytest.raises(NotFound, match="never"), contextlib.closing(world.open("never")) as queue:
+        queue.receive(1, 0, LONG_S)
+
+
+# -- SQS -----------------------------------------------------------------------------------------------------------
+
+
+class _Calls:
+    """A client of SQS that notes what it is asked for."""
+
+    def __init__(self, answers: Sequence[int | Exception]) -> None:
+        self.answers = list(answers)
+        self.asked: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+
+    def receive_message(self, **request: Any) -> dict[str, Any]:
+        with self._lock:
+            self.asked.append(request)
+            answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return {"Messages": [{"MessageId": "m", "ReceiptHandle": "r", "Body": "b"}] * answer}
+
+
+def _sqs(*answers: int | Exception) -> tuple[SqsQueue, _Calls]:
+    calls = _Calls(answers)
+    return SqsQueue("http://localhost/1/orders", client=calls), calls
+
+
+def test_sqs_waits_once_and_stops_at_the_first_short_answer() -> None:
+    queue, calls = _sqs(3)
+    assert len(queue.receive(50, 7.2, 30.5)) == 3
+    (asked,) = calls.asked
+    assert (asked["WaitTimeSeconds"], asked["VisibilityTimeout"], asked["MaxNumberOfMessages"]) == (8, 31, 10)
+
+    queue, calls = _sqs(10, 10, 5)
+    assert len(queue.receive(30, 100, 10**9)) == 25
+    assert [asked["WaitTimeSeconds"] for asked in calls.asked] == [20, 0, 0]
+    assert {asked["VisibilityTimeout"] for asked in calls.asked} == {43_200}
+
+    queue, calls = _sqs(10, 10, 5)
+    assert len(queue.receive(25, 0, 30)) == 25
+    assert sorted(asked["MaxNumberOfMessages"] for asked in calls.asked) == [5, 10, 10]
+
+    queue, calls = _sqs(*[10] * 100)
+    assert len(queue.receive(1000, 0, 30)) == 1000
+
+
+def test_sqs_keeps_what_came_before_an_error() -> None:
+    from botocore.exceptions import ReadTimeoutError
+
+    queue, _ = _sqs(10, ReadTimeoutError(endpoint_url="http://localhost"), 10)
+    assert len(queue.receive(30, 0, 30)) == 20
+    queue, _ = _sqs(ReadTimeoutError(endpoint_url="http://localhost"))
+    with pytest.raises(Unavailable, match="orders"):
+        queue.receive(30, 0, 30)
+
+
+def test_sqs_finds_its_place_in_the_url() -> None:
+    place = queue_sqs._place_of
+    assert place("https://sqs.eu-west-1.amazonaws.com/1/orders", None, None) == ("eu-west-1", None)
+    assert place("https://sqs.cn-north-1.amazonaws.com.cn/1/orders", None, None) == ("cn-north-1", None)
+    assert place("http://localhost:4566/000000000000/orders", "x", None) == ("x", "http://localhost:4566")
+    assert place("http://localhost:4566/000000000000/orders", None, "http://proxy") == (None, "http://proxy")
+    assert place("orders", None, None) == (None, None)
+    for wrong in ("", "a/b", "http://localhost:4566/"):
+        with pytest.raises(Invalid, match="name a queue"):
+            SqsQueue(wrong, client=object())
+
+
+# -- Detent --------------------------------------------------------------------------------------------------------
+
+
+def test_a_detent_queue_opens_its_store_and_closes_it(tmp_path: Path) -> None:
+    url = f"file:{tmp_path / 'store'}"
+    with detent.open(url) as store:
+        store.queue("q").create(max_lease="90s", max_attempts=2)
+        store.queue("q").publish(Outgoing(uri="s3://bucket/key", headers={"a": "b"}))
+    queue = DetentQueue(url, "q")
+    assert queue.visibility_max_s == 90
+    (held,) = queue.receive(1, 0, 30)
+    assert (held.body, held.headers) == (b"s3://bucket/key", {"a": "b", "queue": "q"})
+    queue.close()
+    with pytest.raises(NotFound, match="other"):
+        DetentQueue(url, "other")
+    with detent.open(url) as store:  # nobody owns it any more
+        assert store.is_owner
+        mine = DetentQueue(store, "q")
+        assert mine.acknowledge([held, held]) == []
+        mine.close()
+        assert store.queue("q").info().done == 1
+
+
+def test_a_detent_queue_that_is_made_anew_gives_other_names(tmp_path: Path) -> None:
+    names = set()
+    for number in range(2):
+        with detent.open(f"file:{tmp_path / str(number)}") as store:
+            store.queue("q").create()
+            store.queue("q").publish(b"x")
+            names.add(DetentQueue(store, "q").receive(1, 0, 30)[0].message_id)
+        time.sleep(0.01)
+    assert len(names) == 2
+
+
+# -- Redis ---------------------------------------------------------------------------------------------------------
+
+REDIS = pytest.mark.xdist_group("redis")
+
+
+@pytest.fixture
+def stream() -> Iterator[tuple[RedisWorld, Callable[..., RedisQueue]]]:
+    """A server, and what makes readers of one new stream on it."""
+    world = RedisWorld(redisserver.shared_server().url)
+    name = world.create()
+    with contextlib.ExitStack() as closing:
+
+        def reader(**options: Any) -> RedisQueue:
+            queue = RedisQueue(world.url, name, **options)
+            closing.callback(queue.close)
+            return queue
+
+        yield world, reader
+
+
+Stream = tuple[RedisWorld, Callable[..., RedisQueue]]
+
+
+@REDIS
+def test_each_entry_has_its_own_deadline(stream: Stream) -> None:
+    world, reader = stream
+    ours, theirs = reader(consumer="ours"), reader(consumer="theirs")
+    world.send(ours.name, ["long", "short"])
+    (long,) = ours.receive(1, 0, LONG_S)
+    (short,) = theirs.receive(1, 0, 0.2)
+    (again,) = ours.receive(10, 5, 0.1)
+    assert again.message_id == short.message_id
+    (more,) = theirs.receive(10, 5, LONG_S)
+    assert (more.message_id, more.attempts) == (short.message_id, 3)
+    assert ours.extend([again, long], 0) == [again]
+    assert [held.message_id for held in theirs.receive(10, 0, LONG_S)] == [long.message_id]
+
+
+@REDIS
+def test_a_reader_that_left_nothing_leaves_the_group(stream: Stream) -> None:
+    world, reader = stream
+    first, second = reader(consumer="first"), reader(consumer="second")
+    world.send(first.name, ["one"])
+    (held,) = first.receive(1, 0, 0.1)
+    assert second.receive(1, 0, LONG_S) == []
+    first.close()
+    second.close()
+    assert [found["name"] for found in world.client.xinfo_consumers(first.name, "detent")] == [b"first"]
+    (again,) = reader(consumer="third").receive(1, 5, LONG_S)
+    assert again.message_id == held.message_id
+
+
+@REDIS
+def test_entries_that_others_removed_do_not_come(stream: Stream) -> None:
+    world, reader = stream
+    queue = reader()
+    world.send(queue.name, ["one", "two"])
+    held = queue.receive(2, 0, 0.05)
+    world.client.xdel(queue.name, held[0].message_id)
+    time.sleep(0.1)
+    assert bodies(queue.receive(10, 0, LONG_S)) == [b"two"]
+    assert world.client.xpending(queue.name, "detent")["pending"] == 1
+
+
+@REDIS
+def test_a_stream_that_was_deleted_is_made_again(stream: Stream) -> None:
+    world, reader = stream
+    queue = reader()
+    world.send(queue.name, ["one"])
+    (held,) = queue.receive(1, 0, LONG_S)
+    world.client.delete(queue.name)
+    assert queue.extend([held], LONG_S) == [held]
+    assert queue.receive(1, 0.1, LONG_S) == []
+    world.send(queue.name, ["two"])
+    assert bodies(queue.receive(1, 0, LONG_S)) == [b"two"]
+
+
+@REDIS
+def test_overdue_entries_are_found_among_many(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_redis, "SCAN_MAX", 20)
+    world, reader = stream
+    queue = reader()
+    world.send(queue.name, [str(number) for number in range(300)])
+    held = queue.receive(300, 0, LONG_S)
+    assert queue.extend([held[250]], 0) == []
+    rounds = 0
+    while not (found := queue.receive(1, 0, LONG_S)):
+        rounds += 1
+    assert bodies(found) == [b"250"]
+    assert rounds < 20
+
+
+@REDIS
+def test_entries_without_a_body_and_with_odd_fields(stream: Stream) -> None:
+    world, reader = stream
+    queue = reader()
+    world.client.xadd(queue.name, {b"\xff": b"\xfe", "body": b"\x00\xff"})
+    world.client.xadd(queue.name, {"a": "b"})
+    first, second = queue.receive(2, 0, LONG_S)
+    assert (first.body, first.headers) == (b"\x00\xff", {"\ufffd": "\ufffd"})
+    assert (second.body, second.headers) == (b"", {"a": "b"})
+
+
+@REDIS
+def test_groups_are_given_and_what_is_no_stream_is_refused(stream: Stream) -> None:
+    world, reader = stream
+    queue = reader(group="grüppe")
+    world.send(queue.name, ["one"])
+    assert queue.receive(1, 0, LONG_S)
+    assert queue.receive(1, 0.01, LONG_S) == []
+    assert world.client.xinfo_groups(queue.name)[0]["name"] == "grüppe".encode()
+    world.client.set(f"{queue.name}-text", "x")
+    with pytest.raises(Invalid, match="no stream"):
+        RedisQueue(world.url, f"{queue.name}-text").receive(1, 0, LONG_S)
+    with pytest.raises(Invalid, match="needs the name"):
+        RedisQueue(world.url, "")
+
+
+# -- URLs ----------------------------------------------------------------------------------------------------------
+
+
+@REDIS
+def test_redis_by_url() -> None:
+    world = RedisWorld(redisserver.shared_server().url)
+    name = f"{world.create()}/ä b"
+    with contextlib.closing(open_queue(f"{world.url}?group=g&consumer=c#{name.replace(' ', '%20')}")) as queue:
+        assert queue.name == name
+        world.send(name, ["one"])
+        assert bodies(queue.receive(1, 0, LONG_S)) == [b"one"]
+        assert [found["name"] for found in world.client.xinfo_consumers(name, "g")] == [b"c"]
+
+
+def test_sqs_by_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str | None, str | None]] = []
+    monkeypatch.setattr(queue_sqs, "new_client", lambda *place, **_: made.append(place))
+    for url in (
+        "sqs:orders",
+        "sqs://orders?region=eu-west-1&endpoint=http://localhost:4566",
+        "SQS:https://sqs.us-east-2.amazonaws.com/123456789012/orders",
+    ):
+        assert open_queue(url).name == "orders"
+    assert made[::2] == made[1::2] == [(None, None), ("eu-west-1", "http://localhost:4566"), ("us-east-2", None)]
+
+
+def test_detent_by_url(tmp_path: Path) -> None:
+    url = f"file:{tmp_path / 'store'}"
+    with detent.open(url) as store:
+        store.queue("orders/new").create()
+    with contextlib.closing(open_queue(f"detent:{url}#orders/new")) as queue:
+        assert queue.name == "orders/new"
+        assert queue.receive(1, 0, LONG_S) == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "orders",
+        "kafka://me:hush@host/topic",
+        "sqs:",
+        "sqs:?region=x",
+        "sqs:orders?profile=hush",
+        "sqs:orders?hush",
+        "detent:file:./hush",
+        "detent:#hush",
+        "detent:file:./hush#",
+        "redis://:hush@localhost:6379/0",
+        "redis://:hush@localhost:6379/0#",
+        "redis://:hu#sh@localhost:6379/0#stream",
+        "redis://:hush[@localhost#stream",
+        "redis://me:hu/sh@localhost:6379/0#stream",
+        "redis:hush#stream",
+        "redis://localhost:hush/0#stream",
+        "redis://localhost/0?socket_timeout=hush#stream",
+    ],
+)
+def test_wrong_urls_are_refused_and_keep_their_secrets(url: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        open_queue(url)
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "hush" not in str(error)
+        assert "hu#sh" not in str(error)
+        error = error.__cause__ if error.__suppress_context__ else error.__context__
+
+
+def test_an_unknown_scheme_lists_what_there_is() -> None:
+    with pytest.raises(Invalid) as caught:
+        open_queue("kafka://host/topic")
+    assert all(form in str(caught.value) for form in FORMS)
+
+
+@pytest.mark.parametrize(("package", "extra"), [("boto3", "sqs"), ("redis", "redis")])
+def test_what_is_missing_is_named(package: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    url = {"sqs": "sqs:orders", "redis": "redis://localhost/0#stream"}[extra]
+    with pytest.raises(Invalid, match=rf"pip install 'detent\[{extra}\]'"):
+        open_queue(url)
+
+
+def test_a_server_that_accepts_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_redis, "TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        queue = RedisQueue(f"redis://127.0.0.1:{listener.getsockname()[1]}/0", "s")
+        with pytest.raises(Unavailable, match="does not answer"):
+            queue.receive(1, 0, LONG_S)
+        queue.close()

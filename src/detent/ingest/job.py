@@ -55,10 +55,20 @@ class Job:
         self._objects = objects
         self._committer = committer
         self._transform = load_transform(config)
+        self._spark = spark
+        self._before = {name: spark.conf.get(name, None) for name in SETTINGS}
         for name, value in SETTINGS.items():
             spark.conf.set(name, value)
         self._reader = Reader(spark, config, engine)
         self._reader.given_schema()  # a wrong one is known before a file is taken
+
+    def close(self) -> None:
+        """Leave the session as it was: it may be somebody else's."""
+        for name, value in self._before.items():
+            if value is None:
+                self._spark.conf.unset(name)
+            else:
+                self._spark.conf.set(name, value)
 
     def run(self, batch: str, files: Sequence[File]) -> Output:
         """Write the rows of files. `FilesFailed` names those that cannot be had, `BatchFailed` says that Spark failed,

@@ -136,6 +136,7 @@ class Ingest:
         closing.callback(objects.close)
         committer = committer_of(config, shared)
         job = Job(spark, config, engine, objects, committer)
+        closing.callback(job.close)
         return QueueCoordinator(config, queue, shared, committer, objects, job)
 
     @contextmanager

@@ -344,9 +344,14 @@ class Pipeline:
         self._paused = marker.with_suffix(".paused")
         self._go = marker.with_suffix(".go")
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether it has come to the point where it waits."""
+        return self._paused.exists()
+
     def wait_until_paused(self) -> None:
         """Until it is at the point where it waits."""
-        self.until(self._paused.exists, "the pause")
+        self.until(lambda: self.is_paused, "the pause")
 
     def go_on(self) -> None:
         """Leave the point, now or when it comes there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -51,6 +52,7 @@ from detent.ingest.shared_state import QueueSharedState, Shard
 
 SCHEMA = StructType([StructField("id", LongType()), StructField("name", StringType())])
 NAME = "lake.orders"
+NUMBERS = itertools.count(1)
 
 
 class Pipeline:
@@ -71,7 +73,7 @@ class Pipeline:
         return shards
 
     def write(self, *tables: pa.Table | list[int], schema: StructType = SCHEMA) -> Output:
-        batch = f"{self.state.token}-{uuid.uuid4().hex}"
+        batch = f"{self.state.token}-{next(NUMBERS):06d}"
         folder = Path(self.committer.folder_of(batch))
         folder.mkdir(parents=True)
         files = []
@@ -126,7 +128,7 @@ class Lake:
 
     def batches(self) -> dict[str, tuple[int, int, int]]:
         with self.engine.connect() as connection:
-            rows = connection.execute(sqlalchemy.select(BATCHES)).all()
+            rows = connection.execute(sqlalchemy.select(BATCHES).where(BATCHES.c.shards > 0)).all()
         return {row.batch: (row.shards, row.files, row.rows) for row in rows}
 
     def metadata_files(self) -> set[str]:
@@ -421,10 +423,10 @@ def test_nobody_can_say_when_the_database_stays_away(sqlite: Lake, monkeypatch: 
     monkeypatch.setattr(commit_iceberg, "RETRY_S_MAX", 0.0)
     lose_an_answer(pipeline)
 
-    def gone(_state: object) -> frozenset[str]:
+    def gone(*_: object) -> bool:
         raise sqlalchemy.exc.OperationalError("SELECT", {}, Exception("nobody answers"))
 
-    monkeypatch.setattr(commit_iceberg, "committed_batches", gone)
+    monkeypatch.setattr(QueueSharedState, "has_committed", gone)
     with pytest.raises(OutcomeUnknown):
         pipeline.publish(["a"], [1])
     assert sqlite.ids() == [1]

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 COMMIT_ATTEMPTS: Final = 20
 """How often a commit is tried that other writers of the table came before: pipelines of one table do all the time."""
 
+COMMITTED: Final = 1
+REFUSED: Final = 2
+"""Transaction ids of shards and batches: shards have the first only, and a batch has the one that it got first."""
+
 RETENTION: Final = "delta.setTransactionRetentionDuration"
 _DURATION: Final = re.compile(r"(?:interval\s+)?(\d+)\s*(millisecond|second|minute|hour|day|week)s?", re.IGNORECASE)
 _UNIT_S: Final = {"millisecond": 0.001, "second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
@@ -141,7 +145,7 @@ class DeltaCommitter(Committer):
         return frozenset(keys[name] for name in known_applications(table, log, keys.keys()))
 
     def publish(self, shards: Sequence[Shard], output: Output) -> None:
-        adds = [self._added(file) for file in output.files]
+        adds = self._adds(shards, output)
         for _ in range(COMMIT_ATTEMPTS):
             table = self._open()
             self._check_ours(table, shards, output.batch)
@@ -169,7 +173,7 @@ class DeltaCommitter(Committer):
             sync_log(Path(self.location), 0)
             self.state.finish(shard for shard in shards if shard.key in done)
             raise self.state.shards_lost(done)
-        if self._has_batch(table, batch):
+        if self._version_of(table, batch) is not None:
             raise self.state.shards_lost(shard.key for shard in shards)
         # The log alone decides; but a commit that beats the new owner would let it read the file for nothing.
         lost = self.state.lost(shard.key for shard in shards)
@@ -179,8 +183,15 @@ class DeltaCommitter(Committer):
     def _properties(self, shards: Sequence[Shard], batch: str) -> Any:
         now = int(time.time() * 1000)
         names = [self._application(shard.key) for shard in shards]
-        ids = [self._delta.Transaction(name, 1, now) for name in [*names, self._batch_application(batch)]]
+        ids = [self._delta.Transaction(name, COMMITTED, now) for name in [*names, self._batch_application(batch)]]
         return self._delta.CommitProperties(app_transactions=ids, custom_metadata={"detent.batch": batch})
+
+    def _adds(self, shards: Sequence[Shard], output: Output) -> list[Any]:
+        try:
+            return [self._added(file) for file in output.files]
+        except FileNotFoundError:
+            self._check_ours(self._open(), shards, output.batch)  # it may have been swept while we slept
+            raise
 
     def _added(self, file: DataFile) -> Any:
         return self._delta.transaction.AddAction(
@@ -205,8 +216,9 @@ class DeltaCommitter(Committer):
     def _batch_application(self, batch: str) -> str:
         return f"detent-ingest:{self.state.source}:batch:{batch}"
 
-    def _has_batch(self, table: DeltaTable, batch: str) -> bool:
-        return table.transaction_version(self._batch_application(batch)) is not None
+    def _version_of(self, table: DeltaTable, batch: str) -> int | None:
+        """Whether a batch was committed, or refused, or neither."""
+        return table.transaction_version(self._batch_application(batch))
 
     def live_batches(self) -> frozenset[str]:
         table = self._open_if_there()
@@ -218,9 +230,12 @@ class DeltaCommitter(Committer):
         """Take the batch's own transaction id, which its commit would take."""
         for _ in range(COMMIT_ATTEMPTS):
             table = self._open_if_there()
-            if table is None or self._has_batch(table, batch):
+            if table is None:
                 return False
-            ids = [self._delta.Transaction(self._batch_application(batch), 1, int(time.time() * 1000))]
+            version = self._version_of(table, batch)
+            if version is not None:
+                return version == REFUSED
+            ids = [self._delta.Transaction(self._batch_application(batch), REFUSED, int(time.time() * 1000))]
             try:
                 table.create_write_transaction(
                     [],

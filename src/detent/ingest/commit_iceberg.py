@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -26,8 +25,7 @@ from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from detent.errors import Corrupt, Invalid, NotFound, OutcomeUnknown, ShardsLost, Unavailable
-from detent.ingest.commit_manifest import committed_batches, refuse_by_token
-from detent.ingest.committer import TOKEN_CHARACTERS, Committer, Output
+from detent.ingest.committer import Committer, Output
 from detent.ingest.iceberg_metadata import (
     PROPERTIES,
     delete_files,
@@ -65,7 +63,6 @@ step."""
 SOURCE_PROPERTY: Final = "detent.source"
 """The property of a table that says whose it is."""
 
-_BATCH_FOLDER: Final = re.compile(rf"[0-9a-f]{{{TOKEN_CHARACTERS}}}")
 
 Result = TypeVar("Result")
 
@@ -194,8 +191,8 @@ class IcebergCommitter(Committer):
         try:
             return [parquet_file_to_data_file(table.io, table.metadata, file.path) for file in output.files]
         except FileNotFoundError as error:
-            if lost := self.state.lost(shard.key for shard in shards):  # the batch was swept, so they are taken away
-                raise self.state.shards_lost(lost) from error
+            if self.state.was_refused(output.batch):  # it was swept while we slept
+                raise self.state.shards_lost(shard.key for shard in shards) from error
             raise NotFound(f"a file of the batch {output.batch} is gone: {error}") from error
         except UnsupportedPyArrowTypeException as error:
             raise Invalid(
@@ -286,20 +283,22 @@ class IcebergCommitter(Committer):
     # -- what is there, and what is left over ------------------------------------------------------------------------
 
     def live_batches(self) -> frozenset[str]:
-        return committed_batches(self.state)
+        """Those that the database has, and those whose files a snapshot has: of old commits the database forgets."""
+        known = self.state.committed()
+        try:
+            paths = self.table().inspect.all_data_files().column("file_path").to_pylist()
+        except NotFound:
+            return known
+        return known | {path_of(path).parent.name for path in paths}
 
     def refuse(self, batch: str) -> bool:
-        return refuse_by_token(self.state, batch)
+        return self.state.refuse(batch)
 
     def sweep(self, older_than_s: float) -> int:
         """As for every table, and then the metadata files that the table does not reach."""
         swept = super().sweep(older_than_s)
         self._sweep_metadata(time.time() - older_than_s)
         return swept
-
-    def _left_behind(self, older_than_s: float) -> list[Path]:
-        """Other programs that write to the table have folders there too, which are none of our business."""
-        return [folder for folder in super()._left_behind(older_than_s) if _BATCH_FOLDER.match(folder.name)]
 
     def _sweep_metadata(self, limit: float) -> None:
         from pyiceberg.table import StaticTable
@@ -359,9 +358,9 @@ class _Publication:
             self.is_unknown |= self._is_advanced
             if isinstance(error, ShardsLost):
                 delete_files(self.files)  # that transaction never ended, so nobody will ever read them
-            if self.is_unknown and self._output.batch in committed_batches(self._state):
+            if self.is_unknown and self._state.has_committed(self._output.batch):
                 return
-            if isinstance(error, IntegrityError) and self._output.batch in committed_batches(self._state):
+            if isinstance(error, IntegrityError) and self._state.has_committed(self._output.batch):
                 raise self._state.shards_lost(shard.key for shard in self._shards) from error
             raise
         if not self._is_advanced:

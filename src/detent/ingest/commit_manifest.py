@@ -10,15 +10,15 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import Connection, insert, select, text, update
+from sqlalchemy import Connection, insert, select, text
 
-from detent.errors import NotFound
-from detent.ingest.committer import TOKEN_CHARACTERS, Committer, Output
+from detent.errors import NotFound, ShardsLost
+from detent.ingest.committer import Committer, Output
 from detent.ingest.config import IngestConfig
 from detent.ingest.metastore import connect, transact
 from detent.ingest.schemas import check_fits, kept_schema
-from detent.ingest.shard_sql import BATCHES, BY_DIALECT, FILES, SHARDS
-from detent.ingest.shared_state import QueueSharedState, Shard, in_portions
+from detent.ingest.shard_sql import BY_DIALECT, FILES
+from detent.ingest.shared_state import Shard, in_portions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,7 +41,12 @@ class ManifestCommitter(Committer):
             self.state.advance(connection, shards, output.record(len(shards)))
             self._list(connection, output)
 
-        transact(self.state.engine, commit)
+        try:
+            transact(self.state.engine, commit)
+        except ShardsLost:
+            # The answer to the commit may have been lost, and the second attempt found what the first one did.
+            if not self.state.has_committed(output.batch):
+                raise
 
     def _list(self, connection: Connection, output: Output) -> None:
         now = text(BY_DIALECT[connection.dialect.name].now)
@@ -51,29 +56,10 @@ class ManifestCommitter(Committer):
             connection.execute(insert(FILES).values(committed_at=now), list(some))
 
     def live_batches(self) -> frozenset[str]:
-        return committed_batches(self.state)
+        return self.state.committed()
 
     def refuse(self, batch: str) -> bool:
-        return refuse_by_token(self.state, batch)
-
-
-def committed_batches(state: QueueSharedState) -> frozenset[str]:
-    """The batches that the database says were committed."""
-    with state.engine.connect() as connection:
-        rows = connection.execute(select(BATCHES.c.batch).where(BATCHES.c.source == state.source))
-        return frozenset(row.batch for row in rows)
-
-
-def refuse_by_token(state: QueueSharedState, batch: str) -> bool:
-    """Take the shards away from whoever made a batch, so that its commit fails on them; False if it was committed."""
-
-    def take(connection: Connection) -> bool:
-        mine = (SHARDS.c.source == state.source, SHARDS.c.token == batch[:TOKEN_CHARACTERS], SHARDS.c.state == "open")
-        connection.execute(update(SHARDS).where(*mine).values(token="", updated_at=0))
-        found = select(BATCHES.c.batch).where(BATCHES.c.source == state.source, BATCHES.c.batch == batch)
-        return connection.execute(found).first() is None
-
-    return transact(state.engine, take)
+        return self.state.refuse(batch)
 
 
 def read_table(spark: SparkSession, config: IngestConfig) -> DataFrame:

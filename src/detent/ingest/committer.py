@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 DATA_FOLDER: Final = "data"
-TOKEN_CHARACTERS: Final = 32
-"""A token is a UUID in hexadecimal, and a batch's name begins with the token of whoever made it."""
+BATCH: Final = re.compile(r"[0-9a-f]{32}-\d+")
+"""The name of a batch: the token of whoever made it, and a number. Folders of other names are none of ours."""
 
 
 class DataFile(NamedTuple):
@@ -105,5 +107,10 @@ class Committer(ABC):
         limit = time.time() - older_than_s
         if not self.data_folder.is_dir():
             return []
+        found = []
         with os.scandir(self.data_folder) as entries:
-            return [Path(entry.path) for entry in entries if entry.is_dir() and entry.stat().st_mtime < limit]
+            for entry in entries:
+                with suppress(FileNotFoundError):  # another pipeline sweeps too
+                    if BATCH.fullmatch(entry.name) and entry.stat().st_mtime < limit:
+                        found.append(Path(entry.path))
+        return found

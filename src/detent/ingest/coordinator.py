@@ -288,6 +288,10 @@ class QueueCoordinator:
                 for message in messages:
                     message.is_last_extended = False
             return self._without_lost(files, error.shards)
+        except BaseException:
+            # Nobody knows whether it was committed: the files stay, and if they are a table's, their rows say so.
+            self._let_go(files)
+            raise
         crash.point("ingest.after_publish")
         self._committed(keys, output)
         return []

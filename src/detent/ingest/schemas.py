@@ -74,15 +74,21 @@ def _joined(have: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 
 def check_fits(state: QueueSharedState, table: str, schema: StructType) -> None:
     """Keep what a table has, by the rows that it gets; `Invalid` for columns of other types than the table's."""
+    from pyspark.sql.types import StructType
+
     name = f"{state.source}/{table}"
-    kept = widen(state.engine, name, schema)
-    kinds = {field.name.lower(): field.dataType for field in kept}
+    rows = schema.toNullable()
+    before = kept_schema(state.engine, name)
+    _check_types(state.source, rows, rows if before is None else StructType.fromJson(json.loads(before.columns)))
+    _check_types(state.source, rows, widen(state.engine, name, rows))  # another pipeline may have been faster
+
+
+def _check_types(source: str, rows: StructType, table: StructType) -> None:
+    kinds = {field.name.lower(): field.dataType for field in table}
     wrong = [
         f"{field.name} is {field.dataType.simpleString()} and was {kinds[field.name.lower()].simpleString()}"
-        for field in schema
-        if kinds[field.name.lower()] != field.dataType
+        for field in rows
+        if kinds.get(field.name.lower(), field.dataType) != field.dataType
     ]
     if wrong:
-        raise Invalid(
-            f"the rows do not fit the table of {state.source}: {'; '.join(wrong)}. Cast them in the transform"
-        )
+        raise Invalid(f"the rows do not fit the table of {source}: {'; '.join(wrong)}. Cast them in the transform")

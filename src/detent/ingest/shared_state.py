@@ -172,6 +172,8 @@ class QueueSharedState:
         """Move shards of ours to their end, and note the batch, in somebody's transaction. `ShardsLost` if one of them
         is not ours: the transaction must be rolled back then."""
         asked = _sorted(shards)
+        if self._is_known(connection, record.batch):
+            raise self.shards_lost(shard.key for shard in asked)
         advanced: set[bytes] = set()
         for some in in_portions(asked, STATEMENT_ROWS):
             advanced |= self._advance(connection, some, record.batch)
@@ -193,6 +195,45 @@ class QueueSharedState:
             )
         ).all()
         return {bytes(row.shard) for row in rows}
+
+    def _is_known(self, connection: Connection, batch: str) -> bool:
+        """Whether a batch was committed before, or refused."""
+        return connection.execute(select(BATCHES.c.batch).where(*self._batch(batch))).first() is not None
+
+    def refuse(self, batch: str) -> bool:
+        """See to it that a batch cannot be committed any more; False if it was."""
+
+        def note(connection: Connection) -> bool:
+            shards = connection.execute(select(BATCHES.c.shards).where(*self._batch(batch))).scalar()
+            if shards is not None:
+                return bool(shards == 0)
+            # The row that its commit would write, with no shards: no commit is without.
+            self.enter(connection, BatchRecord(batch, 0, 0, 0, 0))
+            return True
+
+        return transact(self.engine, note)
+
+    def committed(self) -> frozenset[str]:
+        """The batches that the database says were committed."""
+        query = select(BATCHES.c.batch).where(BATCHES.c.source == self.source, BATCHES.c.shards > 0)
+        with self.engine.connect() as connection:
+            return frozenset(connection.execute(query).scalars())
+
+    def has_committed(self, batch: str) -> bool:
+        """Whether the database says that a batch was committed."""
+        return bool(self._shards_of(batch))
+
+    def was_refused(self, batch: str) -> bool:
+        """Whether the database says that a batch can never be committed."""
+        return self._shards_of(batch) == 0
+
+    def _shards_of(self, batch: str) -> int | None:
+        """The shards of a batch; 0 if it was refused, None if nothing is known of it."""
+        with self.engine.connect() as connection:
+            return connection.execute(select(BATCHES.c.shards).where(*self._batch(batch))).scalar()
+
+    def _batch(self, batch: str) -> tuple[Any, ...]:
+        return BATCHES.c.source == self.source, BATCHES.c.batch == batch
 
     def enter(self, connection: Connection, record: BatchRecord) -> None:
         """Note a commit."""

@@ -102,7 +102,7 @@ def _commits(connection: Connection, source: str) -> dict[str, int]:
         func.coalesce(func.sum(columns.rows), 0),
         func.coalesce(func.sum(columns.bytes), 0),
         func.coalesce(func.max(columns.committed_at), 0),
-    ).where(columns.source == source)
+    ).where(columns.source == source, columns.shards > 0)
     names = ("batches", "files", "rows", "bytes", "last_commit_at")
     return {name: int(value) for name, value in zip(names, connection.execute(query).one(), strict=True)}
 

@@ -1,0 +1,640 @@
+"""A pipeline without Spark: messages that come twice or late, pipelines that die or lose, files that fail.
+
+The queue has visibility as real ones do, on a clock that the test moves; the database, the committer and the fetching
+of files are the real ones, with a folder for S3. Only Spark is left out: the job writes down which files it was given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from pyspark.sql.types import StructType
+from sqlalchemy import select, update
+
+from detent.errors import Unavailable
+from detent.ingest import metastore, source, steering
+from detent.ingest.announced import Announced
+from detent.ingest.commit_manifest import ManifestCommitter
+from detent.ingest.committer import DataFile, Output
+from detent.ingest.config import IngestConfig
+from detent.ingest.coordinator import QueueCoordinator
+from detent.ingest.job import BatchFailed
+from detent.ingest.local_state import File
+from detent.ingest.objects import Objects, uri_of
+from detent.ingest.queues import Delivery
+from detent.ingest.shard_sql import FILES, SHARDS
+from detent.ingest.shared_state import QueueSharedState
+from detent.ingest.staging import Staging
+
+RECEIVE_S, EXTENSION_S, LAST_S, GRACE_S, RETRY_S = 180, 60, 120, 120, 10
+MARGIN_S = 4
+
+
+@dataclass
+class Entry:
+    body: bytes
+    visible_at: float = 0.0
+    receipt: str = ""
+    deliveries: int = 0
+
+
+class Queue:
+    """Delivers again what was not acknowledged in time; a receipt is worth nothing from then on."""
+
+    name = "landing"
+    visibility_max_s = 43_200.0
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.entries: dict[str, Entry] = {}
+        self.acknowledged: list[str] = []
+        self.unreachable = False
+
+    def send(self, body: bytes) -> str:
+        name = f"m{len(self.entries) + len(self.acknowledged)}"
+        self.entries[name] = Entry(body)
+        return name
+
+    def receive(self, limit: int, wait_s: float, visibility_s: float) -> Sequence[Delivery]:
+        found = []
+        for name, entry in self.entries.items():
+            if entry.visible_at <= self._world.now and len(found) < limit:
+                entry.deliveries += 1
+                entry.visible_at = self._world.now + visibility_s
+                entry.receipt = f"{name}/{entry.deliveries}"
+                found.append(Delivery(name, entry.receipt, entry.body, entry.deliveries))
+        return found
+
+    def _current(self, delivery: Delivery) -> Entry | None:
+        entry = self.entries.get(delivery.message_id)
+        is_current = entry is not None and entry.receipt == delivery.receipt and entry.visible_at > self._world.now
+        return entry if is_current and not self.unreachable else None
+
+    def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
+        failed = [one for one in deliveries if self._current(one) is None]
+        for one in deliveries:
+            if one not in failed:
+                self.entries[one.message_id].visible_at = self._world.now + visibility_s
+        return failed
+
+    def acknowledge(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        failed = [one for one in deliveries if self._current(one) is None]
+        for one in deliveries:
+            if one not in failed:
+                del self.entries[one.message_id]  # a second time in one call is an error
+                self.acknowledged.append(one.message_id)
+        return failed
+
+    def retention_s(self) -> float | None:
+        return 4 * 86_400.0
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class Bucket:
+    """What of S3's client is used, in memory."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.answers = True
+
+    def put(self, key: str, content: str) -> str:
+        self.objects[key] = content.encode()
+        return hashlib.md5(self.objects[key]).hexdigest()
+
+    def _get(self, key: str) -> bytes:
+        if not self.answers:
+            raise ClientError({"Error": {"Code": "SlowDown"}}, "GetObject")
+        if key not in self.objects:
+            raise ClientError({"Error": {"Code": "404"}}, "GetObject")
+        return self.objects[key]
+
+    def head_object(self, *, Bucket: str, Key: str) -> dict[str, Any]:
+        content = self._get(Key)
+        return {"ContentLength": len(content), "ETag": f'"{hashlib.md5(content).hexdigest()}"'}
+
+    def get_object(self, *, Bucket: str, Key: str, IfMatch: str = "") -> dict[str, Any]:
+        content = self._get(Key)
+        if IfMatch and IfMatch.strip('"') != hashlib.md5(content).hexdigest():
+            raise ClientError({"Error": {"Code": "412"}}, "GetObject")
+        return {"Body": Body(content)}
+
+
+class Body(io.BytesIO):
+    def iter_chunks(self, size: int) -> Iterator[bytes]:
+        return iter(lambda: self.read(size), b"")
+
+
+class Job:
+    """Fetches files as the real one does, and writes their names down instead of their rows."""
+
+    def __init__(self, world: World, committer: ManifestCommitter, objects: Objects) -> None:
+        self._world, self._committer, self._objects = world, committer, objects
+        self.runs: list[list[str]] = []
+        self.poison: set[str] = set()
+        self.names_suspects = False
+        self.fatal: BaseException | None = None
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def run(self, batch: str, files: Sequence[File]) -> Output:
+        self.runs.append(sorted(name_of(file.shard.uri) for file in files))
+        folder = Path(self._committer.folder_of(batch))
+        with Staging(self._world.folder / "staging" / batch, files, self._objects) as staging:
+            staging.fetch()
+        if self.fatal is not None:
+            raise self.fatal
+        poison = [file for file in files if name_of(file.shard.uri) in self.poison]
+        if poison:
+            raise BatchFailed("the file is no gzip", poison if self.names_suspects else [])
+        folder.mkdir(parents=True)
+        path = folder / "part.parquet"
+        path.write_text(json.dumps(self.runs[-1]))
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+        return Output(batch, str(folder), (DataFile(str(path), len(files), 1, 0),), StructType([]))
+
+
+class Pipeline(QueueCoordinator):
+    """A pipeline that is stepped by hand."""
+
+    def __init__(self, world: World, token: str) -> None:
+        shared = QueueSharedState(world.engine, world.config.name, token, round(world.config.grace_s * 1000))
+        committer = ManifestCommitter(world.config.location, shared)
+        objects = Objects(world.config.identity)
+        objects._client = world.bucket
+        self.job = Job(world, committer, objects)
+        super().__init__(
+            world.config, world.queue, shared, committer, objects, self.job, clock=lambda: world.now  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def begin(self) -> list[File]:
+        return self.next_batch(is_draining=True)
+
+    def work(self) -> None:
+        """All that can be done now."""
+        self.poll(0)
+        while files := self.begin():
+            self.run_batch(files)
+
+
+class World:
+    """A queue, a bucket, a database, and the time."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder, self.now = folder, 1_000.0
+        given = {"name": "orders", "queue": "sqs:landing", "table": "table", "folder": str(folder), **settings}
+        self.config = IngestConfig(**given)
+        self.queue, self.bucket = Queue(self), Bucket()
+        self.engine = metastore.connect(self.config.state_url)
+        source.register(self.engine, self.config)
+
+    def pipeline(self, token: str = "p1") -> Pipeline:
+        return Pipeline(self, token.ljust(32, "0"))
+
+    def sleep(self, seconds: float) -> None:
+        """Time passes, in the database as well."""
+        self.now += seconds
+        with self.engine.begin() as connection:
+            connection.execute(update(SHARDS).values(updated_at=SHARDS.c.updated_at - round(seconds * 1000)))
+
+    def tell(self, *names: str) -> str:
+        """A notification of objects as they are now."""
+        records = [
+            {
+                "eventSource": "aws:s3",
+                "eventName": "ObjectCreated:Put",
+                "s3": {
+                    "bucket": {"name": "landing"},
+                    "object": {"key": name, "size": 1, "eTag": hashlib.md5(self.bucket.objects[name]).hexdigest()},
+                },
+            }
+            for name in names
+        ]
+        return self.queue.send(json.dumps({"Records": records}).encode())
+
+    def put(self, *names: str) -> list[str]:
+        """Objects, each with a notification of its own."""
+        for name in names:
+            self.bucket.put(name, f"content of {name}")
+        return [self.tell(name) for name in names]
+
+    def landed(self) -> list[str]:
+        """What readers of the table see; a listed file that was deleted is an error."""
+        with self.engine.connect() as connection:
+            paths = connection.execute(select(FILES.c.path)).scalars().all()
+        return sorted(name for path in paths for name in json.loads(Path(path).read_text()))
+
+    def states(self) -> dict[str, tuple[str, int]]:
+        """State and attempts of each file."""
+        return {
+            f"{name_of(one.uri)}{'?' if one.version == 'missing' else ''}": (one.state, one.attempts)
+            for one in steering.files(self.engine, "orders")
+        }
+
+    def outputs(self) -> int:
+        """Folders that Spark's output is in."""
+        return len(list((Path(self.config.location) / "data").glob("*")))
+
+
+def name_of(uri: str) -> str:
+    return uri.rpartition("/")[2]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    made: list[World] = []
+
+    def new(**settings: Any) -> World:
+        made.append(World(tmp_path, **settings))
+        return made[-1]
+
+    yield new
+    for world in made:
+        world.engine.dispose()
+
+
+@pytest.fixture
+def world(make: Callable[..., World]) -> World:
+    return make()
+
+
+# -- messages --------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_is_acknowledged_when_the_last_of_its_files_has_landed(make: Callable[..., World]) -> None:
+    world = make(batch_files=2)
+    pipeline = world.pipeline()
+    for name in "abc":
+        world.bucket.put(name, name)
+    message = world.tell("a", "b", "c")
+    pipeline.poll(0)
+    pipeline.run_batch(pipeline.begin())
+    assert (len(world.landed()), world.queue.acknowledged) == (2, [])
+    pipeline.run_batch(pipeline.begin())
+    assert (world.landed(), world.queue.acknowledged) == (["a", "b", "c"], [message])
+
+
+def test_a_file_that_is_announced_again_and_again_lands_once_and_all_its_messages_are_done(world: World) -> None:
+    pipeline = world.pipeline()
+    world.put("a", "b")
+    world.tell("a")
+    pipeline.poll(0)
+    world.tell("a", "b")  # while they wait here
+    pipeline.work()
+    assert (pipeline.job.runs, world.queue.entries) == ([["a", "b"]], {})
+    world.tell("b")  # when it is known here, and then when only the database knows
+    pipeline.work()
+    world.tell("a")
+    second = world.pipeline("p2")
+    second.work()
+    assert (world.landed(), world.queue.entries, len(pipeline.job.runs), second.job.runs) == (["a", "b"], {}, 1, [])
+
+
+def test_what_announces_nothing_is_acknowledged_and_what_is_not_understood_is_left_to_the_queue(world: World) -> None:
+    pipeline = world.pipeline()
+    test = world.queue.send(b'{"Service": "Amazon S3", "Event": "s3:TestEvent"}')
+    world.queue.send(b"\xff nonsense")
+    pipeline.work()
+    assert (world.queue.acknowledged, pipeline.counters.unreadable) == ([test], 1)
+    pipeline.keep()
+    world.sleep(RECEIVE_S + 1)
+    assert pipeline.poll(0) == 1, "nobody extended it, so that the queue can count it and give it up"
+
+
+def test_data_in_a_message_lands_and_is_never_put_into_quarantine(make: Callable[..., World]) -> None:
+    world = make(message="data", attempts=1)
+    pipeline = world.pipeline()
+    message = world.queue.send(b'{"id": 1}')
+    pipeline.job.poison = {message}
+    pipeline.work()
+    assert world.states() == {message: ("open", 0)}
+    pipeline.job.poison = set()
+    world.sleep(RETRY_S + 1)
+    pipeline.work()
+    assert (world.landed(), world.queue.acknowledged) == ([message], [message])
+
+
+def test_files_of_a_listing_and_of_messages_are_the_same_files(world: World) -> None:
+    pipeline = world.pipeline()
+    world.put("a", "b", "c")
+    etag = {name: hashlib.md5(content).hexdigest() for name, content in world.bucket.objects.items()}
+    listed = [Announced(f"s3://landing/{name}", 1, etag[name]) for name in "abc"]
+    pipeline.announce(listed[:2])  # a listing before the messages, and one after them
+    pipeline.poll(0)
+    pipeline.announce(listed)
+    pipeline.work()
+    pipeline.announce(listed)
+    assert (pipeline.begin(), pipeline.job.runs, world.queue.entries) == ([], [["a", "b", "c"]], {})
+
+
+# -- several pipelines -----------------------------------------------------------------------------------------------
+
+
+def test_a_message_of_a_file_that_another_has_is_neither_done_nor_kept(world: World) -> None:
+    first, second = world.pipeline("p1"), world.pipeline("p2")
+    world.put("a")
+    first.poll(0)
+    again = world.tell("a")
+    second.poll(0)
+    assert (len(second.local), second.counters.held, world.queue.acknowledged) == (0, 1, [])
+    second.keep()
+    first.work()
+    assert again in world.queue.entries
+    world.sleep(RECEIVE_S + 1)
+    second.work()
+    assert (second.job.runs, world.queue.entries, world.landed()) == ([], {}, ["a"])
+
+
+def test_the_files_of_a_pipeline_that_went_silent_go_to_another_and_it_notices_when_it_wakes_up(world: World) -> None:
+    first, second = world.pipeline("p1"), world.pipeline("p2")
+    world.put("a", "b")
+    first.poll(0)
+    begun = first.begin()
+    world.sleep(RECEIVE_S + 1)
+    second.work()
+    assert world.landed() == ["a", "b"]
+    first.run_batch(begun)
+    assert (first.job.runs, len(first.local), first.counters.lost) == ([], 0, 2)
+    assert (world.landed(), world.queue.entries) == (["a", "b"], {})
+
+
+def test_a_ready_file_that_was_taken_is_dropped_when_the_pipeline_says_that_it_is_alive(world: World) -> None:
+    first, second = world.pipeline("p1"), world.pipeline("p2")
+    world.put("a", "b")
+    first.poll(0)
+    with world.engine.begin() as connection:
+        connection.execute(update(SHARDS).where(SHARDS.c.uri.endswith("/a")).values(updated_at=0))
+    second.adopt(9)
+    world.sleep(GRACE_S / 6)
+    first.keep()
+    assert [name_of(file.shard.uri) for file in first.local.files()] == ["b"]
+    world.sleep(GRACE_S - 1)  # it has just said so, while the second one was silent for longer
+    third = world.pipeline("p3")
+    third.adopt(9)
+    assert [name_of(file.shard.uri) for file in third.local.files()] == ["a"]
+
+
+def test_whoever_loses_a_file_before_its_commit_drops_what_it_wrote_and_commits_the_others(world: World) -> None:
+    first, second = world.pipeline("p1"), world.pipeline("p2")
+    world.put("a", "b", "c")
+
+    def another_takes_b() -> None:
+        with world.engine.begin() as connection:
+            connection.execute(update(SHARDS).where(SHARDS.c.uri.endswith("/b")).values(updated_at=0))
+        second.adopt(9)
+        second.work()
+        assert world.outputs() == 2
+
+    first.job.meanwhile = another_takes_b
+    first.work()
+    assert (first.job.runs, second.job.runs) == ([["a", "b", "c"], ["a", "c"]], [["b"]])
+    assert (world.landed(), world.outputs(), first.counters.lost) == (["a", "b", "c"], 2, 1)
+    world.sleep(RECEIVE_S + 1)
+    first.work()
+    assert (world.queue.entries, len(first.job.runs)) == ({}, 2)
+
+
+def test_what_was_committed_and_not_acknowledged_is_acknowledged_when_it_comes_again(world: World) -> None:
+    first, second = world.pipeline("p1"), world.pipeline("p2")
+    world.put("a", "b")
+    world.queue.unreachable = True  # the process dies between the commit and the acknowledgement
+    first.work()
+    assert (world.landed(), world.queue.acknowledged) == (["a", "b"], [])
+    world.queue.unreachable = False
+    world.sleep(RECEIVE_S + 1)
+    second.work()
+    assert (second.job.runs, world.queue.entries, world.landed()) == ([], {}, ["a", "b"])
+
+
+def test_files_of_a_dead_pipeline_are_found_without_their_messages(world: World) -> None:
+    first, second = world.pipeline("p1"), world.pipeline("p2")
+    world.put("a")
+    first.poll(0)
+    world.queue.entries.clear()  # the queue gave the message up
+    assert second.adopt(9) == 0
+    world.sleep(GRACE_S + 1)
+    assert second.adopt(9) == 1
+    second.work()
+    assert world.landed() == ["a"]
+
+
+def test_a_stopped_pipeline_gives_everything_back_at_once(world: World) -> None:
+    first, second = world.pipeline("p1"), world.pipeline("p2")
+    world.put("a", "b", "c")
+    first.poll(0)
+    first.stop()
+    assert (len(first.local), second.poll(0)) == (0, 3)
+    second.work()
+    assert (world.landed(), world.queue.entries) == (["a", "b", "c"], {})
+
+
+# -- visibility ------------------------------------------------------------------------------------------------------
+
+
+def test_messages_are_extended_shortly_before_they_are_due_for_as_long_as_it_takes(world: World) -> None:
+    pipeline = world.pipeline()
+    (message,) = world.put("a")
+    pipeline.poll(0)
+    until = world.queue.entries[message].visible_at
+    assert until == world.now + RECEIVE_S
+    world.sleep(RECEIVE_S - MARGIN_S - 1)
+    pipeline.keep()
+    assert world.queue.entries[message].visible_at == until, "not yet"
+    world.sleep(1)
+    pipeline.keep()
+    assert world.queue.entries[message].visible_at == world.now + EXTENSION_S
+    for _ in range(5):
+        world.sleep(EXTENSION_S - MARGIN_S)
+        pipeline.keep()
+    pipeline.work()
+    assert (world.queue.acknowledged, pipeline.counters.received) == ([message], 1)
+
+
+def test_a_file_whose_messages_were_lost_is_given_to_others_unless_it_was_begun(world: World) -> None:
+    first, second = world.pipeline("p1"), world.pipeline("p2")
+    world.put("begun")
+    first.poll(0)
+    begun = first.begin()
+    world.put("ready", "doubly")
+    world.tell("doubly")
+    first.poll(0)
+    world.sleep(RECEIVE_S - 1)
+    for name, entry in world.queue.entries.items():
+        if name != "m3":  # the second message of "doubly" is extended
+            entry.receipt = "somebody else's"
+    first.keep()
+    assert [name_of(file.shard.uri) for file in first.local.files()] == ["begun", "doubly"]
+    assert (first.counters.unextended, second.adopt(9)) == (3, 1), "and the other one can have it at once"
+    first.run_batch(begun)
+    assert world.landed() == ["begun"]
+
+
+def test_the_last_extension_covers_the_commit(world: World) -> None:
+    pipeline = world.pipeline()
+    (old,) = world.put("old")
+    pipeline.poll(0)
+    world.sleep(RECEIVE_S - LAST_S + 10)
+    (young,) = world.put("young")
+    pipeline.poll(0)
+    deadline = world.queue.entries[young].visible_at
+    during: dict[str, float] = {}
+    publish = pipeline.committer.publish
+
+    def look(*given: Any) -> None:
+        during.update({name: entry.visible_at for name, entry in world.queue.entries.items()})
+        world.sleep(LAST_S - MARGIN_S + 1)
+        pipeline.keep()
+        assert world.queue.entries[old].visible_at == during[old], "it was the last one"
+        publish(*given)
+
+    pipeline.committer.publish = look  # type: ignore[method-assign]
+    began = world.now
+    pipeline.run_batch(pipeline.begin())
+    assert during == {old: began + LAST_S, young: deadline}, "one that has longer is left as it is"
+    assert sorted(world.queue.acknowledged) == [old, young]
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_one_bad_file_hurts_no_other_and_ends_in_quarantine(world: World) -> None:
+    pipeline = world.pipeline()
+    names = [f"f{number}" for number in range(8)]
+    messages = world.put(*names)
+    pipeline.job.poison = {"f5"}
+    pipeline.work()
+    others = [name for name in names if name != "f5"]
+    assert (world.landed(), world.states()["f5"]) == (others, ("open", 1))
+    assert list(world.queue.entries) == [messages[5]]
+    world.sleep(RETRY_S - 1)
+    assert pipeline.poll(0) == 0
+    for _ in range(2):
+        world.sleep(RETRY_S + 1)
+        pipeline.work()
+    assert world.states()["f5"] == ("quarantined", 3)
+    assert (world.queue.entries, pipeline.counters.quarantined, pipeline.counters.failures) == ({}, 1, 3)
+    pipeline.job.poison = set()
+    assert steering.redrive(world.engine, "orders", ["s3://landing/f5"]) == 1
+    second = world.pipeline("p2")
+    assert second.adopt(9) == 1
+    second.work()
+    assert world.landed() == names
+
+
+def test_files_that_the_error_names_are_tried_alone(world: World) -> None:
+    pipeline = world.pipeline()
+    world.put("a", "b", "c", "d", "e")
+    pipeline.job.poison, pipeline.job.names_suspects = {"b", "d"}, True
+    pipeline.work()
+    assert pipeline.job.runs == [["a", "b", "c", "d", "e"], ["a", "c", "e"], ["b"], ["d"]]
+    assert world.landed() == ["a", "c", "e"]
+
+
+def test_a_file_that_is_not_there_is_counted_and_one_that_comes_later_is_another(world: World) -> None:
+    pipeline = world.pipeline()
+    world.put("a")
+    world.queue.send(b"s3://landing/late")
+    pipeline.work()
+    assert (world.landed(), world.states()["late?"]) == (["a"], ("open", 1))
+    for _ in range(2):
+        world.sleep(RETRY_S + 1)
+        pipeline.work()
+    assert (world.states()["late?"], world.queue.entries) == (("quarantined", 3), {})
+    world.put("late")
+    pipeline.work()
+    assert world.landed() == ["a", "late"]
+
+
+def test_a_file_that_comes_between_two_attempts_lands_once(world: World) -> None:
+    pipeline = world.pipeline()
+    world.queue.send(b"s3://landing/late")
+    pipeline.work()
+    world.put("late")
+    world.sleep(RETRY_S + 1)
+    pipeline.adopt(9)
+    pipeline.work()
+    pipeline.work()
+    assert (world.landed(), world.queue.entries) == (["late"], {})
+    assert world.states() == {"late": ("done", 0), "late?": ("done", 1)}
+
+
+@pytest.mark.parametrize("where", ["s3", "local"])
+def test_what_was_written_over_is_finished_without_rows_and_its_new_content_lands(world: World, where: str) -> None:
+    pipeline = world.pipeline()
+    path = world.folder / "a"
+    if where == "s3":
+        world.put("a")
+    else:
+        path.write_text("content")
+        world.queue.send(uri_of(path).encode())
+    pipeline.poll(0)
+    world.bucket.put("a", "other content")
+    path.write_text("other content")
+    pipeline.work()
+    assert (world.landed(), world.queue.entries, pipeline.counters.superseded) == ([], {}, 1)
+    assert list(world.states().values()) == [("done", 0)]
+    world.tell("a") if where == "s3" else world.queue.send(uri_of(path).encode())
+    pipeline.work()
+    assert (world.landed(), len(list(steering.files(world.engine, "orders")))) == (["a"], 2)
+
+
+def test_a_store_that_does_not_answer_is_no_files_fault(world: World) -> None:
+    pipeline = world.pipeline()
+    world.put("a")
+    world.bucket.answers = False
+    for _ in range(5):
+        pipeline.work()
+        world.sleep(RETRY_S + 1)
+    assert (world.states(), pipeline.counters.failures) == ({"a": ("open", 0)}, 5)
+    world.bucket.answers = True
+    pipeline.work()
+    assert (world.landed(), world.queue.entries) == (["a"], {})
+
+
+@pytest.mark.parametrize("when", ["at once", "in a part"])
+def test_an_error_that_is_no_files_fault_ends_the_pipeline_and_lets_go_of_all_files(world: World, when: str) -> None:
+    pipeline = world.pipeline()
+    world.put("a", "b", "c", "d")
+    pipeline.job.fatal = RuntimeError("the transform is wrong")
+    if when == "in a part":
+        pipeline.job.fatal = None
+        pipeline.job.poison = {"a", "b", "c", "d"}
+        run = pipeline.job.run
+
+        def break_later(batch: str, files: Sequence[File]) -> Output:
+            if len(pipeline.job.runs) == 2:
+                pipeline.job.fatal = RuntimeError("the transform is wrong")
+            return run(batch, files)
+
+        pipeline.job.run = break_later  # type: ignore[method-assign]
+    pipeline.poll(0)
+    with pytest.raises(RuntimeError, match="transform"):
+        pipeline.run_batch(pipeline.begin())
+    second = world.pipeline("p2")
+    assert (len(pipeline.local), second.poll(0)) == (0, 4)
+    second.work()
+    assert (world.landed(), world.states()["a"]) == (["a", "b", "c", "d"], ("done", 0))
+
+
+def test_a_queue_that_is_away_for_a_moment_is_asked_again(world: World) -> None:
+    pipeline = world.pipeline()
+
+    def away(*_: Any) -> Any:
+        raise Unavailable("no answer")
+
+    world.put("a")
+    receive, world.queue.receive = world.queue.receive, away  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        pipeline.poll(0)
+    world.queue.receive = receive  # type: ignore[method-assign]
+    pipeline.work()
+    assert world.landed() == ["a"]

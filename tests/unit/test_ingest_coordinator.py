@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from botocore.exceptions import ClientError
 from pyspark.sql.types import StructType
 from sqlalchemy import select, update
+from sqlalchemy.exc import OperationalError
 
 from detent.errors import Unavailable
 from detent.ingest import metastore, source, steering
@@ -413,6 +415,45 @@ def test_what_was_committed_and_not_acknowledged_is_acknowledged_when_it_comes_a
     world.sleep(RECEIVE_S + 1)
     second.work()
     assert (second.job.runs, world.queue.entries, world.landed()) == ([], {}, ["a", "b"])
+
+
+def test_a_commit_whose_answer_was_lost_is_not_undone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database committed, and the connection broke: the second attempt finds the rows of the first one."""
+    pipeline = world.pipeline()
+    world.put("a", "b")
+    pipeline.poll(0)
+    files = pipeline.begin()
+    begin, broken = world.engine.begin, []
+
+    @contextmanager
+    def breaking() -> Iterator[Any]:
+        with begin() as connection:
+            yield connection
+        if not broken:
+            broken.append(True)
+            raise OperationalError("COMMIT", {}, Exception("the connection was closed"))
+
+    monkeypatch.setattr(world.engine, "begin", breaking)
+    pipeline.run_batch(files)
+    assert (broken, world.landed(), world.queue.entries) == ([True], ["a", "b"], {})
+    assert len(pipeline.job.runs) == 1
+
+
+def test_a_commit_that_could_not_be_had_is_made_when_the_message_comes_again(world: World) -> None:
+    pipeline = world.pipeline()
+    world.put("a", "b")
+    publish = pipeline.committer.publish
+
+    def away(*_: Any) -> None:
+        raise Unavailable("the database restarts")
+
+    pipeline.committer.publish = away  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        pipeline.work()
+    pipeline.committer.publish = publish  # type: ignore[method-assign]
+    assert world.landed() == []
+    pipeline.work()
+    assert (world.landed(), world.queue.entries) == (["a", "b"], {})
 
 
 def test_files_of_a_dead_pipeline_are_found_without_their_messages(world: World) -> None:

@@ -276,7 +276,24 @@ def test_a_commit_cannot_be_applied_again(database: Database) -> None:
     with pytest.raises(ShardsLost) as failure:
         advance(pipeline, [A, B], "b2")
     assert failure.value.shards == {A.key}
+    with pytest.raises(ShardsLost) as failure:
+        advance(pipeline, [A], "b1")  # by its own name, too
+    assert failure.value.shards == {A.key}
     assert (database.row(A).batch, database.row(B).state, database.batches()) == ("b1", "open", [("b1", "p1", 1)])
+
+
+def test_a_batch_that_was_refused_is_never_committed_and_a_committed_one_is_never_refused(database: Database) -> None:
+    sleeper, sweeper = database.pipeline("p1"), database.pipeline("p2")
+    sleeper.open([A, B])
+    advance(sleeper, [A], "b1")
+    assert not sweeper.refuse("b1")
+    assert [sweeper.refuse("b2") for _ in range(2)] == [True, True]
+    assert (sweeper.committed(), sweeper.was_refused("b1"), sweeper.was_refused("b2")) == ({"b1"}, False, True)
+    with pytest.raises(ShardsLost) as failure:
+        advance(sleeper, [B], "b2")
+    assert (failure.value.shards, database.row(B).state) == ({B.key}, "open")
+    advance(sleeper, [B], "b3")
+    assert sweeper.committed() == {"b1", "b3"}
 
 
 def test_what_the_table_has_is_finished_whoever_holds_the_row(database: Database) -> None:

@@ -116,6 +116,7 @@ class Statements(NamedTuple):
     advance: TextClause
     finish: TextClause
     touch: TextClause
+    enter: TextClause
 
 
 _COLUMNS: Final = (
@@ -138,6 +139,11 @@ ON CONFLICT (source, shard) DO UPDATE SET
     reason = excluded.reason
 WHERE detent_ingest_shards.state <> 'done'
 """
+
+_ENTERED: Final = (
+    "INSERT INTO detent_ingest_batches (source, batch, token, committed_at, shards, files, rows, bytes) "
+    "VALUES (:source, :batch, :token, {now}, :shards, :files, :rows, :bytes) ON CONFLICT (source, batch) DO NOTHING"
+)
 
 _SQLITE_NOW: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 _POSTGRES_NOW: Final = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
@@ -165,6 +171,7 @@ SQLITE: Final = Statements(
         f"UPDATE detent_ingest_shards SET updated_at = {_SQLITE_NOW} "
         "WHERE source = :source AND token = :token AND state = 'open' RETURNING shard"
     ),
+    enter=text(_ENTERED.format(now=_SQLITE_NOW)),
 )
 
 _KEYS: Final = (
@@ -204,6 +211,7 @@ POSTGRES: Final = Statements(
         f"UPDATE detent_ingest_shards SET updated_at = {_POSTGRES_NOW} "
         "WHERE source = :source AND token = :token AND state = 'open' RETURNING shard"
     ),
+    enter=text(_ENTERED.format(now=_POSTGRES_NOW)),
 )
 
 BY_DIALECT: Final = {"sqlite": SQLITE, "postgresql": POSTGRES}

@@ -8,9 +8,10 @@ refused at its commit, and whatever it wrote is nobody's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Engine, Row, bindparam, func, insert, select, text, update
+from sqlalchemy import Connection, Engine, Row, bindparam, func, select, text, update
 
 from detent.errors import Invalid, ShardsLost
 from detent.ingest.metastore import transact
@@ -88,7 +89,8 @@ class QueueSharedState:
         asked = _sorted(shards)
         rows: list[Any] = []
         for some in in_portions(asked, STATEMENT_ROWS):
-            rows += transact(self.engine, lambda connection, some=some: self._open(connection, some))  # type: ignore[misc]
+            work = partial(self._open, shards=some)
+            rows += transact(self.engine, work, is_single=self._takes_arrays)
         granted = {bytes(row.shard): row.attempts for row in rows if row.token == self.token and row.state == "open"}
         finished = frozenset(bytes(row.shard) for row in rows if row.state in {"done", "quarantined"})
         # One that is in no row was inserted by another while we looked.
@@ -172,14 +174,13 @@ class QueueSharedState:
         """Move shards of ours to their end, and note the batch, in somebody's transaction. `ShardsLost` if one of them
         is not ours: the transaction must be rolled back then."""
         asked = _sorted(shards)
-        if self._is_known(connection, record.batch):
+        if not self.enter(connection, record):
             raise self.shards_lost(shard.key for shard in asked)
         advanced: set[bytes] = set()
         for some in in_portions(asked, STATEMENT_ROWS):
             advanced |= self._advance(connection, some, record.batch)
         if len(advanced) != len(asked):
             raise self.shards_lost({shard.key for shard in asked} - advanced)
-        self.enter(connection, record)
 
     def _advance(self, connection: Connection, shards: Sequence[Shard], batch: str) -> set[bytes]:
         keys = {shard.key for shard in shards}
@@ -196,20 +197,14 @@ class QueueSharedState:
         ).all()
         return {bytes(row.shard) for row in rows}
 
-    def _is_known(self, connection: Connection, batch: str) -> bool:
-        """Whether a batch was committed before, or refused."""
-        return connection.execute(select(BATCHES.c.batch).where(*self._batch(batch))).first() is not None
-
     def refuse(self, batch: str) -> bool:
         """See to it that a batch cannot be committed any more; False if it was."""
 
         def note(connection: Connection) -> bool:
-            shards = connection.execute(select(BATCHES.c.shards).where(*self._batch(batch))).scalar()
-            if shards is not None:
-                return bool(shards == 0)
             # The row that its commit would write, with no shards: no commit is without.
-            self.enter(connection, BatchRecord(batch, 0, 0, 0, 0))
-            return True
+            if self.enter(connection, BatchRecord(batch, 0, 0, 0, 0)):
+                return True
+            return connection.execute(select(BATCHES.c.shards).where(*self._batch(batch))).scalar() == 0
 
         return transact(self.engine, note)
 
@@ -235,10 +230,10 @@ class QueueSharedState:
     def _batch(self, batch: str) -> tuple[Any, ...]:
         return BATCHES.c.source == self.source, BATCHES.c.batch == batch
 
-    def enter(self, connection: Connection, record: BatchRecord) -> None:
-        """Note a commit."""
-        values = {"source": self.source, "token": self.token, "committed_at": text(self._sql.now), **record._asdict()}
-        connection.execute(insert(BATCHES).values(values))
+    def enter(self, connection: Connection, record: BatchRecord) -> bool:
+        """Note a commit; False if the batch was noted before, as one or as refused."""
+        values = {"source": self.source, "token": self.token, **record._asdict()}
+        return connection.execute(self._sql.enter, values).rowcount == 1
 
     def shards_lost(self, keys: Iterable[bytes]) -> ShardsLost:
         """What a commit is refused with."""
@@ -249,7 +244,7 @@ class QueueSharedState:
         """Note that shards are finished, whoever has them: a table says so, which knows better than these rows."""
         for some in in_portions(_sorted(shards), STATEMENT_ROWS):
             values = self._rows(some, batch=batch, reason=reason[:REASON_MAX])
-            transact(self.engine, lambda connection, values=values: connection.execute(self._sql.finish, values))  # type: ignore[misc]
+            transact(self.engine, partial(Connection.execute, statement=self._sql.finish, parameters=values))
 
     # -- redriving and forgetting ------------------------------------------------------------------------------------
 

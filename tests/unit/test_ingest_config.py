@@ -315,15 +315,28 @@ def test_csv_files_are_grouped_by_their_headers(tmp_path: Path) -> None:
         blank=b"\n1,x\n",
         quoted=b'"a,b",c\n',
     )
-    assert csv_headers.groups(tmp_path, files, {}) == {
+    assert csv_headers.groups(tmp_path, files, csv_headers.HeaderStyle.of({})) == {
         ("id", "name"): ["a", "c", "d.gz"],
         ("name", "id"): ["b"],
-        (): ["empty", "blank"],
+        (): ["empty"],
+        ("1", "x"): ["blank"],  # as for Spark, lines without anything do not count
         ("a,b", "c"): ["quoted"],
     }
     semicolon = staged(tmp_path, e="größe;'a;b'\n".encode("latin-1"))
-    options = {"sep": ";", "encoding": "latin-1", "quote": "'"}
-    assert csv_headers.groups(tmp_path, semicolon, options) == {("größe", "a;b"): ["e"]}
+    style = csv_headers.HeaderStyle.of({"sep": ";", "encoding": "latin-1", "quote": "'"})
+    assert csv_headers.groups(tmp_path, semicolon, style) == {("größe", "a;b"): ["e"]}
+    remarked = staged(tmp_path, f=b"# by hand\n\na\tb\n")
+    style = csv_headers.HeaderStyle.of({"delimiter": "\\t", "comment": "#"})
+    assert csv_headers.groups(tmp_path, remarked, style) == {("a", "b"): ["f"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [({"sep": "||"}, "one character"), ({"encoding": "none"}, "no encoding"), ({"charset": "utf-16"}, "not in utf-16")],
+)
+def test_csv_styles_in_which_no_header_can_be_found_are_refused(options: dict[str, str], why: str) -> None:
+    with pytest.raises(Invalid, match=why):
+        csv_headers.HeaderStyle.of(options)
 
 
 def test_csv_files_without_a_usable_header_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +353,7 @@ def test_csv_files_without_a_usable_header_are_named(tmp_path: Path, monkeypatch
     )
     files.append(StagedFile("gone", File(Shard(b"gone", "gone", "", 1), Announced(""), 0.0)))
     with pytest.raises(FilesFailed) as failure:
-        csv_headers.groups(tmp_path, files, {})
+        csv_headers.groups(tmp_path, files, csv_headers.HeaderStyle.of({}))
     wanted = {b"twice", b"unnamed", b"long", b"encoded", b"plain.gz", b"cut.gz", b"gone"}
     assert failure.value.reasons.keys() == wanted
 
@@ -370,6 +383,9 @@ def test_ids_of_a_delta_table_are_found_as_the_library_finds_them(tmp_path: Path
     # And it is the log that was read, not the library that was asked for each of them.
     assert delta_log._read(log, 6, wanted) == answers[0]
     assert delta_log._read(log, 6, []) == frozenset()
+    for number in range(max(checkpoints, default=-1) + 1):
+        (log / f"{number:020d}.json").unlink()  # as Delta does in time with what a checkpoint has
+    assert delta_log._read(log, 6, wanted) == answers[0]
 
 
 def test_a_log_that_cannot_be_read_plainly_is_left_to_the_library(tmp_path: Path) -> None:

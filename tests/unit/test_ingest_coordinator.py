@@ -7,248 +7,24 @@ of files are the real ones, with a folder for S3. Only Spark is left out: the jo
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
-from pyspark.sql.types import StructType
-from sqlalchemy import select, update
+from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from detent.errors import Unavailable
-from detent.ingest import metastore, source, steering
+from detent.ingest import steering
 from detent.ingest.announced import Announced
-from detent.ingest.commit_manifest import ManifestCommitter
-from detent.ingest.committer import DataFile, Output
-from detent.ingest.config import IngestConfig
-from detent.ingest.coordinator import QueueCoordinator
-from detent.ingest.job import BatchFailed
+from detent.ingest.committer import Output
 from detent.ingest.local_state import File
-from detent.ingest.objects import Objects, uri_of
-from detent.ingest.queues import Delivery
-from detent.ingest.shard_sql import FILES, SHARDS
-from detent.ingest.shared_state import QueueSharedState
-from detent.ingest.staging import Staging
-
-RECEIVE_S, EXTENSION_S, LAST_S, GRACE_S, RETRY_S = 180, 60, 120, 120, 10
-MARGIN_S = 4
-
-
-@dataclass
-class Entry:
-    body: bytes
-    visible_at: float = 0.0
-    receipt: str = ""
-    deliveries: int = 0
-
-
-class Queue:
-    """Delivers again what was not acknowledged in time; a receipt is worth nothing from then on."""
-
-    name = "landing"
-    visibility_max_s = 43_200.0
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.entries: dict[str, Entry] = {}
-        self.acknowledged: list[str] = []
-        self.unreachable = False
-
-    def send(self, body: bytes) -> str:
-        name = f"m{len(self.entries) + len(self.acknowledged)}"
-        self.entries[name] = Entry(body)
-        return name
-
-    def receive(self, limit: int, wait_s: float, visibility_s: float) -> Sequence[Delivery]:
-        found = []
-        for name, entry in self.entries.items():
-            if entry.visible_at <= self._world.now and len(found) < limit:
-                entry.deliveries += 1
-                entry.visible_at = self._world.now + visibility_s
-                entry.receipt = f"{name}/{entry.deliveries}"
-                found.append(Delivery(name, entry.receipt, entry.body, entry.deliveries))
-        return found
-
-    def _current(self, delivery: Delivery) -> Entry | None:
-        entry = self.entries.get(delivery.message_id)
-        is_current = entry is not None and entry.receipt == delivery.receipt and entry.visible_at > self._world.now
-        return entry if is_current and not self.unreachable else None
-
-    def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
-        failed = [one for one in deliveries if self._current(one) is None]
-        for one in deliveries:
-            if one not in failed:
-                self.entries[one.message_id].visible_at = self._world.now + visibility_s
-        return failed
-
-    def acknowledge(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
-        failed = [one for one in deliveries if self._current(one) is None]
-        for one in deliveries:
-            if one not in failed:
-                del self.entries[one.message_id]  # a second time in one call is an error
-                self.acknowledged.append(one.message_id)
-        return failed
-
-    def retention_s(self) -> float | None:
-        return 4 * 86_400.0
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-
-class Bucket:
-    """What of S3's client is used, in memory."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.answers = True
-
-    def put(self, key: str, content: str) -> str:
-        self.objects[key] = content.encode()
-        return hashlib.md5(self.objects[key]).hexdigest()
-
-    def _get(self, key: str) -> bytes:
-        if not self.answers:
-            raise ClientError({"Error": {"Code": "SlowDown"}}, "GetObject")
-        if key not in self.objects:
-            raise ClientError({"Error": {"Code": "404"}}, "GetObject")
-        return self.objects[key]
-
-    def head_object(self, *, Bucket: str, Key: str) -> dict[str, Any]:
-        content = self._get(Key)
-        return {"ContentLength": len(content), "ETag": f'"{hashlib.md5(content).hexdigest()}"'}
-
-    def get_object(self, *, Bucket: str, Key: str, IfMatch: str = "") -> dict[str, Any]:
-        content = self._get(Key)
-        if IfMatch and IfMatch.strip('"') != hashlib.md5(content).hexdigest():
-            raise ClientError({"Error": {"Code": "412"}}, "GetObject")
-        return {"Body": Body(content)}
-
-
-class Body(io.BytesIO):
-    def iter_chunks(self, size: int) -> Iterator[bytes]:
-        return iter(lambda: self.read(size), b"")
-
-
-class Job:
-    """Fetches files as the real one does, and writes their names down instead of their rows."""
-
-    def __init__(self, world: World, committer: ManifestCommitter, objects: Objects) -> None:
-        self._world, self._committer, self._objects = world, committer, objects
-        self.runs: list[list[str]] = []
-        self.poison: set[str] = set()
-        self.names_suspects = False
-        self.fatal: BaseException | None = None
-        self.meanwhile: Callable[[], None] = lambda: None
-
-    def run(self, batch: str, files: Sequence[File]) -> Output:
-        self.runs.append(sorted(name_of(file.shard.uri) for file in files))
-        folder = Path(self._committer.folder_of(batch))
-        with Staging(self._world.folder / "staging" / batch, files, self._objects) as staging:
-            staging.fetch()
-        if self.fatal is not None:
-            raise self.fatal
-        poison = [file for file in files if name_of(file.shard.uri) in self.poison]
-        if poison:
-            raise BatchFailed("the file is no gzip", poison if self.names_suspects else [])
-        folder.mkdir(parents=True)
-        path = folder / "part.parquet"
-        path.write_text(json.dumps(self.runs[-1]))
-        meanwhile, self.meanwhile = self.meanwhile, lambda: None
-        meanwhile()
-        return Output(batch, str(folder), (DataFile(str(path), len(files), 1, 0),), StructType([]))
-
-
-class Pipeline(QueueCoordinator):
-    """A pipeline that is stepped by hand."""
-
-    def __init__(self, world: World, token: str) -> None:
-        shared = QueueSharedState(world.engine, world.config.name, token, round(world.config.grace_s * 1000))
-        committer = ManifestCommitter(world.config.location, shared)
-        objects = Objects(world.config.identity)
-        objects._client = world.bucket
-        self.job = Job(world, committer, objects)
-        super().__init__(
-            world.config, world.queue, shared, committer, objects, self.job, clock=lambda: world.now  # type: ignore[arg-type]
-        )  # fmt: skip
-
-    def begin(self) -> list[File]:
-        return self.next_batch(is_draining=True)
-
-    def work(self) -> None:
-        """All that can be done now."""
-        self.poll(0)
-        while files := self.begin():
-            self.run_batch(files)
-
-
-class World:
-    """A queue, a bucket, a database, and the time."""
-
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        self.folder, self.now = folder, 1_000.0
-        given = {"name": "orders", "queue": "sqs:landing", "table": "table", "folder": str(folder), **settings}
-        self.config = IngestConfig(**given)
-        self.queue, self.bucket = Queue(self), Bucket()
-        self.engine = metastore.connect(self.config.state_url)
-        source.register(self.engine, self.config)
-
-    def pipeline(self, token: str = "p1") -> Pipeline:
-        return Pipeline(self, token.ljust(32, "0"))
-
-    def sleep(self, seconds: float) -> None:
-        """Time passes, in the database as well."""
-        self.now += seconds
-        with self.engine.begin() as connection:
-            connection.execute(update(SHARDS).values(updated_at=SHARDS.c.updated_at - round(seconds * 1000)))
-
-    def tell(self, *names: str) -> str:
-        """A notification of objects as they are now."""
-        records = [
-            {
-                "eventSource": "aws:s3",
-                "eventName": "ObjectCreated:Put",
-                "s3": {
-                    "bucket": {"name": "landing"},
-                    "object": {"key": name, "size": 1, "eTag": hashlib.md5(self.bucket.objects[name]).hexdigest()},
-                },
-            }
-            for name in names
-        ]
-        return self.queue.send(json.dumps({"Records": records}).encode())
-
-    def put(self, *names: str) -> list[str]:
-        """Objects, each with a notification of its own."""
-        for name in names:
-            self.bucket.put(name, f"content of {name}")
-        return [self.tell(name) for name in names]
-
-    def landed(self) -> list[str]:
-        """What readers of the table see; a listed file that was deleted is an error."""
-        with self.engine.connect() as connection:
-            paths = connection.execute(select(FILES.c.path)).scalars().all()
-        return sorted(name for path in paths for name in json.loads(Path(path).read_text()))
-
-    def states(self) -> dict[str, tuple[str, int]]:
-        """State and attempts of each file."""
-        return {
-            f"{name_of(one.uri)}{'?' if one.version == 'missing' else ''}": (one.state, one.attempts)
-            for one in steering.files(self.engine, "orders")
-        }
-
-    def outputs(self) -> int:
-        """Folders that Spark's output is in."""
-        return len(list((Path(self.config.location) / "data").glob("*")))
-
-
-def name_of(uri: str) -> str:
-    return uri.rpartition("/")[2]
+from detent.ingest.objects import uri_of
+from detent.ingest.shard_sql import SHARDS
+from ingestfakes import EXTENSION_S, GRACE_S, LAST_S, MARGIN_S, RECEIVE_S, RETRY_S, World, name_of
 
 
 @pytest.fixture
@@ -679,3 +455,154 @@ def test_a_queue_that_is_away_for_a_moment_is_asked_again(world: World) -> None:
     world.queue.receive = receive  # type: ignore[method-assign]
     pipeline.work()
     assert world.landed() == ["a"]
+
+
+# -- in between ------------------------------------------------------------------------------------------------------
+
+
+def away(*_: Any, **__: Any) -> Any:
+    raise Unavailable("no answer")
+
+
+@pytest.mark.parametrize("step", ["lost", "fail"])
+def test_a_batch_that_the_database_interrupts_is_run_again(world: World, step: str) -> None:
+    pipeline = world.pipeline()
+    world.put("a", "b")
+    pipeline.poll(0)
+    if step == "fail":
+        gone = world.bucket.objects.pop("b")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline.shared, step, away)
+        with pytest.raises(Unavailable):
+            pipeline.run_batch(pipeline.begin())
+    if step == "fail":
+        world.bucket.objects["b"] = gone
+    assert len(pipeline.local) == 0
+    world.sleep(RECEIVE_S + 1)
+    pipeline.work()
+    assert (world.landed(), world.queue.entries) == (["a", "b"], {})
+
+
+@pytest.mark.parametrize("identity", ["uri", "etag"])
+def test_a_file_that_comes_between_its_announcement_and_its_fetch_lands_once(
+    make: Callable[..., World], identity: str
+) -> None:
+    world = make(identity=identity)
+    pipeline = world.pipeline()
+    etag = world.bucket.put("late", "content of late")
+    del world.bucket.objects["late"]
+    about = {"bucket": {"name": "landing"}, "object": {"key": "late", "eTag": etag}}  # without its size
+    record = {"eventSource": "aws:s3", "eventName": "ObjectCreated:Put", "s3": about}
+    world.queue.send(json.dumps({"Records": [record]}).encode())
+    pipeline.poll(0)
+    world.put("late")
+    for _ in range(4):
+        pipeline.work()
+        world.sleep(RECEIVE_S + 1)
+    assert (world.landed(), world.queue.entries) == (["late"], {})
+
+
+def test_a_message_is_extended_until_the_commit_of_its_last_file(make: Callable[..., World]) -> None:
+    world = make(batch_files=1)
+    pipeline = world.pipeline()
+    for name in "ab":
+        world.bucket.put(name, name)
+    message = world.tell("a", "b")
+    pipeline.poll(0)
+    world.sleep(RECEIVE_S - LAST_S + 10)
+    pipeline.run_batch(pipeline.begin())
+    for _ in range(80):
+        world.sleep(MARGIN_S / 2)
+        pipeline.keep()
+    assert world.queue.entries[message].visible_at > world.now
+    pipeline.run_batch(pipeline.begin())
+    assert world.queue.acknowledged == [message]
+
+
+def test_a_missing_file_does_not_stop_a_pipeline_that_goes_by_sequencers(make: Callable[..., World]) -> None:
+    world = make(identity="sequencer")
+    pipeline = world.pipeline()
+    about = {"bucket": {"name": "landing"}, "object": {"key": "gone", "eTag": "e", "sequencer": "01"}}
+    record = {"eventSource": "aws:s3", "eventName": "ObjectCreated:Put", "s3": about}
+    world.queue.send(json.dumps({"Records": [record]}).encode())
+    pipeline.work()
+    world.sleep(GRACE_S + 1)
+    pipeline.adopt(9)
+    pipeline.work()
+    assert world.states()["gone?"][1] == 2
+
+
+def test_a_file_that_came_after_all_is_not_forgotten_when_the_pipeline_dies_over_it(world: World) -> None:
+    first, second = world.pipeline("p1"), world.pipeline("p2")
+    world.queue.send(b"s3://landing/late")
+    for _ in range(3):
+        first.work()
+        world.sleep(RETRY_S + 1)
+    assert (world.states(), world.queue.entries) == ({"late?": ("quarantined", 3)}, {})
+    world.bucket.put("late", "content")
+    steering.redrive(world.engine, "orders")
+    first.shared.open = away  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        first.adopt(9)
+    second.adopt(9)
+    second.work()
+    assert world.landed() == ["late"]
+
+
+def test_one_file_that_cannot_be_looked_up_keeps_no_other_from_being_adopted(world: World) -> None:
+    first, second = world.pipeline("p1"), world.pipeline("p2")
+    world.queue.send(b"s3://landing/late")
+    world.put("a")
+    first.poll(0)
+    world.queue.entries.clear()
+    world.sleep(GRACE_S + 1)
+    world.bucket.head_object = away  # type: ignore[method-assign]
+    second.adopt(9)
+    second.work()
+    assert world.landed() == ["a"]
+
+
+def test_a_file_that_could_not_be_let_go_of_is_taken_up_again(world: World) -> None:
+    """Its row says that it is ours, and we say that we are alive: nobody would ever have it."""
+    pipeline, second = world.pipeline("p1"), world.pipeline("p2")
+    world.put("a")
+    pipeline.poll(0)
+    world.queue.entries.clear()
+    pipeline.job.fatal = Unavailable("no answer")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline.shared, "release", away)
+        with pytest.raises(Unavailable):
+            pipeline.run_batch(pipeline.begin())
+    pipeline.job.fatal = None
+    for _ in range(5):
+        world.sleep(GRACE_S / 2)
+        for one in (pipeline, second):
+            one.keep()
+            one.adopt(9)
+            one.work()
+    assert world.landed() == ["a"]
+
+
+def test_a_backfill_that_the_database_interrupts_leaves_out_no_file(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    from detent.ingest import running
+
+    monkeypatch.setattr(running, "BACKOFF_S", 0.01)
+    folder = world.folder / "in"
+    folder.mkdir()
+    for name in "abc":
+        (folder / name).write_text(name)
+    pipeline = world.pipeline()
+    opened, calls = pipeline.shared.open, []
+
+    def away_once(shards: Any) -> Any:
+        calls.append(1)
+        return away() if len(calls) == 1 else opened(shards)
+
+    pipeline.shared.open = away_once  # type: ignore[method-assign]
+    until = running._Until(threading.Event(), True, str(folder))
+    running._Run(world.config, pipeline, world.engine, None, until, lambda _: None).run()
+    assert world.landed() == ["a", "b", "c"]

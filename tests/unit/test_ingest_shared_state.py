@@ -126,7 +126,7 @@ def test_taking_a_file_of_a_silent_pipeline_makes_it_fresh_so_that_no_third_take
     assert (first.lost([A.key]), second.lost([A.key])) == ({A.key}, frozenset())
 
 
-@pytest.mark.parametrize("passed_ms", [0, LONG_AGO_MS])
+@pytest.mark.parametrize("passed_ms", [0, GRACE_MS * 7 // 10, LONG_AGO_MS])
 def test_ones_own_file_is_granted_again(database: Database, passed_ms: int) -> None:
     """A message that comes back while this pipeline has its file is no error: it goes on."""
     first, second = database.pipeline("p1"), database.pipeline("p2")
@@ -135,6 +135,7 @@ def test_ones_own_file_is_granted_again(database: Database, passed_ms: int) -> N
     second.open([A])  # taken over, as after a crash
     database.age(passed_ms)
     assert second.open([A]).granted == {A.key: 0}
+    database.age(GRACE_MS * 7 // 10)
     assert first.open([A]).held == {A.key}, "asking again says that one is alive"
 
 
@@ -458,6 +459,9 @@ def test_pipelines_that_start_at_once_make_the_tables_once(url: str) -> None:
         ("", "a database's URL"),
         ("sqlite://", "in memory"),
         ("sqlite:///:memory:", "in memory"),
+        ("postgresql+nope://user:secret@localhost/shop", "no driver"),
+        ("postgresql://user:sec/ret@localhost:x/shop", "special characters"),
+        ("sqlite:///file::memory:?uri=true", "in memory"),
         ("mysql://root:secret@localhost/shop", "not in mysql"),
         ("nothing://user:secret@localhost/shop", "not in nothing"),
         ("postgresql+psycopg2://user:secret@localhost/shop", "needs a driver"),

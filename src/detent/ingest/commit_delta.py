@@ -146,6 +146,9 @@ class DeltaCommitter(Committer):
 
     def publish(self, shards: Sequence[Shard], output: Output) -> None:
         adds = self._adds(shards, output)
+        if not adds and self._open_if_there() is None:
+            self._publish_nothing(shards, output)
+            return
         for _ in range(COMMIT_ATTEMPTS):
             table = self._open()
             self._check_ours(table, shards, output.batch)
@@ -165,6 +168,14 @@ class DeltaCommitter(Committer):
             self._note(shards, output)
             return
         raise Unavailable(f"others wrote to {self.location} first, {COMMIT_ATTEMPTS} times") from failure
+
+    def _publish_nothing(self, shards: Sequence[Shard], output: Output) -> None:
+        """Files without rows or columns, of which no table can be made: they are finished in the database alone."""
+
+        def commit(connection: Connection) -> None:
+            self.state.advance(connection, shards, output.record(len(shards)))
+
+        transact(self.state.engine, commit)
 
     def _check_ours(self, table: DeltaTable, shards: Sequence[Shard], batch: str) -> None:
         """`ShardsLost` if another pipeline committed a shard, has it now, or swept the batch."""

@@ -104,7 +104,7 @@ class IngestConfig:
         if not self.state:
             return f"sqlite:///{self.path(f'{self.name}.ingest.db')}"
         prefix, _, path = self.state.partition("sqlite:///")
-        if not prefix and path and not path.startswith("/"):
+        if not prefix and path and not path.startswith(("/", ":", "file:")):
             return f"sqlite:///{self.path(path)}"
         return self.state
 
@@ -149,7 +149,7 @@ class IngestConfig:
         file = Path(path)
         try:
             document = tomllib.loads(file.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             raise NotFound(f"there is no file {file}: write one, as `detent ingest run --help` shows") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise Invalid(f"{file} is no TOML: {error}") from error
@@ -209,7 +209,9 @@ def _check(config: IngestConfig) -> None:
         if kind == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
             raise Invalid(f"{one.name} is a number, not {value!r}")
         if kind.startswith("Mapping") and not _is_texts(value):
-            raise Invalid(f"{one.name} is a section of names and texts, not {value!r}")
+            raise Invalid(f"{one.name} is a section of names and texts: put values in quotes")
+        if kind == "bool" and not isinstance(value, bool):
+            raise Invalid(f"{one.name} is true or false, not {value!r}")
     if not _NAME.fullmatch(config.name):
         raise Invalid(
             f"a name is letters, digits and _.- and begins with a letter or digit, which {config.name!r} is not"
@@ -226,8 +228,8 @@ def _check(config: IngestConfig) -> None:
         raise Invalid(f"the table is a folder, and not {config.table}: Spark from pip writes to file systems")
     if min(config.batch_files, config.attempts) < 1 or size_of(config.batch_bytes) < 1:
         raise Invalid("a batch has a file and a byte at least, and a file is tried once at least")
-    if config.commit_timeout_s <= 0:
-        raise Invalid("commit_timeout is longer than nothing: a minute is usual")
+    if config.commit_timeout_s <= 0 or not milliseconds(config.visibility):
+        raise Invalid("commit_timeout and visibility are longer than nothing: a minute or two are usual")
     unknown = config.s3.keys() - {"region", "endpoint"}
     if unknown:
         raise Invalid(

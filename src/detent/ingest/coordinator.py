@@ -71,6 +71,7 @@ class QueueCoordinator:
         self._lock = threading.Lock()
         self._batches = 0
         self._touched_at = clock()
+        self._strangers: set[bytes] = set()
         self.local = QueueLocalState()
         self.counters = Counters()
         self.schedule = VisibilitySchedule(_seconds(config.visibility), config.commit_timeout_s, queue.visibility_max_s)
@@ -145,16 +146,24 @@ class QueueCoordinator:
     def adopt(self, limit: int) -> int:
         """Ask for files that somebody put back, or died over; how many there were."""
         asked: dict[bytes, _Asked] = {}
+        came: list[Shard] = []
         for shard in self.shared.left_behind(limit):
             found, file = shard, announced_of(shard)
             if shard.version == MISSING:
-                found, file = self._identified(Announced(shard.uri))
+                try:
+                    found, file = self._identified(Announced(shard.uri))
+                except Invalid:  # its sequencer is not known any more
+                    file = Announced(shard.uri)
+                except Unavailable as error:
+                    _log.warning("%s waits: %s", shard.uri, error)
+                    continue
                 if found != shard:
-                    self.shared.finish([shard], reason="it came later")
+                    came.append(shard)
             with self._lock:
                 if found.key not in self.local:
                     asked[found.key] = _Asked(found, file)
         self._ask(asked)
+        self.shared.finish(came, reason="it came later")  # only now: until the other is there, this row is all we have
         return len(asked)
 
     def _ask(self, asked: dict[bytes, _Asked]) -> None:
@@ -203,10 +212,15 @@ class QueueCoordinator:
     def _touch(self) -> None:
         with self._lock:
             ready = {file.shard.key for file in self.local.ready()}
-        lost = ready - self.shared.touch()
+        ours = self.shared.touch()
+        lost = ready - ours
         with self._lock:
             self.local.drop(key for key in lost if key in self.local and self.local.file(key).stage == "ready")
+            strangers = {key for key in ours if key not in self.local}
         self.counters.lost += len(lost)
+        # One that was just opened is not known here so far; one that is still not known the next time was forgotten.
+        self.shared.release(strangers & self._strangers)
+        self._strangers = strangers - self._strangers
 
     def _drop_abandoned(self) -> None:
         """A file whose messages were lost is not begun: whoever has them now will want it."""
@@ -237,6 +251,13 @@ class QueueCoordinator:
 
     def run_batch(self, files: Sequence[File]) -> None:
         """Commit what can be committed of these files. What cannot is let go of, or put into quarantine."""
+        try:
+            self._run_batch(files)
+        except BaseException:
+            self._let_go(files)
+            raise
+
+    def _run_batch(self, files: Sequence[File]) -> None:
         from detent.ingest.job import BatchFailed
 
         crash.point("ingest.after_open")
@@ -250,9 +271,6 @@ class QueueCoordinator:
             except BatchFailed as error:
                 self._divide(files, error.suspects, error.reason)
                 return
-            except BaseException:
-                self._let_go(files)
-                raise
             files = self._publish(files, output)
 
     def _name(self) -> str:
@@ -274,7 +292,8 @@ class QueueCoordinator:
         keys = [file.shard.key for file in files]
         with self._lock:
             self.local.written(keys)
-            messages = self.schedule.last({m for file in files for m in file.messages}, self._clock())
+            ending = {m for file in files for m in file.messages if m.waits_for <= set(keys)}
+            messages = self.schedule.last(ending, self._clock())
             for message in messages:
                 message.is_last_extended = True
         self._extend(messages, self.schedule.last_s)
@@ -288,10 +307,6 @@ class QueueCoordinator:
                 for message in messages:
                     message.is_last_extended = False
             return self._without_lost(files, error.shards)
-        except BaseException:
-            # Nobody knows whether it was committed: the files stay, and if they are a table's, their rows say so.
-            self._let_go(files)
-            raise
         crash.point("ingest.after_publish")
         self._committed(keys, output)
         return []

@@ -42,16 +42,20 @@ def connect(url: str, *, create: bool = True) -> Engine:
 def _engine(url: str) -> Engine:
     try:
         parsed = sqlalchemy.make_url(url)
-    except sqlalchemy.exc.ArgumentError:
+    except (sqlalchemy.exc.ArgumentError, ValueError):  # whose texts may have a part of a password in them
         raise Invalid(
             "state is a database's URL: sqlite:///ingest.db (three slashes, then the path) or "
-            "postgresql+psycopg://user@host/database"
+            "postgresql+psycopg://user@host/database, with special characters of a password encoded"
         ) from None
     name = parsed.get_backend_name()
     if name not in BY_DIALECT:
         raise Invalid(f"shards are kept in SQLite or PostgreSQL, not in {name}")
+    try:
+        parsed.get_dialect()
+    except sqlalchemy.exc.NoSuchModuleError:
+        raise Invalid(f"there is no driver {parsed.drivername}: write postgresql+psycopg, or sqlite") from None
     if name == "sqlite":
-        if not parsed.database or parsed.database == ":memory:":
+        if not parsed.database or ":memory:" in parsed.database:
             raise Invalid("state needs a file, such as sqlite:///ingest.db: what is in memory is lost with the process")
         Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
         return durable_sqlite(sqlalchemy.create_engine(parsed, connect_args={"timeout": BUSY_MS / 1000}))
@@ -96,10 +100,11 @@ def durable_sqlite(engine: Engine) -> Engine:
 def transact(engine: Engine, work: Callable[[Connection], Result], *, is_single: bool = False) -> Result:
     """What `work` answers, in a transaction of its own that is tried again when others came in the way. With
     `is_single` it is one statement, which PostgreSQL needs no beginning and end for: each would be a round trip."""
-    alone = engine.execution_options(isolation_level="AUTOCOMMIT") if is_single else engine
+    is_alone = is_single and engine.dialect.name == "postgresql"
+    alone = engine.execution_options(isolation_level="AUTOCOMMIT") if is_alone else engine
     for attempt in range(ATTEMPTS):
         try:
-            with alone.connect() if is_single else alone.begin() as connection:
+            with alone.connect() if is_alone else alone.begin() as connection:
                 return work(connection)
         except (OperationalError, IntegrityError, ProgrammingError) as error:
             if not _is_passing(error):
@@ -107,6 +112,11 @@ def transact(engine: Engine, work: Callable[[Connection], Result], *, is_single:
             failure = error
         time.sleep(random.uniform(0, min(RETRY_S_MAX, RETRY_S * 2**attempt)))
     raise Unavailable(f"the database of the shards cannot be had: {failure.orig}") from failure
+
+
+def read(engine: Engine, question: Callable[[Connection], Result]) -> Result:
+    """What a question answers, asked again when nobody answered."""
+    return transact(engine, question, is_single=True)
 
 
 def _is_passing(error: DBAPIError) -> bool:

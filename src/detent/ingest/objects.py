@@ -108,7 +108,7 @@ class Objects:
     def _check_known(self, file: Announced) -> None:
         """A file that was missing when it was announced has no identity; if it has come since, it will get one, and
         must not be read without."""
-        if self._policy != "uri" and version_of(file, self._policy) is None:
+        if file.size is None or version_of(file, self._policy) is None:
             self.look_up(file)
             raise Unavailable(f"{file.uri} was missing until now")
 

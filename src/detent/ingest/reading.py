@@ -61,6 +61,11 @@ class Reader:
             raise Invalid('new_columns = "rescue" needs a rescued_column')
         if config.schema and config.format in {"text", "binary"}:
             raise Invalid(f"{config.format} files have a schema of their own: leave schema out")
+        if self._has_headers():
+            csv_headers.HeaderStyle.of(self._options())
+
+    def _has_headers(self) -> bool:
+        return self._config.format == "csv" and self._options()["header"].lower() == "true"
 
     # -- the schema --------------------------------------------------------------------------------------------------
 
@@ -128,7 +133,7 @@ class Reader:
         config = self._config
         if config.format in {"text", "binary"}:
             frame = self._load(folder, None).select("*", *self._origin)
-        elif config.format == "csv" and self._options()["header"].lower() == "true":
+        elif self._has_headers():
             found = self._read_csv(folder, files)
             if found is None:
                 return None
@@ -184,7 +189,7 @@ class Reader:
 
     def _read_csv(self, folder: Path, files: Sequence[StagedFile]) -> DataFrame | None:
         """Files with one header together: Spark matches columns by their place alone, and files differ in it."""
-        groups = csv_headers.groups(folder, files, self._options())
+        groups = csv_headers.groups(folder, files, csv_headers.HeaderStyle.of(self._options()))
         frames = [self._read_csv_group(folder, header, names) for header, names in groups.items() if header]
         if not frames:
             return None

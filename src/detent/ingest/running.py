@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -246,8 +246,10 @@ class _Run:
     def _persistently(self, step: Callable[[], bool], is_over: Callable[[], bool]) -> None:
         """Take steps until it is over; wait where there was nothing to do, and longer where something is not there."""
         failures = 0
-        while not self._ended.is_set() and not is_over():
+        while not self._ended.is_set():
             try:
+                if is_over():
+                    return
                 did = step()
                 failures = 0
             except (Unavailable, Busy) as error:
@@ -301,10 +303,12 @@ class _Run:
         if not files:
             self._listing = None
             return
+        self._listing = chain(files, listing)  # until they were asked for
         horizon = source.forgotten_to(self._engine, self._config.name)
         known = [file for file in files if (file.modified_ms or 0) > horizon]
         self._worker.counters.too_old += len(files) - len(known)
         self._worker.announce(known)
+        self._listing = listing
 
     def _prune(self) -> None:
         interval_ms = milliseconds(self._config.prune_interval)

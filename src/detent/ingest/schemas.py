@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from sqlalchemy import Connection, Engine, insert, select, text
 
 from detent.errors import Invalid
-from detent.ingest.metastore import transact
+from detent.ingest.metastore import read, transact
 from detent.ingest.shard_sql import BY_DIALECT, SCHEMAS
 from detent.ingest.shared_state import QueueSharedState
 
@@ -31,8 +31,7 @@ class KeptSchema(NamedTuple):
 
 def kept_schema(engine: Engine, name: str) -> KeptSchema | None:
     """The newest schema under a name; None if there is none."""
-    with engine.connect() as connection:
-        return _newest(connection, name)
+    return read(engine, lambda connection: _newest(connection, name))
 
 
 def _newest(connection: Connection, name: str) -> KeptSchema | None:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from sqlalchemy import Connection, Engine, Row, bindparam, func, select, text, update
 
 from detent.errors import Invalid, ShardsLost
-from detent.ingest.metastore import transact
+from detent.ingest.metastore import read, transact
 from detent.ingest.shard_sql import BATCHES, BY_DIALECT, SHARDS, SOURCES
 
 STATEMENT_ROWS: Final = 1_000
@@ -116,10 +116,9 @@ class QueueSharedState:
         """Which of these shards are not ours any more, as far as one can know without holding their rows."""
         asked = sorted(keys)
         ours: set[bytes] = set()
-        with self.engine.connect() as connection:
-            for some in in_portions(asked, STATEMENT_ROWS):
-                rows = self._look(connection, some)
-                ours |= {bytes(row.shard) for row in rows if row.token == self.token and row.state == "open"}
+        for some in in_portions(asked, STATEMENT_ROWS):
+            rows = read(self.engine, partial(self._look, keys=some))
+            ours |= {bytes(row.shard) for row in rows if row.token == self.token and row.state == "open"}
         return frozenset(asked) - ours
 
     # -- letting go --------------------------------------------------------------------------------------------------
@@ -140,7 +139,7 @@ class QueueSharedState:
             counted = attempts + (attempts_max is not None)
             is_last = attempts_max is not None and counted >= attempts_max
             # Nobody's, and as old as one that was left behind will be when the delay is over.
-            back_dated = text(f"{self._sql.now} - {max(0, self.grace_ms - delay_ms):d}")
+            back_dated = text(f"{self._sql.now} + {delay_ms - self.grace_ms:d}")
             values = {
                 "attempts": counted,
                 "reason": reason[:REASON_MAX],
@@ -211,8 +210,7 @@ class QueueSharedState:
     def committed(self) -> frozenset[str]:
         """The batches that the database says were committed."""
         query = select(BATCHES.c.batch).where(BATCHES.c.source == self.source, BATCHES.c.shards > 0)
-        with self.engine.connect() as connection:
-            return frozenset(connection.execute(query).scalars())
+        return frozenset(read(self.engine, lambda connection: connection.execute(query).scalars().all()))
 
     def has_committed(self, batch: str) -> bool:
         """Whether the database says that a batch was committed."""
@@ -224,8 +222,8 @@ class QueueSharedState:
 
     def _shards_of(self, batch: str) -> int | None:
         """The shards of a batch; 0 if it was refused, None if nothing is known of it."""
-        with self.engine.connect() as connection:
-            return connection.execute(select(BATCHES.c.shards).where(*self._batch(batch))).scalar()
+        query = select(BATCHES.c.shards).where(*self._batch(batch))
+        return read(self.engine, lambda connection: connection.execute(query).scalar())
 
     def _batch(self, batch: str) -> tuple[Any, ...]:
         return BATCHES.c.source == self.source, BATCHES.c.batch == batch
@@ -261,8 +259,8 @@ class QueueSharedState:
             .order_by(columns.shard)
             .limit(limit)
         )
-        with self.engine.connect() as connection:
-            return [Shard(bytes(row.shard), row.uri, row.version, row.size) for row in connection.execute(query)]
+        rows = read(self.engine, lambda connection: connection.execute(query).all())
+        return [Shard(bytes(row.shard), row.uri, row.version, row.size) for row in rows]
 
     def unfinished(self) -> int:
         """How many shards are open and ours, or nobody's: they are waited for before a source counts as drained."""
@@ -273,8 +271,7 @@ class QueueSharedState:
             columns.token.in_(("", self.token)),
             ~columns.uri.startswith(MESSAGE_SCHEME, autoescape=True),
         )
-        with self.engine.connect() as connection:
-            return int(connection.execute(query).scalar_one())
+        return read(self.engine, lambda connection: connection.execute(query).scalar_one())
 
     def take_turn(self, column: str, interval_ms: int) -> bool:
         """Whether it is this pipeline's turn to do what only one of them does every `interval_ms`."""

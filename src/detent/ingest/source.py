@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
 from detent.errors import Invalid
 from detent.ingest.config import IngestConfig
-from detent.ingest.metastore import transact
+from detent.ingest.metastore import read, transact
 from detent.ingest.shard_sql import BATCHES, FILES, SHARDS, SOURCES
 from detent.ingest.shared_state import now_ms
 
@@ -53,16 +53,14 @@ def check_window(config: IngestConfig, retention_s: float | None) -> None:
 
 def forgotten_to(engine: Engine, source: str) -> int:
     """The time up to which finished files may be forgotten, in milliseconds; 0 if all are known."""
-    with engine.connect() as connection:
-        row = connection.execute(select(SOURCES.c.forgotten_to).where(SOURCES.c.source == source)).first()
-    return 0 if row is None else int(row.forgotten_to)
+    query = select(SOURCES.c.forgotten_to).where(SOURCES.c.source == source)
+    return read(engine, lambda connection: connection.execute(query).scalar()) or 0
 
 
 def prune(engine: Engine, config: IngestConfig, retention_s: float | None) -> int:
     """Forget finished files: those older than the window and, where a count is set and there are more, the oldest that
     the queue cannot deliver any more. Files that are being worked on, or in quarantine, stay. How many went."""
-    with engine.connect() as connection:
-        now = now_ms(connection)
+    now = read(engine, now_ms)
     by_age = now - round(config.window_s * 1000)
     pruned = _prune(engine, config.name, by_age, None)
     if config.window_files:
@@ -87,9 +85,8 @@ def _prune(engine: Engine, source: str, before_ms: int, keep: int | None) -> int
 
 
 def _finished(engine: Engine, source: str) -> int:
-    with engine.connect() as connection:
-        query = select(func.count()).where(SHARDS.c.source == source, SHARDS.c.state == "done")
-        return int(connection.execute(query).scalar_one())
+    query = select(func.count()).where(SHARDS.c.source == source, SHARDS.c.state == "done")
+    return read(engine, lambda connection: connection.execute(query).scalar_one())
 
 
 def _prune_some(connection: Connection, source: str, before_ms: int, limit: int) -> int:

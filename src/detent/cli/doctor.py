@@ -38,7 +38,20 @@ NETWORK_FILE_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "a
 """LMDB and file locks are not safe on these."""
 
 VARIABLES: Final = frozenset(
-    {"URL", "DEBUG", "CRASH_AT", "KEYS", "KEYS_FILE", "TOKEN", "TOKEN_FILE", "CA_FILE", "SOAK", "SEED"}
+    {
+        "URL",
+        "DEBUG",
+        "CRASH_AT",
+        "KEYS",
+        "KEYS_FILE",
+        "TOKEN",
+        "TOKEN_FILE",
+        "CA_FILE",
+        "INGEST_QUEUE",
+        "INGEST_STATE",
+        "SOAK",
+        "SEED",
+    }
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -207,6 +208,7 @@ def prune_files(config: Path, orphans: bool, yes: bool, as_json: bool) -> None:
     from detent.ingest import source
     from detent.ingest.running import committer_of
     from detent.ingest.shared_state import QueueSharedState
+    from detent.ingest.staging import sweep_staging
 
     settings = _read(config)
     what = f"forgets the files of {settings.name} that were finished more than {settings.window} ago"
@@ -214,9 +216,11 @@ def prune_files(config: Path, orphans: bool, yes: bool, as_json: bool) -> None:
     with _database(settings) as engine:
         source.register(engine, settings)
         pruned = source.prune(engine, settings, None)
-        shared = QueueSharedState(engine, settings.name, "", round(settings.grace_s * 1000))
+        shared = QueueSharedState(engine, settings.name, uuid.uuid4().hex, round(settings.grace_s * 1000))
         age_s = milliseconds(settings.orphan_age) / 1000
         swept = committer_of(settings, shared).sweep(age_s) if orphans else 0
+        if orphans:
+            sweep_staging(settings.staging_folder, age_s)
     if as_json:
         print_json({"pruned": pruned, "swept": swept})
     else:

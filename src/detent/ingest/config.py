@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("json", "csv", "parquet", "text", "binary")
 COMMITTERS: Final = ("manifest", "delta", "iceberg")
+VARIABLES: Final = {"queue": "DETENT_INGEST_QUEUE", "state": "DETENT_INGEST_STATE"}
+"""Variables of the environment that say it instead of the file: these URLs may have a password in them."""
+
 NEW_COLUMNS: Final = ("ignore", "rescue", "add", "fail")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -91,7 +95,7 @@ class IngestConfig:
 
     def path(self, text: str) -> str:
         """A path of this configuration as an absolute one."""
-        return str((Path(self.folder) / text).absolute())
+        return os.path.abspath(Path(self.folder) / text)
 
     @property
     def location(self) -> str:
@@ -161,14 +165,19 @@ class IngestConfig:
         unknown = sorted(document.keys() - known)
         if unknown:
             raise Invalid(f"{file} says {', '.join(unknown)}, which is nothing that an ingest knows: {_known(known)}")
-        missing = sorted({"name", "queue", "table"} - document.keys())
+        missing = sorted({"name", "queue", "table"} - document.keys() - _said().keys())
         if missing:
             raise Invalid(f"{file} does not say {', '.join(missing)}")
-        return cls(**{**document, "folder": str(file.absolute().parent), **changes})
+        return cls(**{**document, "folder": str(file.absolute().parent), **_said(), **changes})
 
     def with_changes(self, **changes: Any) -> IngestConfig:
         """The same, with some of it said otherwise."""
         return replace(self, **changes)
+
+
+def _said() -> dict[str, str]:
+    """What the environment says."""
+    return {name: os.environ[variable] for name, variable in VARIABLES.items() if os.environ.get(variable)}
 
 
 def size_of(value: int | str) -> int:

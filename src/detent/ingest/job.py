@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,10 @@ SETTINGS: Final = {
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
 }
 """What the job sets in its Spark session."""
+
+
+_NOISE: Final = re.compile(r"^(?:[a-z]\w*\.)+\w+(?:Exception|Error): |\s+SQLSTATE: \w+$")
+"""What Java puts around what it says."""
 
 
 class BatchFailed(Exception):
@@ -125,7 +130,7 @@ def _reason(error: Exception) -> str:
     said = [line for line in lines if not line.startswith(("at ", "An error occurred while calling"))]
     causes = [line.removeprefix("Caused by: ") for line in said if line.startswith("Caused by: ")]
     shown = [said[0] if said else type(error).__name__, *causes[-1:]]
-    return "; because ".join(dict.fromkeys(shown))
+    return "; because ".join(dict.fromkeys(_NOISE.sub("", line).strip() for line in shown))
 
 
 # -- the user's function --------------------------------------------------------------------------------------------

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from detent.durations import milliseconds
@@ -26,6 +24,8 @@ from detent.ingest.objects import Objects
 from detent.ingest.queue_urls import open_queue
 from detent.ingest.queues import FileQueue
 from detent.ingest.shared_state import QueueSharedState
+from detent.ingest.staging import sweep_staging
+from detent.spark.foreground import silence, stop_on_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,7 +110,7 @@ class Ingest:
             retention_s = queue.retention_s()
             source.check_window(self._config, retention_s)
             if signals:
-                closing.enter_context(self._on_signals())
+                closing.enter_context(stop_on_signals(self._stopping))
             spark = self._given_spark or self._session(closing)
             worker = self._worker(engine, queue, spark, closing)
             limits = _Until(self._stopping, once, backfill)
@@ -123,7 +123,7 @@ class Ingest:
         spark = session(**{**options, **self._session_options})
         closing.callback(spark.stop)
         if not self._session_options.get("verbose"):
-            spark.sparkContext.setLogLevel("OFF")  # a file that cannot be read is told by us, in one line
+            silence(spark)
         return spark
 
     def _worker(self, engine: Engine, queue: FileQueue, spark: SparkSession, closing: ExitStack) -> QueueCoordinator:
@@ -138,18 +138,6 @@ class Ingest:
         job = Job(spark, config, engine, objects, committer)
         closing.callback(job.close)
         return QueueCoordinator(config, queue, shared, committer, objects, job)
-
-    @contextmanager
-    def _on_signals(self) -> Iterator[None]:
-        def stop(_number: int, _frame: FrameType | None) -> None:
-            self.stop()
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def committer_of(config: IngestConfig, shared: QueueSharedState) -> Committer:
@@ -270,7 +258,9 @@ class _Run:
         if files:
             worker.run_batch(files)
         elif self._is_due("sweep", SWEEP_LOOK_S) and worker.shared.take_turn("swept_at", SWEEP_EVERY_MS):
-            worker.counters.swept += worker.committer.sweep(milliseconds(self._config.orphan_age) / 1000)
+            age_s = milliseconds(self._config.orphan_age) / 1000
+            worker.counters.swept += worker.committer.sweep(age_s)
+            sweep_staging(self._config.staging_folder, age_s)
         self._watch(self._progress())
         return bool(files)
 

@@ -74,6 +74,7 @@ class QueueSharedState:
     """The shard table, as one pipeline uses it."""
 
     def __init__(self, engine: Engine, source: str, token: str, grace_ms: int) -> None:
+        assert token, "nobody's shards have none"
         self.engine = engine
         self.source = source
         self.token = token

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from detent.errors import DetentError
+from detent.ingest.committer import BATCH
 from detent.ingest.local_state import File
 from detent.ingest.objects import Objects, is_local
 
@@ -93,3 +96,13 @@ def staged_name(number: int, uri: str) -> str:
     """What a file is called in its batch's folder. The ending is its own: Spark tells compression by it."""
     ending = _ENDINGS.search(uri.rpartition("/")[2])
     return f"f{number:06d}{ending[0] if ending else ''}"
+
+
+def sweep_staging(folder: Path, older_than_s: float) -> None:
+    """Delete what crashed pipelines left in the folder of staged batches. It holds links and copies, and no data."""
+    limit = time.time() - older_than_s
+    with suppress(FileNotFoundError):
+        for batch in folder.iterdir():
+            with suppress(FileNotFoundError):  # another pipeline sweeps too
+                if BATCH.fullmatch(batch.name) and batch.stat().st_mtime < limit:
+                    shutil.rmtree(batch, ignore_errors=True)

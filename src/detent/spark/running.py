@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from detent.errors import DetentError, Invalid
+from detent.spark.foreground import silence, stop_on_signals
 from detent.spark.pipeline import Pipeline
 from detent.spark.pipeline_graph import chosen
 from detent.spark.pipeline_stream import Stream
@@ -81,7 +79,7 @@ def run(
         for note in prepare(opened, streams):
             shown.tell(Event("note", text=note))
         runner = Runner(opened, streams, _starter(spark, url, folder, once), shown, stop or threading.Event())
-        with _signals(runner.stopping) if signals else nullcontext():
+        with stop_on_signals(runner.stopping) if signals else nullcontext():
             runner.drain() if once else runner.supervise()
         runner.acknowledge(sync=is_local(folder))
         return Summary(runner.states)
@@ -285,34 +283,8 @@ def _session(url: str, conf: Mapping[str, object], options: Mapping[str, Any], v
     spark = session(store=url, conf=conf, **(options if is_ours else {}))
     try:
         if is_ours and not options.get("verbose"):
-            _silence(spark)
+            silence(spark)
         yield spark
     finally:
         if is_ours:
             spark.stop()
-
-
-def _silence(spark: SparkSession) -> None:
-    """Let Spark log nothing: why a query failed is told by us, in a line. Spark's own way to say so, setLogLevel, skips
-    the loggers that matter. A function of a sink that fails is logged on this side of Java, with its trace."""
-    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
-    log4j: Any = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
-    log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
-
-
-@contextmanager
-def _signals(stopping: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT ask for a graceful stop; the second one does not wait for it."""
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        if stopping.is_set():
-            raise KeyboardInterrupt
-        stopping.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,0 +1,40 @@
+"""Spark under a command that a person watches: no log of its own, and a graceful end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def silence(spark: SparkSession) -> None:
+    """Let Spark log nothing: why something failed is told by us, in a line. Spark's own way to say so, setLogLevel,
+    skips the loggers that matter. A function of a sink that fails is logged on this side of Java, with its trace."""
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
+    log4j: Any = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
+
+
+@contextmanager
+def stop_on_signals(stopping: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT ask for a graceful stop; the second one does not wait for it."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        stopping.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -142,6 +142,9 @@ class Job:
         self.fatal: BaseException | None = None
         self.meanwhile: Callable[[], None] = lambda: None
 
+    def check_working(self) -> None:
+        """Nothing is wrong with this one, unless a test says so."""
+
     def run(self, batch: str, files: Sequence[File]) -> Output:
         self.runs.append(sorted(name_of(file.shard.uri) for file in files))
         folder = Path(self._committer.folder_of(batch))

@@ -16,7 +16,7 @@ import pytest
 
 import detent
 import sparkling
-from detent.errors import Invalid
+from detent.errors import Invalid, Unavailable
 from detent.ingest import Ingest, IngestConfig, metastore, read_table, running, steering
 from detent.spark import opened
 
@@ -287,6 +287,17 @@ def test_a_transform_that_is_wrong_ends_the_pipeline_and_blames_no_file(world: W
         world.run(schema="id BIGINT", transform=wrong)
     assert world.quarantine() == {}
     assert by_id(world.run(schema="id BIGINT"))[1], "what was let go of can be had at once"
+
+
+def test_a_table_that_cannot_be_written_is_no_files_fault(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "PASSING_MAX", 0)
+    world.put("a.json", [{"id": 1}])
+    (world.folder / "table").write_text("a file where the table is to be")
+    with pytest.raises(Unavailable, match="cannot write to"):
+        world.run(schema="id BIGINT")
+    assert world.quarantine() == {}
+    (world.folder / "table").unlink()
+    assert by_id(world.run(schema="id BIGINT"))[1]
 
 
 def test_a_transform_from_a_file(world: World) -> None:

@@ -21,6 +21,7 @@ from detent.errors import Unavailable
 from detent.ingest import steering
 from detent.ingest.announced import Announced
 from detent.ingest.committer import Output
+from detent.ingest.job import BatchFailed
 from detent.ingest.local_state import File
 from detent.ingest.objects import uri_of
 from detent.ingest.shard_sql import SHARDS
@@ -605,4 +606,24 @@ def test_a_backfill_that_the_database_interrupts_leaves_out_no_file(
     pipeline.shared.open = away_once  # type: ignore[method-assign]
     until = running._Until(threading.Event(), True, str(folder))
     running._Run(world.config, pipeline, world.engine, None, until, lambda _: None).run()
+    assert world.landed() == ["a", "b", "c"]
+
+
+def test_no_file_is_blamed_when_nothing_can_be_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = world.pipeline()
+    world.put("a", "b", "c")
+    pipeline.poll(0)
+
+    def broken(_batch: str, files: Sequence[File]) -> Output:
+        raise BatchFailed("no room on the disk", [])
+
+    monkeypatch.setattr(pipeline._job, "run", broken)
+    monkeypatch.setattr(pipeline._job, "check_working", away)
+    with pytest.raises(Unavailable):
+        pipeline.run_batch(pipeline.begin())
+    assert len(pipeline.local) == 0
+    assert {file.attempts for file in steering.files(pipeline.shared.engine, pipeline.shared.source)} == {0}
+    monkeypatch.undo()
+    world.sleep(RECEIVE_S + 1)
+    pipeline.work()
     assert world.landed() == ["a", "b", "c"]

@@ -326,6 +326,7 @@ class QueueCoordinator:
     def _divide(self, files: Sequence[File], suspects: Sequence[File], reason: str) -> None:
         """Run the parts of a batch that failed, to find out whose fault it is: one bad file hurts no other."""
         if len(files) == 1:
+            self._job.check_working()
             self._failed(files[0], Invalid(reason))
             return
         named = {file.shard.key for file in suspects}

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from detent import crash
-from detent.errors import Invalid
+from detent.errors import Invalid, Unavailable
 from detent.ingest.committer import Committer, Output
 from detent.ingest.config import IngestConfig, Transform
 from detent.ingest.local_state import File
@@ -39,6 +39,10 @@ SETTINGS: Final = {
 
 _NOISE: Final = re.compile(r"^(?:[a-z]\w*\.)+\w+(?:Exception|Error): |\s+SQLSTATE: \w+$")
 """What Java puts around what it says."""
+
+
+PROBE: Final = "probe"
+"""The folder of rows that are written to see whether rows can be written."""
 
 
 class BatchFailed(Exception):
@@ -94,6 +98,19 @@ class Job:
         crash.point("ingest.after_write")
         return Output(batch, folder, written, frame.schema)
 
+    def check_working(self) -> None:
+        """Whether Spark can write anything at all where the table is, before a file is blamed for what went wrong:
+        `Unavailable` if not, and Spark's own error if its Java has ended."""
+        folder = self._committer.folder_of(PROBE)
+        try:
+            self._spark.range(1).write.mode("overwrite").parquet(folder)
+        except Exception as error:
+            if _has_ended(self._spark):
+                raise
+            raise Unavailable(f"Spark cannot write to {folder}: {_reason(error)}") from error
+        finally:
+            self._committer.drop(folder)
+
     @contextmanager
     def _told(self, staging: Staging, folder: str) -> Iterator[None]:
         """What goes wrong in here may be a file's fault."""
@@ -111,6 +128,13 @@ class Job:
         if not isinstance(changed, DataFrame):
             raise Invalid(f"the transform answered {type(changed).__name__}, and has to answer a DataFrame")
         return changed
+
+
+def _has_ended(spark: SparkSession) -> bool:
+    try:
+        return bool(spark.sparkContext._jsc.sc().isStopped())
+    except Exception:  # noqa: BLE001  nobody answers there any more
+        return True
 
 
 def _explained(error: Exception, staging: Staging) -> Exception:

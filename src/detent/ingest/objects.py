@@ -162,10 +162,11 @@ class Objects:
                     )
 
     def _call(self, file: Announced, call: Callable[[Any], Any]) -> Any:
+        s3 = self._s3()
         import botocore.exceptions
 
         try:
-            return call(self._s3())
+            return call(s3)
         except botocore.exceptions.ClientError as error:
             raise _explained(error, file) from error
         except (botocore.exceptions.BotoCoreError, OSError) as error:

@@ -39,6 +39,7 @@ COPIES = 2
 """How often a file is announced."""
 
 PATIENCE_S = 120.0
+LOOK_S = 0.1
 
 TIMES = {
     "visibility": "3s",
@@ -47,12 +48,6 @@ TIMES = {
     "orphan_age": "0s",
 }
 """Short ones: what a dead pipeline had is to be had again after two seconds, and its messages after four."""
-
-GRACE_S = 2.0
-"""Twice the commit timeout."""
-
-FORGOTTEN_S = 4.5
-"""After this time a dead pipeline's files and messages can be had by others."""
 
 
 # -- queues ----------------------------------------------------------------------------------------------------------
@@ -206,14 +201,17 @@ class World:
     def start(self, *options: str, crash_at: str = "", pause_at: str = "", name: str = "pipeline") -> Pipeline:
         """A pipeline in a process of its own. It dies at the point `crash_at`, or waits at the point `pause_at` until
         it is told to go on."""
+        marker = self.folder / name
+        if pause_at:
+            marker.with_suffix(".hold").touch()
         child = self._processes.start(
             pipeline_process,
             environment={**self.environment, "DETENT_CRASH_AT": crash_at},
             arguments=["ingest", "run", str(self.config), "--quick", "--cores", "1", "--json", *options],
             pause_at=pause_at,
-            marker=str(self.folder / name),
+            marker=str(marker),
         )
-        return Pipeline(child, self.folder / name)
+        return Pipeline(child, marker)
 
     def run(self, *options: str) -> dict[str, Any]:
         """A pipeline that ends by itself, and well; its summary."""
@@ -308,7 +306,8 @@ class World:
         lost = sorted(self.expected.keys() - times.keys())
         duplicated = sorted(number for number, count in times.items() if count > 1)
         strange = sorted({number for number, value in rows if self.expected.get(number) != value})
-        assert (lost, duplicated, strange) == ([], [], []), "lost, duplicated, strange"
+        wrong = f"lost {lost}, duplicated {duplicated}, strange {strange}"
+        assert (lost, duplicated, strange) == ([], [], []), wrong
         assert len(rows) == len(self.expected)
 
     def check_not_twice(self) -> None:
@@ -342,7 +341,7 @@ class Pipeline:
     def __init__(self, child: Child, marker: Path) -> None:
         self.child = child
         self._paused = marker.with_suffix(".paused")
-        self._go = marker.with_suffix(".go")
+        self._hold = marker.with_suffix(".hold")
 
     @property
     def is_paused(self) -> bool:
@@ -353,22 +352,27 @@ class Pipeline:
         """Until it is at the point where it waits."""
         self.until(lambda: self.is_paused, "the pause")
 
+    def hold(self) -> None:
+        """Wait at the point when it comes there again."""
+        self._hold.touch()
+
     def go_on(self) -> None:
-        """Leave the point, now or when it comes there."""
-        self._go.touch()
+        """Leave the point."""
+        self._hold.unlink()
 
     def wait_until_running(self) -> None:
         """Until it has said something, which it does when Spark has started."""
         self.until(lambda: self.child.events, "the first progress")
 
     def until(self, check: Callable[[], Any], what: str) -> Any:
-        """Wait for something that a running pipeline brings about."""
-
-        def look() -> Any:
-            assert self.child.running, f"it ended: {self.child.errors()}"
-            return check()
-
-        return eventually(look, seconds=PATIENCE_S, what=what)
+        """Wait for something that a running pipeline brings about. Looked for seldom: to read a table takes time from
+        those who write it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (found := check()):
+            assert self.child.running, f"it ended before {what}: {self.child.errors()}"
+            assert time.monotonic() < deadline, f"{what} did not come within {PATIENCE_S} s: {self.progress()}"
+            time.sleep(LOOK_S)
+        return found
 
     def progress(self) -> dict[str, Any]:
         """The last that it said."""
@@ -407,13 +411,14 @@ def _pausing(name: str, marker: Path) -> Callable[[str], None]:
     from detent import crash
 
     assert name in crash.POINTS
-    paused, go = marker.with_suffix(".paused"), marker.with_suffix(".go")
+    paused, hold = marker.with_suffix(".paused"), marker.with_suffix(".hold")
 
     def point(reached: str) -> None:
-        if reached == name and not paused.exists():
+        if reached == name and hold.exists():
             paused.touch()
-            while not go.exists():
+            while hold.exists():
                 time.sleep(0.01)
+            paused.unlink()
 
     return point
 

@@ -55,11 +55,16 @@ def test_of_two_pipelines_one_sleeps_too_long_with_a_batch_in_hand(tmp_path: Pat
         world.announce(world.make(2))
         sleeper.until(world.has_all, "the rows of files that only the sleeper can have read")
         sleeper.until(lambda: inbox.left() == 0, "the queue to be empty")
+        # Told to end with a batch in hand, it commits that first.
+        sleeper.hold()
+        world.announce(world.make(1))
+        sleeper.wait_until_paused()
         sleeper.terminate()
+        sleeper.go_on()
         ended.append(sleeper.summary())
     world.check()
-    assert (ended[0]["lost"], ended[1]["lost"] > 0) == (0, True)
-    assert sum(one["files"] for one in ended) == 16
+    assert ended[1]["lost"] > 0
+    assert sum(one["files"] for one in ended) == 17
     assert sum(one["rows"] for one in ended) == len(world.expected)
     world.command("prune", "--orphans", "--yes")
     world.check_nothing_left_over()
@@ -172,7 +177,9 @@ class S3World(World):
 def test_bad_objects_are_put_aside_and_tried_again_when_somebody_says_so(tmp_path: Path, processes: Processes) -> None:
     (tmp_path / "known.txt").write_text("red green")
     (tmp_path / "transform.py").write_text(TRANSFORM)
-    world = S3World(tmp_path, processes, tmp_path.name, committer="manifest", transform="transform.py:known")
+    world = S3World(
+        tmp_path, processes, tmp_path.name, committer="manifest", transform="transform.py:known", attempts=2
+    )
     world.put_rows("good-1.json", "red")
     world.put_rows("good-2.json", "green")
     whole = gzip.compress(lines_of(world.rows(value="red") * 1000))
@@ -188,7 +195,7 @@ def test_bad_objects_are_put_aside_and_tried_again_when_somebody_says_so(tmp_pat
     summary = world.run("--once")
     world.check()
     assert (summary["files"], summary["quarantined"], summary["superseded"]) == (3, 4, 1)
-    assert summary["failures"] == 4 * 3
+    assert summary["failures"] == 4 * 2
     assert world.inbox.left() == 0
     status = world.command("status")
     assert {key: status[key] for key in ("name", "open", "redriven", "done", "quarantined", "rows")} == {
@@ -202,7 +209,7 @@ def test_bad_objects_are_put_aside_and_tried_again_when_somebody_says_so(tmp_pat
     quarantine = {one["uri"]: one for one in world.command("quarantine")}
     bad = ("deleted.json", "late.json", "refused.json", "truncated.json.gz")
     assert sorted(quarantine) == [world.uri(name) for name in bad]
-    assert {one["attempts"] for one in quarantine.values()} == {3}
+    assert {one["attempts"] for one in quarantine.values()} == {2}
     assert "is not there" in quarantine[world.uri("deleted.json")]["reason"]
     assert "is not there" in quarantine[world.uri("late.json")]["reason"]
     assert "nobody knows blue" in quarantine[world.uri("refused.json")]["reason"]
@@ -231,7 +238,7 @@ def test_bad_objects_are_put_aside_and_tried_again_when_somebody_says_so(tmp_pat
     assert [one["uri"] for one in world.command("files", "--state", "redriven")] == back
     again = world.run("--once")
     world.check()
-    assert (again["received"], again["files"], again["quarantined"], again["failures"]) == (0, 2, 1, 3)
+    assert (again["received"], again["files"], again["quarantined"], again["failures"]) == (0, 2, 1, 2)
     assert [one["uri"] for one in world.command("quarantine")] == [world.uri("deleted.json"), back[2]]
     assert world.command("redrive", "--all") == {"redriven": 2}
     status = world.command("status")
@@ -250,6 +257,7 @@ def test_a_backfill_takes_what_was_not_announced_and_nothing_twice(tmp_path: Pat
     below.mkdir(parents=True)
     world.announce(world.make(4))
     silent = [*world.make(4), *world.make(2, folder=below)]
+    (world.input / "gone.json").symlink_to("nowhere")  # as a file that is deleted while the folder is listed
     pipeline = world.start("--backfill", str(world.input), pause_at="ingest.after_write")
     pipeline.wait_until_paused()
     # In mid-batch, and when the listing is over or nearly: some that it has, and some that it cannot have.

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -72,6 +73,7 @@ class QueueCoordinator:
         self._batches = 0
         self._touched_at = clock()
         self._strangers: set[bytes] = set()
+        self.receive_limit = min(RECEIVE_MAX, 2 * config.limits.files)
         self.local = QueueLocalState()
         self.counters = Counters()
         self.schedule = VisibilitySchedule(_seconds(config.visibility), config.commit_timeout_s, queue.visibility_max_s)
@@ -88,8 +90,7 @@ class QueueCoordinator:
     def poll(self, wait_s: float) -> int:
         """Receive messages and ask for their files; how many messages came."""
         asked_at = self._clock()
-        limit = min(RECEIVE_MAX, 2 * self._config.limits.files)
-        deliveries = self._queue.receive(limit, wait_s, self.schedule.receive_s)
+        deliveries = self._queue.receive(self.receive_limit, wait_s, self.schedule.receive_s)
         if not deliveries:
             return 0
         crash.point("ingest.after_receive")
@@ -215,7 +216,8 @@ class QueueCoordinator:
         ours = self.shared.touch()
         lost = ready - ours
         with self._lock:
-            self.local.drop(key for key in lost if key in self.local and self.local.file(key).stage == "ready")
+            lost = {key for key in lost if key in self.local and self.local.file(key).stage == "ready"}
+            self.local.drop(lost)
             strangers = {key for key in ours if key not in self.local}
         self.counters.lost += len(lost)
         # One that was just opened is not known here so far; one that is still not known the next time was forgotten.
@@ -356,6 +358,8 @@ class QueueCoordinator:
             self.counters.superseded += 1
             self.shared.finish([file.shard], reason=str(reason))
             self._complete([key])
+            if not file.messages:  # a listing found it, and nobody may announce what it is now
+                self._announce_again(file.shard.uri)
             return
         self.counters.failures += 1
         delay_s = _seconds(self._config.retry_delay)
@@ -371,6 +375,10 @@ class QueueCoordinator:
         with self._lock:
             messages = self.local.drop([key])
         self._give_back(messages, delay_s)
+
+    def _announce_again(self, uri: str) -> None:
+        with suppress(NotFound, Invalid):
+            self.announce([self.objects.look_up(Announced(uri))])
 
     def _complete(self, keys: Sequence[bytes]) -> None:
         with self._lock:

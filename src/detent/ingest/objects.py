@@ -238,7 +238,10 @@ def _list_local(prefix: str) -> Iterator[Announced]:
         names.sort()
         for name in sorted(files):
             path = Path(folder) / name
-            status = path.stat()
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue  # it went while we looked, or is a link to nothing
             if modes.S_ISREG(status.st_mode):
                 modified_ms = status.st_mtime_ns // 1_000_000
                 yield Announced(uri_of(path), status.st_size, local_etag(status), modified_ms=modified_ms)

@@ -112,6 +112,8 @@ class Ingest:
             if signals:
                 closing.enter_context(stop_on_signals(self._stopping))
             spark = self._given_spark or self._session(closing)
+            if signals:
+                closing.enter_context(stop_on_signals(self._stopping))  # again: Spark has its own idea of Ctrl-C
             worker = self._worker(engine, queue, spark, closing)
             limits = _Until(self._stopping, once, backfill)
             return _Run(self._config, worker, engine, retention_s, limits, self._watch).run()
@@ -185,9 +187,12 @@ class _Run:
         self._ended = threading.Event()
         self._failure: BaseException | None = None
         self._quiet_polls = 0
+        self._has_all = False
+        """The queue had less to give than it was asked for: a batch need not wait for more."""
         self._began = time.monotonic()
         self._due = {"adopt": 0.0, "prune": 0.0, "sweep": 0.0}
-        self._listing = None if until.backfill is None else worker.objects.list(until.backfill)
+        self._backfill_prefix = until.backfill
+        self._listing = None if until.backfill is None else self._list()
 
     def _is_due(self, what: str, every_s: float) -> bool:
         """Whether something is to be done again."""
@@ -254,7 +259,7 @@ class _Run:
 
     def _batch(self) -> bool:
         worker = self._worker
-        files = worker.next_batch(is_draining=self._once and self._quiet_polls >= 1)
+        files = worker.next_batch(is_draining=self._once and self._has_all)
         if files:
             worker.run_batch(files)
         elif self._is_due("sweep", SWEEP_LOOK_S) and worker.shared.take_turn("swept_at", SWEEP_EVERY_MS):
@@ -285,11 +290,20 @@ class _Run:
         if self._is_due("adopt", min(ADOPT_EVERY_S, self._config.grace_s)):
             worker.adopt(ADOPT_MAX)
         came = worker.poll(0.0 if self._listing is not None else POLL_S)
+        self._has_all = came < worker.receive_limit and self._listing is None
         self._quiet_polls = 0 if came else self._quiet_polls + 1
         return True
 
+    def _list(self) -> Iterator[Announced]:
+        assert self._backfill_prefix is not None
+        return self._worker.objects.list(self._backfill_prefix)
+
     def _backfill(self, listing: Iterator[Announced]) -> None:
-        files = list(islice(listing, BACKFILL_FILES))
+        try:
+            files = list(islice(listing, BACKFILL_FILES))
+        except Unavailable:
+            self._listing = self._list()  # from the start: what is known costs a question
+            raise
         if not files:
             self._listing = None
             return

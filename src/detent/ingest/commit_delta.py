@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -141,8 +141,10 @@ class DeltaCommitter(Committer):
 
     def _finished(self, table: DeltaTable, shards: Iterable[Shard]) -> frozenset[bytes]:
         keys = {self._application(shard.key): shard.key for shard in shards}
-        log = Path(self.location) / "_delta_log"
-        return frozenset(keys[name] for name in known_applications(table, log, keys.keys()))
+        return frozenset(keys[name] for name in self._known(table, keys.keys()))
+
+    def _known(self, table: DeltaTable, names: Collection[str]) -> frozenset[str]:
+        return known_applications(table, Path(self.location) / "_delta_log", names)
 
     def publish(self, shards: Sequence[Shard], output: Output) -> None:
         adds = self._adds(shards, output)
@@ -179,12 +181,14 @@ class DeltaCommitter(Committer):
 
     def _check_ours(self, table: DeltaTable, shards: Sequence[Shard], batch: str) -> None:
         """`ShardsLost` if another pipeline committed a shard, has it now, or swept the batch."""
-        done = self._finished(table, shards)
+        keys = {self._application(shard.key): shard.key for shard in shards}
+        known = self._known(table, [*keys, self._batch_application(batch)])
+        done = frozenset(keys[name] for name in known if name in keys)
         if done:
             sync_log(Path(self.location), 0)
             self.state.finish(shard for shard in shards if shard.key in done)
             raise self.state.shards_lost(done)
-        if self._version_of(table, batch) is not None:
+        if known:
             raise self.state.shards_lost(shard.key for shard in shards)
         # The log alone decides; but a commit that beats the new owner would let it read the file for nothing.
         lost = self.state.lost(shard.key for shard in shards)

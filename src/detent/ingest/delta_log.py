@@ -19,9 +19,6 @@ import pyarrow.parquet as pq
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-LOOKED_UP_SINGLY_MAX: Final = 2
-"""Up to so many ids the library is asked, which takes less than reading the log."""
-
 
 class _Txn(msgspec.Struct, rename="camel"):
     app_id: str
@@ -37,7 +34,7 @@ _action: Final = msgspec.json.Decoder(_Action)
 def known_applications(table: DeltaTable, log: Path | None, wanted: Collection[str]) -> frozenset[str]:
     """Which of these applications have a transaction id in the table, in the version that `table` has open. `log` is
     the folder of the log, None where it is on an object store."""
-    if log is not None and len(wanted) > LOOKED_UP_SINGLY_MAX:
+    if log is not None:
         found = _read(log, table.version(), wanted)
         if found is not None:
             return found

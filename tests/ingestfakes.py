@@ -169,7 +169,7 @@ class Pipeline(QueueCoordinator):
     def __init__(self, world: World, token: str) -> None:
         shared = QueueSharedState(world.engine, world.config.name, token, round(world.config.grace_s * 1000))
         committer = ManifestCommitter(world.config.location, shared)
-        objects = Objects(world.config.identity)
+        objects = Objects(world.config.identity, allow=world.config.allow)
         objects._client = world.bucket
         self.job = Job(world, committer, objects)
         super().__init__(
@@ -242,7 +242,7 @@ class World:
 
     def outputs(self) -> int:
         """Folders that Spark's output is in."""
-        return len(list((Path(self.config.location) / "data").glob("*")))
+        return len(list((Path(self.config.location) / "data").glob("*/")))
 
 
 def name_of(uri: str) -> str:

@@ -63,7 +63,7 @@ def test_what_is_not_said_has_a_value_that_works() -> None:
         ({"attempts": True}, "attempts is a number"),
         ({"attempts": "3"}, "attempts is a number"),
         ({"batch_files": 0}, "a file and a byte"),
-        ({"batch_files": -1}, "batch_files is a number"),
+        ({"batch_files": -1}, r"\[batch\] files is a number"),
         ({"batch_bytes": "0B"}, "a file and a byte"),
         ({"batch_bytes": -5}, "a file and a byte"),
         ({"batch_bytes": "1 zebibyte"}, "is no size"),
@@ -131,7 +131,7 @@ def test_a_file_says_it_all_and_its_paths_begin_in_its_folder(tmp_path: Path) ->
         ('name = "o"\nqueue = "redis://:hush@h/0#s"', "does not say table"),
         ('name = "o"\nqueue = "sqs:x"\ntable = "t"\nfolder = "/"', "says folder"),
         ('name = "o"\nqueue = "sqs:x"\ntable = "t"\nbatch = 5', "is a section"),
-        ('name = "o"\nqueue = "sqs:x"\ntable = "t"\n[batch]\nrows = 5', "says batch_rows"),
+        ('name = "o"\nqueue = "sqs:x"\ntable = "t"\n[batch]\nrows = 5', r"says \[batch\] rows"),
         ('name = "o"\nqueue = "redis://:hush@h/0#s"\ntable = "t"\nstate = "x://u:hush@h"\nformat = "orc"', "format is"),
         ('name = "o"\nqueue = "redis://:hush@h/0#s"\ntable = "t"\nattempts = "many"', "attempts is a number"),
     ],
@@ -401,3 +401,143 @@ def test_a_log_that_cannot_be_read_plainly_is_left_to_the_library(tmp_path: Path
     (log / "_last_checkpoint").unlink()
     (log / f"{0:020d}.json").rename(log / "elsewhere")
     assert delta_log._read(log, 1, wanted) is None
+
+
+# -- what new users write --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"window": "banana"}, "window: 'banana' is no duration: write '15d', '30s'"),
+        ({"batch_age": 5}, "[batch] age: 5 is no duration: write '15d', '30s'"),
+        (
+            {"orphan_age": timedelta(days=-1)},
+            "orphan_age: the duration datetime.timedelta(days=-1) is negative or too long: write '15d', '30s'",
+        ),
+        ({"batch_bytes": "much"}, "[batch] bytes: 'much' is no size: write 256MiB, or a number of bytes"),
+        ({"batch_files": "7"}, "[batch] files is a number, not '7'"),
+    ],
+)
+def test_what_is_wrong_is_named_as_it_was_written(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(Invalid) as failure:
+        config(**change)
+    assert str(failure.value) == text
+
+
+@pytest.mark.parametrize(
+    ("lines", "meant"),
+    [
+        (
+            'schem = "id INT"',
+            "says schem, which is nothing that an ingest knows: did you mean schema? it knows allow, ",
+        ),
+        ("[batch]\nfile = 5", "says [batch] file, which is nothing that an ingest knows: did you mean [batch] files? "),
+        ("files = 5", "did you mean [batch] files? "),
+        ("batch_files = 5", "says batch_files, which is nothing that an ingest knows: did you mean [batch] files? "),
+        ("Windows = 5\n[batch]\nbyte = 5", "did you mean window or [batch] bytes? "),
+        ('[batch]\nformat = "csv"', "did you mean format, which has to stand before the first section? "),
+        ("xyz = 5", "says xyz, which is nothing that an ingest knows: it knows allow, "),
+    ],
+)
+def test_keys_that_are_almost_right_are_guessed(tmp_path: Path, lines: str, meant: str) -> None:
+    path = tmp_path / "ingest.toml"
+    path.write_text(f'name = "o"\nqueue = "sqs:x"\ntable = "t"\n{lines}\n')
+    with pytest.raises(Invalid) as failure:
+        IngestConfig.read(path)
+    assert meant in str(failure.value)
+    assert str(failure.value).endswith("and [batch] with files, bytes and age")
+
+
+def test_a_missing_file_says_where_one_is_shown(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="as `detent ingest --help` shows"):
+        IngestConfig.read(tmp_path / "nothing.toml")
+
+
+@pytest.mark.parametrize(
+    ("queue", "url"),
+    [
+        ("detent:file:./q#files", "detent:file:/data/100%25/q#files"),
+        ("detent:file:q#files", "detent:file:/data/100%25/q#files"),
+        ("detent:file:../q%20x#files", "detent:file:/data/q x#files"),
+        ("detent:file://./q#files", "detent:file:/data/100%25/q#files"),
+        ("detent:./q#files", "detent:file:/data/100%25/q#files"),
+        ("detent:../a#b#files", "detent:file:/data/a#b#files"),
+        ("detent:/q%#files", "detent:file:/q%25#files"),
+        ("Detent:q#files", "Detent:file:/data/100%25/q#files"),
+        ("detent:file:/q#files", None),
+        ("detent:file:///q#files", None),
+        ("detent:file://localhost/q#files", None),
+        ("detent:file://elsewhere/q#files", None),
+        ("detent:file:#files", None),
+        ("detent:http://host:7410#files", None),
+        ("detent:s3://bucket/store#files", None),
+        ("detent:memory:#files", None),
+        ("detent:file:./q", None),
+        ("detent:#files", None),
+        ("sqs:./q#files", None),
+        ("redis://host/0#files", None),
+    ],
+)
+def test_a_relative_store_begins_in_the_folder_of_the_file(queue: str, url: str | None) -> None:
+    assert config(queue=queue, folder="/data/100%").queue_url == (url or queue)
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("pathGlobFilter", "--match"),
+        ("PATHGLOBFILTER", "names are not those of the files"),
+        ("modifiedAfter", "times are not those"),
+        ("modifiedBefore", "times are not those"),
+        ("recursiveFileLookup", "announced by itself"),
+        ("path", "what the queue announces"),
+        ("ignoreCorruptFiles", "always off"),
+        ("ignoremissingfiles", "always off"),
+    ],
+)
+def test_options_that_cannot_mean_what_they_say_are_refused(option: str, why: str) -> None:
+    with pytest.raises(Invalid, match=rf"leave {option} out of \[options\]: .*{why}"):
+        config(options={"sep": ";", option: "true"})
+
+
+@pytest.mark.parametrize("character", "{}[]*?\\")
+def test_a_staging_folder_is_no_pattern(character: str) -> None:
+    for change in ({"table": f"a{character}b"}, {"staging": f"/x/{character}"}, {"folder": f"/x{character}"}):
+        with pytest.raises(Invalid, match="set `staging` to a folder without any of"):
+            config(**change)
+    assert config(table=f"a{character}b", staging="/scratch").location == f"/data/a{character}b"
+
+
+def test_what_is_allowed_is_named_as_files_are(tmp_path: Path) -> None:
+    assert config().allow == ()
+    given = ["s3://bucket/a/", "s3://bucket", "s3://", "/landing/", "file:///x/./y//z", "/100%/", "/"]
+    wanted = (
+        "s3://bucket/a/",
+        "s3://bucket/",
+        "s3://",
+        "file:///landing/",
+        "file:///x/y/z",
+        "file:///100%/",
+        "file:///",
+    )
+    assert config(allow=given).allow == wanted
+    assert config(allow=given).with_changes(attempts=1).allow == wanted
+    path = tmp_path / "ingest.toml"
+    path.write_text('name = "o"\nqueue = "sqs:x"\ntable = "t"\nallow = ["/landing/"]\n')
+    assert IngestConfig.read(path).allow == ("file:///landing/",)
+
+
+@pytest.mark.parametrize("wrong", ["/landing/", 5, None, {"a": "b"}, ["landing/"], [5], ["/a/../b"], ["file:x"], [""]])
+def test_what_cannot_be_allowed_is_refused(wrong: Any) -> None:
+    with pytest.raises(Invalid, match="allow"):
+        config(allow=wrong)
+
+
+def test_a_table_is_no_file(tmp_path: Path) -> None:
+    config(folder=str(tmp_path)).check_place()
+    (tmp_path / "orders").mkdir()
+    config(folder=str(tmp_path)).check_place()
+    (tmp_path / "file").touch()
+    with pytest.raises(Invalid, match="/file is a file: name a folder"):
+        config(folder=str(tmp_path), table="file").check_place()

@@ -21,9 +21,9 @@ from detent.errors import Unavailable
 from detent.ingest import steering
 from detent.ingest.announced import Announced
 from detent.ingest.committer import Output
+from detent.ingest.envelope import canonical_uri
 from detent.ingest.job import BatchFailed
 from detent.ingest.local_state import File
-from detent.ingest.objects import uri_of
 from detent.ingest.shard_sql import SHARDS
 from ingestfakes import EXTENSION_S, GRACE_S, LAST_S, MARGIN_S, RECEIVE_S, RETRY_S, World, name_of
 
@@ -229,6 +229,7 @@ def test_a_commit_that_could_not_be_had_is_made_when_the_message_comes_again(wor
         pipeline.work()
     pipeline.committer.publish = publish  # type: ignore[method-assign]
     assert world.landed() == []
+    world.sleep(RETRY_S + 1)
     pipeline.work()
     assert (world.landed(), world.queue.entries) == (["a", "b"], {})
 
@@ -386,23 +387,124 @@ def test_a_file_that_comes_between_two_attempts_lands_once(world: World) -> None
 
 
 @pytest.mark.parametrize("where", ["s3", "local"])
-def test_what_was_written_over_is_finished_without_rows_and_its_new_content_lands(world: World, where: str) -> None:
+def test_what_was_written_over_lands_as_what_it_is_and_is_done_for_its_message(world: World, where: str) -> None:
     pipeline = world.pipeline()
     path = world.folder / "a"
     if where == "s3":
         world.put("a")
     else:
         path.write_text("content")
-        world.queue.send(uri_of(path).encode())
+        world.queue.send(canonical_uri(str(path)).encode())
     pipeline.poll(0)
     world.bucket.put("a", "other content")
     path.write_text("other content")
     pipeline.work()
-    assert (world.landed(), world.queue.entries, pipeline.counters.superseded) == ([], {}, 1)
-    assert list(world.states().values()) == [("done", 0)]
-    world.tell("a") if where == "s3" else world.queue.send(uri_of(path).encode())
+    assert (world.landed(), world.queue.entries, pipeline.counters.superseded) == (["a"], {}, 1)
+    world.tell("a") if where == "s3" else world.queue.send(canonical_uri(str(path)).encode())
     pipeline.work()
-    assert (world.landed(), len(list(steering.files(world.engine, "orders")))) == (["a"], 2)
+    assert (world.landed(), world.queue.entries) == (["a"], {})
+    assert [file.state for file in steering.files(world.engine, "orders")] == ["done"]
+
+
+def test_a_file_that_was_something_else_for_a_while_lands_as_what_it_is_in_the_end(world: World) -> None:
+    pipeline = world.pipeline()
+    world.bucket.put("a", "first")
+    world.tell("a")
+    pipeline.poll(0)
+    world.bucket.put("a", "second")
+    world.tell("a")
+    files = pipeline.begin()
+    pipeline.poll(0)
+    world.bucket.put("a", "first")
+    world.tell("a")
+    pipeline.run_batch(files)
+    for _ in range(3):
+        pipeline.work()
+        world.sleep(RECEIVE_S + 1)
+    assert (world.landed(), world.queue.entries) == (["a"], {})
+
+
+def test_a_file_that_is_gone_when_it_is_looked_for_again_is_done(world: World) -> None:
+    pipeline = world.pipeline()
+    path = world.folder / "a"
+    path.write_text("content")
+    world.queue.send(canonical_uri(str(path)).encode())
+    pipeline.poll(0)
+    check = pipeline.objects.check_unchanged
+
+    def gone_meanwhile(file: Announced) -> None:
+        path.write_text("other content")
+        try:
+            check(file)
+        finally:
+            path.unlink()
+
+    pipeline.objects.check_unchanged = gone_meanwhile  # type: ignore[method-assign]
+    pipeline.work()
+    assert (world.landed(), world.queue.entries) == ([], {})
+
+
+@pytest.mark.parametrize("uri", ["https://host/c/blob?sig=SECRET", "gs://bucket/key"])
+def test_files_that_cannot_be_read_from_where_they_are_are_not_asked_for(
+    world: World, uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline = world.pipeline()
+    world.queue.send(uri.encode())
+    pipeline.work()
+    assert (pipeline.counters.unreadable, len(world.queue.entries), world.states()) == (1, 1, {})
+    assert "SECRET" not in caplog.text
+
+
+def test_only_files_that_are_allowed_are_read(make: Callable[..., World], tmp_path: Path) -> None:
+    world = make(allow=["s3://landing/good/", f"{tmp_path}/good/"])
+    pipeline = world.pipeline()
+    for key in ("good/a", "bad/b"):
+        world.put(key)
+    (tmp_path / "good").mkdir()
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "good" / "link").symlink_to(tmp_path / "secret")
+    world.queue.send(str(tmp_path / "good" / "link").encode())
+    pipeline.work()
+    assert pipeline.counters.unreadable == 2
+    assert len(world.landed()) == 1
+
+
+def test_files_over_which_pipelines_die_come_in_ever_smaller_batches_and_the_deadly_one_is_put_aside(
+    make: Callable[..., World],
+) -> None:
+    world = make(batch_files=64)
+    names = [f"{number:02d}" for number in range(40)]
+    world.put(*names)
+    for life in range(30):
+        pipeline = world.pipeline(f"life{life}")
+        pipeline.poll(0)
+        pipeline.adopt(100)
+        while files := pipeline.begin():
+            if any(file.shard.uri.endswith("/07") for file in files):
+                pipeline._still_ours(files)
+                break  # and the process is gone
+            pipeline.run_batch(files)
+        world.sleep(RECEIVE_S + GRACE_S)
+        if world.states()["07"][0] == "quarantined":
+            break
+    assert world.landed() == [name for name in names if name != "07"]
+    assert world.states()["07"][0] == "quarantined"
+
+
+def test_when_nothing_may_be_read_no_file_is_to_blame(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from detent.errors import Denied
+
+    pipeline = world.pipeline()
+    world.put("a", "b")
+    pipeline.poll(0)
+
+    def denied(*_: Any) -> None:
+        raise Denied("403")
+
+    monkeypatch.setattr(pipeline.objects, "fetch", denied)
+    with pytest.raises(Unavailable, match="none of 2 files"):
+        pipeline.run_batch(pipeline.begin())
+    assert {attempts for _, attempts in world.states().values()} == {0}
 
 
 def test_a_store_that_does_not_answer_is_no_files_fault(world: World) -> None:
@@ -438,6 +540,7 @@ def test_an_error_that_is_no_files_fault_ends_the_pipeline_and_lets_go_of_all_fi
     with pytest.raises(RuntimeError, match="transform"):
         pipeline.run_batch(pipeline.begin())
     second = world.pipeline("p2")
+    world.sleep(RETRY_S + 1)
     assert (len(pipeline.local), second.poll(0)) == (0, 4)
     second.work()
     assert (world.landed(), world.states()["a"]) == (["a", "b", "c", "d"], ("done", 0))
@@ -465,7 +568,7 @@ def away(*_: Any, **__: Any) -> Any:
     raise Unavailable("no answer")
 
 
-@pytest.mark.parametrize("step", ["lost", "fail"])
+@pytest.mark.parametrize("step", ["begin", "fail"])
 def test_a_batch_that_the_database_interrupts_is_run_again(world: World, step: str) -> None:
     pipeline = world.pipeline()
     world.put("a", "b")
@@ -604,7 +707,7 @@ def test_a_backfill_that_the_database_interrupts_leaves_out_no_file(
         return away() if len(calls) == 1 else opened(shards)
 
     pipeline.shared.open = away_once  # type: ignore[method-assign]
-    until = running._Until(threading.Event(), True, str(folder))
+    until = running._Until(threading.Event(), True, str(folder), None)
     running._Run(world.config, pipeline, world.engine, None, until, lambda _: None).run()
     assert world.landed() == ["a", "b", "c"]
 

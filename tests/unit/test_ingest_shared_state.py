@@ -22,7 +22,7 @@ from detent.ingest import metastore
 from detent.ingest.identity import key_of
 from detent.ingest.metastore import transact
 from detent.ingest.shard_sql import BATCHES, METADATA, SHARDS, SOURCES
-from detent.ingest.shared_state import REASON_MAX, BatchRecord, QueueSharedState, Shard
+from detent.ingest.shared_state import REASON_MAX, BatchRecord, Opened, QueueSharedState, Shard
 
 GRACE_MS = 60_000
 LONG_AGO_MS = GRACE_MS + 5_000
@@ -99,10 +99,14 @@ A, B = shard("a"), shard("b")
 # -- asking ----------------------------------------------------------------------------------------------------------
 
 
+def told(opened: Opened) -> tuple[set[bytes], frozenset[bytes], frozenset[bytes]]:
+    return set(opened.granted), opened.finished, opened.held
+
+
 def test_a_new_file_belongs_to_whoever_asks_first(database: Database) -> None:
     first, second = database.pipeline("p1"), database.pipeline("p2")
-    assert first.open([A]) == ({A.key: 0}, frozenset(), frozenset())
-    assert second.open([A, B]) == ({B.key: 0}, frozenset(), {A.key})
+    assert told(first.open([A])) == ({A.key}, frozenset(), frozenset())
+    assert told(second.open([A, B])) == ({B.key}, frozenset(), {A.key})
     row = database.row(A)
     assert (row.state, row.token, row.position, row.uri, row.version, row.size) == (
         "open",
@@ -120,7 +124,7 @@ def test_taking_a_file_of_a_silent_pipeline_makes_it_fresh_so_that_no_third_take
     database.age(GRACE_MS // 2)
     assert second.open([A]).held == {A.key}
     database.age(LONG_AGO_MS)
-    assert second.open([A]).granted == {A.key: 0}
+    assert second.open([A]).granted.keys() == {A.key}
     assert third.open([A]) == ({}, frozenset(), {A.key})
     assert first.open([A]).held == {A.key}
     assert (first.lost([A.key]), second.lost([A.key])) == ({A.key}, frozenset())
@@ -134,7 +138,7 @@ def test_ones_own_file_is_granted_again(database: Database, passed_ms: int) -> N
     database.age(LONG_AGO_MS)
     second.open([A])  # taken over, as after a crash
     database.age(passed_ms)
-    assert second.open([A]).granted == {A.key: 0}
+    assert second.open([A]).granted.keys() == {A.key}
     database.age(GRACE_MS * 7 // 10)
     assert first.open([A]).held == {A.key}, "asking again says that one is alive"
 
@@ -153,7 +157,7 @@ def test_files_that_are_done_or_in_quarantine_are_finished_for_everybody(databas
 def test_sources_of_one_database_do_not_meet(database: Database) -> None:
     first, other = database.pipeline("p1"), database.pipeline("p1", source="events")
     first.open([A])
-    assert other.open([A]).granted == {A.key: 0}
+    assert other.open([A]).granted.keys() == {A.key}
     advance(first, [A])
     assert other.touch() == {A.key}
     advance(other, [A])
@@ -186,7 +190,7 @@ def test_released_files_are_had_at_once_by_anybody(database: Database) -> None:
     first.open([A, B])
     first.release([A.key])
     second.release([B.key])  # not its own: nothing happens
-    assert second.open([A, B]) == ({A.key: 0}, frozenset(), {B.key})
+    assert told(second.open([A, B])) == ({A.key}, frozenset(), {B.key})
 
 
 def test_a_file_that_failed_is_had_after_the_delay_and_not_before(database: Database) -> None:
@@ -199,15 +203,15 @@ def test_a_file_that_failed_is_had_after_the_delay_and_not_before(database: Data
     assert (second.open([A]).held, second.left_behind(9)) == ({A.key}, [])
     database.age(11_000)
     assert second.left_behind(9) == [A]
-    assert second.open([A]).granted == {A.key: 1}
+    assert second.open([A]).granted.keys() == {A.key}
     assert database.row(A).reason == "broken"
 
 
 def test_the_last_attempt_puts_a_file_into_quarantine(database: Database) -> None:
     pipeline = database.pipeline("p1")
     answers = []
-    for attempt in range(3):
-        assert pipeline.open([A]).granted == {A.key: attempt}
+    for _ in range(3):
+        assert pipeline.open([A]).granted.keys() == {A.key}
         answers.append(pipeline.fail(A.key, "x" * 5_000, 0, 3))
         database.age(10)
     assert answers == [False, False, True]
@@ -218,7 +222,7 @@ def test_the_last_attempt_puts_a_file_into_quarantine(database: Database) -> Non
 def test_what_is_not_a_files_fault_is_never_counted(database: Database) -> None:
     pipeline = database.pipeline("p1")
     for _ in range(5):
-        assert pipeline.open([A]).granted == {A.key: 0}
+        assert pipeline.open([A]).granted.keys() == {A.key}
         assert not pipeline.fail(A.key, "the store does not answer", 0, None)
         database.age(10)
     assert (database.row(A).state, database.row(A).attempts) == ("open", 0)
@@ -324,7 +328,7 @@ def test_a_pipeline_that_says_it_is_alive_keeps_its_open_files_and_those_alone(d
     second.open([theirs])
     database.age(LONG_AGO_MS)
     assert first.touch() == {A.key, B.key}
-    assert third.open([A, B, theirs]) == ({theirs.key: 0}, frozenset(), {A.key, B.key})
+    assert told(third.open([A, B, theirs])) == ({theirs.key}, frozenset(), {A.key, B.key})
     assert second.touch() == frozenset()
 
 
@@ -343,7 +347,7 @@ def test_what_nobody_works_on_is_found_without_a_message(database: Database) -> 
     assert sorted(second.left_behind(9)) == sorted([dead, redriven, released])
     assert len(second.left_behind(2)) == 2
     assert sorted(first.left_behind(9)) == sorted([redriven, released]), "its own are no find"
-    assert second.open([redriven]).granted == {redriven.key: 1}
+    assert second.open([redriven]).granted.keys() == {redriven.key}
     assert (first.unfinished(), second.unfinished()) == (3, 2), "its own and nobody's, without the message"
 
 
@@ -494,3 +498,39 @@ def test_a_transaction_that_others_came_in_the_way_of_is_tried_again(
     with pytest.raises(IntegrityError):  # what can never succeed is not tried again
         transact(database.engine, lambda connection: connection.execute(update(BATCHES).values(batch=None)))
     assert [batch for batch, _, _ in database.batches()] == ["b4"]
+
+
+def test_a_file_over_which_pipelines_died_says_so_and_one_that_was_given_back_does_not(database: Database) -> None:
+    first, second, third = (database.pipeline(token) for token in ("p1", "p2", "p3"))
+    assert first.open([A, B]).granted[A.key] == (0, True)
+    c = shard("waited")
+    first.open([c])
+    assert first.begin([A.key, B.key, b"unknown"]) == {b"unknown"}
+    first.release([B.key])
+    database.age(LONG_AGO_MS)
+    assert second.open([A, B, c]).granted == {A.key: (1, False), B.key: (0, False), c.key: (0, False)}
+    assert second.open([A]).granted == {A.key: (1, False)}  # its own
+    assert first.begin([A.key]) == {A.key}
+    second.begin([A.key])
+    database.age(LONG_AGO_MS)
+    assert third.open([A]).granted == {A.key: (2, False)}
+
+
+def test_what_is_forgotten_is_as_if_nobody_had_asked(database: Database) -> None:
+    first, second = database.pipeline("p1"), database.pipeline("p2")
+    first.open([A])
+    second.forget([A.key])  # not its own
+    assert second.open([A]).held == {A.key}
+    first.forget([A.key])
+    assert second.open([A]).granted == {A.key: (0, True)}
+
+
+def test_others_are_known_by_when_they_were_heard_of(database: Database) -> None:
+    first, second = database.pipeline("p1"), database.pipeline("p2")
+    first.open([A])
+    assert second.others().keys() == {"p1"}
+    before = second.others()["p1"]
+    database.age(1_000)
+    first.touch()
+    assert second.others()["p1"] >= before
+    assert first.others() == {}

@@ -33,8 +33,20 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     made.dispose()
 
 
+FOLDER: list[str] = []
+"""Where the tables of a test are."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path) -> Iterator[Path]:
+    FOLDER.append(str(tmp_path))
+    yield tmp_path
+    FOLDER.clear()
+
+
 def config(**changes: Any) -> IngestConfig:
-    return IngestConfig(**{"name": "orders", "queue": "sqs:new", "table": "orders", "folder": "/data", **changes})
+    name = changes.get("name", "orders")
+    return IngestConfig(**{"name": name, "queue": "sqs:new", "table": name, "folder": FOLDER[0], **changes})
 
 
 def enter(engine: Engine, *rows: tuple[str, str, float], name: str = "orders") -> None:
@@ -78,7 +90,7 @@ def test_a_source_may_come_back_with_other_settings_that_change_no_file(engine: 
     ("change", "shown"),
     [
         ({"identity": "uri"}, "identity was 'etag', now 'uri'"),
-        ({"table": "other"}, "table was '/data/orders', now '/data/other'"),
+        ({"table": "other"}, "table was '.*/orders', now '.*/other'"),
         ({"committer": "delta"}, "committer was 'manifest', now 'delta'"),
     ],
 )
@@ -312,3 +324,40 @@ def test_rows_of_other_types_than_the_tables_are_refused(engine: Engine) -> None
     kept = kept_schema(engine, "orders/table")
     assert kept is not None
     assert StructType.fromJson(json.loads(kept.columns)) == struct(id=LongType, name=StringType, price=DoubleType)
+
+
+# -- whose folder it is ----------------------------------------------------------------------------------------------
+
+
+def test_a_folder_belongs_to_one_source_of_one_database(engine: Engine, tmp_path: Path) -> None:
+    source.register(engine, config())
+    source.register(engine, config())
+    with pytest.raises(Invalid, match="is that of the ingest 'orders'"):
+        source.register(engine, config(name="other", table="orders"))
+    elsewhere = metastore.connect(f"sqlite:///{tmp_path}/elsewhere.db")
+    with pytest.raises(Invalid, match="is that of the ingest 'orders'"):
+        source.register(elsewhere, config())
+    elsewhere.dispose()
+
+
+def test_a_folder_with_data_of_nobody_is_not_taken(engine: Engine, tmp_path: Path) -> None:
+    batch = tmp_path / "orders" / "data" / f"{'a' * 32}-000001"
+    batch.mkdir(parents=True)
+    with pytest.raises(Invalid, match="data of an ingest that this database does not know"):
+        source.register(engine, config())
+    batch.rmdir()
+    (batch.parent / "day=1").mkdir()  # another program's
+    source.register(engine, config())
+
+
+def test_an_iceberg_table_keeps_its_name(engine: Engine) -> None:
+    source.register(engine, config(committer="iceberg", iceberg_table="lake.a"))
+    with pytest.raises(Invalid, match=r"iceberg_table was 'lake\.a', now 'lake\.b'"):
+        source.register(engine, config(committer="iceberg", iceberg_table="lake.b"))
+
+
+def test_data_of_messages_that_failed_is_forgotten_with_the_window(engine: Engine) -> None:
+    source.register(engine, config())
+    enter(engine, ("message:q/1", "open", 20), ("message:q/2", "open", 1), ("file:///a", "open", 20))
+    source.prune(engine, config(), None)
+    assert left(engine) == ["file:///a", "message:q/2"]

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from detent.cli._common import confirm, json_option
-from detent.cli._output import age_text, line_text, print_fields, print_json, print_table, size_text, time_text
+from detent.cli._output import (
+    age_text,
+    line_text,
+    note,
+    print_fields,
+    print_json,
+    print_table,
+    size_text,
+    time_text,
+)
+from detent.errors import Invalid
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -22,7 +32,7 @@ if TYPE_CHECKING:
     from detent.ingest.config import IngestConfig
 
 REASON_SHOWN = 80
-"""What fits beside the rest on a terminal; --json shows all."""
+"""What fits beside the rest on a terminal; a pipe and --json get all of it."""
 
 _config = click.argument("config", type=click.Path(path_type=Path))
 
@@ -31,7 +41,8 @@ _config = click.argument("config", type=click.Path(path_type=Path))
 def ingest() -> None:
     """Bring files that a queue announces into a table, each exactly once, through Spark.
 
-    CONFIG is a TOML file. Any number of processes may run the same one.
+    CONFIG is a TOML file. Any number of processes may run the same one. Relative paths in it, also in its URLs, begin
+    in its folder. Files are announced by absolute paths or URIs.
 
     \b
     orders.toml:
@@ -43,6 +54,7 @@ def ingest() -> None:
       format = "json"                    # or csv, parquet, text, binary
       schema = "id BIGINT, name STRING"  # left out: inferred once, and kept
       transform = "clean.py:clean"       # a function from DataFrame to DataFrame
+      allow = ["s3://bucket/orders/"]    # what names of files begin with; left out: anything
       [batch]
       files = 10000
       bytes = "1GiB"
@@ -64,7 +76,14 @@ def ingest() -> None:
 @click.option(
     "--backfill",
     metavar="PREFIX",
-    help="Also ingest the files under a folder or s3://bucket/prefix that nobody announced.",
+    help="Also ingest the files under a folder or s3://bucket/prefix that nobody announced. Those in subfolders are "
+    "included; hidden ones (_x, .x) are left out.",
+)
+@click.option(
+    "--match",
+    metavar="PATTERN",
+    help="Of the files of --backfill, only those whose names (without folders) match a shell pattern, such as "
+    "'*.json.gz'.",
 )
 @click.option("--cores", type=click.IntRange(1), help="How many tasks run at once; all processors if left out.")
 @click.option("--memory", metavar="SIZE", help="Spark's memory, such as 4g.")
@@ -77,7 +96,13 @@ def ingest() -> None:
 @click.option("--verbose", is_flag=True, help="Show Spark's own log too.")
 @click.option("--json", "as_json", is_flag=True, help="Print an object a line: the progress, and a summary at the end.")
 def run_ingest(
-    config: Path, once: bool, backfill: str | None, metrics_port: int | None, as_json: bool, **session: Any
+    config: Path,
+    once: bool,
+    backfill: str | None,
+    match: str | None,
+    metrics_port: int | None,
+    as_json: bool,
+    **session: Any,
 ) -> None:
     """Ingest until Ctrl-C or SIGTERM, which let the batch that runs be committed.
 
@@ -86,16 +111,21 @@ def run_ingest(
     """
     from detent.ingest.views import metrics_view, view_of
 
+    if match is not None and backfill is None:
+        raise click.UsageError("--match chooses among the files of a backfill: say --backfill PREFIX too")
     settings = _read(config)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    if not as_json:
+        note("starting Spark…")
     with view_of(settings.name, as_json=as_json, is_watched=sys.stderr.isatty()) as view:
         watch = view.show if metrics_port is None else metrics_view(metrics_port, settings.name, view.show)
-        counters = _start(settings, session, watch).run(once=once, backfill=backfill, signals=True)
+        counters = _start(settings, session, watch).run(once=once, backfill=backfill, match=match, signals=True)
     if as_json:
         view.end(counters)
-    else:
-        print_fields({name: str(value) for name, value in counters.as_json().items() if value})
+        return
+    done = {name: str(value) for name, value in counters.as_json().items() if value}
+    print_fields(done) if done else click.echo("nothing to ingest")
 
 
 def _start(settings: IngestConfig, session: dict[str, Any], watch: Any) -> Any:
@@ -163,6 +193,7 @@ def _list(config: Path, limit: int, as_json: bool, **chosen: Any) -> None:
     if as_json:
         print_json([file.as_json() for file in found])
         return
+    shown = REASON_SHOWN if sys.stdout.isatty() else None
     rows = [
         [
             line_text(file.uri),
@@ -170,11 +201,11 @@ def _list(config: Path, limit: int, as_json: bool, **chosen: Any) -> None:
             size_text(file.size),
             str(file.attempts),
             time_text(file.updated_at),
-            line_text(file.reason[:REASON_SHOWN]),
+            line_text(file.reason[:shown]),
         ]
         for file in found
     ]
-    print_table(["file", "state", "size", "attempts", "changed", "reason"], rows)
+    print_table(["file", "state", "size", "failures", "changed", "reason"], rows)
 
 
 @ingest.command("redrive")
@@ -189,7 +220,9 @@ def redrive_files(config: Path, uris: tuple[str, ...], everything: bool, as_json
     """
     from detent.ingest import steering
 
-    if bool(uris) == everything:
+    if uris and everything:
+        raise click.UsageError("--all puts back all files, and FILE these alone: say one or the other")
+    if not uris and not everything:
         raise click.UsageError("name files, or say --all")
     settings = _read(config)
     with _database(settings) as engine:
@@ -199,32 +232,62 @@ def redrive_files(config: Path, uris: tuple[str, ...], everything: bool, as_json
 
 @ingest.command("prune")
 @_config
-@click.option("--orphans", is_flag=True, help="Also delete data files of batches that were never committed.")
+@click.option(
+    "--orphans",
+    is_flag=True,
+    help="Also delete the data files of batches that were never committed, as crashed pipelines leave them. Younger "
+    "ones than --older-than stay, because a pipeline may be writing them.",
+)
+@click.option(
+    "--older-than",
+    metavar="DURATION",
+    help="How old orphans have to be, such as 2h: longer than a batch takes, if pipelines run. Left out: the "
+    "configuration's orphan_age, which is a day unless said.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
-def prune_files(config: Path, orphans: bool, yes: bool, as_json: bool) -> None:
-    """Forget finished files that are older than the window. Running pipelines do that by themselves."""
+def prune_files(config: Path, orphans: bool, older_than: str | None, yes: bool, as_json: bool) -> None:
+    """Forget finished files that are older than the window. Running pipelines do that by themselves.
+
+    The table's rows stay, and so do the files that were ingested: forgotten is only that they were.
+    """
     from detent.durations import milliseconds
+
+    if older_than is not None and not orphans:
+        raise click.UsageError("--older-than is about orphans: say --orphans too")
+    try:
+        milliseconds(older_than or "0s")
+    except Invalid:
+        raise click.UsageError(f"--older-than: {older_than!r} is no duration: write '2h', '1d'") from None
+    settings = _read(config)
+    age = settings.orphan_age if older_than is None else older_than
+    what = f"forgets the files of {settings.name} that were finished more than {settings.window} ago"
+    if orphans:
+        what += f", and deletes the data files of batches that were not committed and are older than {age}"
+    confirm(f"This {what}. Go on?", what, yes=yes)
+    pruned, swept = _prune(settings, milliseconds(age) / 1000 if orphans else None)
+    if as_json:
+        print_json({"pruned": pruned, "swept": swept})
+    else:
+        click.echo(f"{pruned} files forgotten" + (f", {swept} batches deleted" if orphans else ""))
+
+
+def _prune(settings: IngestConfig, orphan_s: float | None) -> tuple[int, int]:
+    """How many files were forgotten, and how many batches were deleted because they are orphans of that age."""
     from detent.ingest import source
     from detent.ingest.running import committer_of
     from detent.ingest.shared_state import QueueSharedState
     from detent.ingest.staging import sweep_staging
 
-    settings = _read(config)
-    what = f"forgets the files of {settings.name} that were finished more than {settings.window} ago"
-    confirm("Forget them?", what, yes=yes)
     with _database(settings) as engine:
         source.register(engine, settings)
         pruned = source.prune(engine, settings, None)
+        if orphan_s is None:
+            return pruned, 0
         shared = QueueSharedState(engine, settings.name, uuid.uuid4().hex, round(settings.grace_s * 1000))
-        age_s = milliseconds(settings.orphan_age) / 1000
-        swept = committer_of(settings, shared).sweep(age_s) if orphans else 0
-        if orphans:
-            sweep_staging(settings.staging_folder, age_s)
-    if as_json:
-        print_json({"pruned": pruned, "swept": swept})
-    else:
-        click.echo(f"{pruned} files forgotten" + (f", {swept} batches deleted" if orphans else ""))
+        swept = committer_of(settings, shared).sweep(orphan_s, settings.window_s)
+        sweep_staging(settings.staging_folder, orphan_s)
+        return pruned, swept
 
 
 def _read(config: Path) -> IngestConfig:

@@ -95,6 +95,7 @@ class DeltaCommitter(Committer):
             table = self._open()
         self._check_memory(table)
         check_writable(table, self.location)
+        self._check_plain(table)
         self._add_columns(table, wanted)
 
     def _check_memory(self, table: DeltaTable) -> None:
@@ -109,6 +110,18 @@ class DeltaCommitter(Committer):
                 f"window of {self._window_s / 86400:g} days is over: set the property higher, or unset it"
             )
 
+    def _check_plain(self, table: DeltaTable) -> None:
+        """`Invalid` for a table whose rows would come out otherwise than they went in."""
+        partitions = table.metadata().partition_columns
+        if partitions:
+            raise Invalid(
+                f"the Delta table {self.location} is partitioned by {', '.join(partitions)}, which an ingest "
+                "cannot write: make one without"
+            )
+        required = [one["name"] for one in json.loads(table.schema().to_json())["fields"] if not one["nullable"]]
+        if required:
+            raise Invalid(f"the Delta table {self.location} has columns that may not be null: {', '.join(required)}")
+
     def _add_columns(self, table: DeltaTable, wanted: Any) -> None:
         for _ in range(COMMIT_ATTEMPTS):
             have = json.loads(table.schema().to_json())["fields"]
@@ -121,7 +134,9 @@ class DeltaCommitter(Committer):
                 return
             fields = [self._delta.Field.from_json(json.dumps(field)) for field in new]
             try:
+                since = table.version()
                 table.alter.add_columns(fields)
+                sync_log(Path(self.location), since)
             except self._delta.exceptions.DeltaError as error:
                 failure = error  # another pipeline may have added it
             else:
@@ -261,5 +276,6 @@ class DeltaCommitter(Committer):
                 )
             except self._delta.exceptions.CommitFailedError:
                 continue
+            sync_log(Path(self.location), table.version())  # before its files go
             return True
         return False

@@ -12,6 +12,7 @@ Any reader finds the table with PyIceberg's catalog of type ``sql`` on the same 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import time
@@ -294,9 +295,9 @@ class IcebergCommitter(Committer):
     def refuse(self, batch: str) -> bool:
         return self.state.refuse(batch)
 
-    def sweep(self, older_than_s: float) -> int:
+    def sweep(self, older_than_s: float, known_s: float = math.inf) -> int:
         """As for every table, and then the metadata files that the table does not reach."""
-        swept = super().sweep(older_than_s)
+        swept = super().sweep(older_than_s, known_s)
         self._sweep_metadata(time.time() - older_than_s)
         return swept
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -90,27 +91,27 @@ class Committer(ABC):
         """Delete the files of a batch that was not committed."""
         shutil.rmtree(output, ignore_errors=True)
 
-    def sweep(self, older_than_s: float) -> int:
+    def sweep(self, older_than_s: float, known_s: float = math.inf) -> int:
         """Delete what losers and crashed pipelines left behind; how many batches. A batch is made uncommittable before
-        its files go, so one whose pipeline only slept is refused when it wakes up. Called between batches: of our own
-        ones, those that were not committed never will be."""
+        its files go, so one whose pipeline only slept is refused when it wakes up. Those older than `known_s` stay:
+        whether they were committed, and then compacted by somebody, may be forgotten."""
         live = self.live_batches()
         swept = 0
-        for folder in self._left_behind(older_than_s):
-            is_ours = folder.name.startswith(self.state.token)
-            if folder.name not in live and (is_ours or self.refuse(folder.name)):
+        for folder in self._left_behind(older_than_s, known_s):
+            if folder.name not in live and self.refuse(folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
                 swept += 1
         return swept
 
-    def _left_behind(self, older_than_s: float) -> list[Path]:
-        limit = time.time() - older_than_s
+    def _left_behind(self, older_than_s: float, known_s: float) -> list[Path]:
+        now = time.time()
         if not self.data_folder.is_dir():
             return []
         found = []
         with os.scandir(self.data_folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # another pipeline sweeps too
-                    if BATCH.fullmatch(entry.name) and entry.stat().st_mtime < limit:
+                    age_s = now - entry.stat().st_mtime
+                    if BATCH.fullmatch(entry.name) and older_than_s < age_s < known_s:
                         found.append(Path(entry.path))
         return found

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid, NotFound
@@ -31,6 +33,22 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB|KiB|MiB|GiB)?")
 _SIZES: Final = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
+_PATTERN: Final = re.compile(r"[{}\[\]*?\\]")
+"""What means something in a path that is given to Spark."""
+
+_ON_STAGED: Final = "it would be applied to the staged files, whose {} are not those of the files"
+_ALWAYS_OFF: Final = "it is always off: a file that cannot be read would count as ingested"
+_REFUSED_OPTIONS: Final = {
+    "pathglobfilter": f"{_ON_STAGED.format('names')}. Announce only what is wanted, or use --match with --backfill",
+    "modifiedafter": f"{_ON_STAGED.format('times')}. Announce only what is wanted",
+    "modifiedbefore": f"{_ON_STAGED.format('times')}. Announce only what is wanted",
+    "recursivefilelookup": "each file is announced by itself, and a backfill looks into subfolders anyway",
+    "path": "what is read is what the queue announces",
+    "ignorecorruptfiles": _ALWAYS_OFF,
+    "ignoremissingfiles": _ALWAYS_OFF,
+}
+"""Options of Spark's readers that cannot mean here what they say, in small letters, and why."""
+
 Transform = Callable[["DataFrame"], "DataFrame"]
 
 
@@ -41,7 +59,10 @@ class IngestConfig:
     `queue` is a URL (``sqs:NAME``, ``detent:file:./data#files``, ``redis://host/0#stream``) and `message` what its
     messages look like (auto, s3, sns, eventbridge, uri, data). `table` is a folder, `committer` its kind:
     "manifest" (Parquet files and a list of them in the database), "delta" or "iceberg". `state` is the database that
-    all pipelines of this ingest share.
+    all pipelines of this ingest share. Relative paths, also in these URLs, begin in `folder`.
+
+    `allow` are the beginnings that the names of files may have (``s3://bucket/orders/``, ``/landing/``), as they are
+    and not percent-encoded; if there are none, whoever may send to the queue chooses among all that can be read.
 
     `format` and `options` are those of Spark's readers. With a `schema`, such as "id BIGINT, name STRING", columns that
     files have and it has not are ignored, unless `new_columns` says otherwise; without one it is inferred from the
@@ -63,6 +84,7 @@ class IngestConfig:
     iceberg_table: str = ""
     state: str = ""
     message: str = "auto"
+    allow: Sequence[str] = ()
     identity: str = "etag"
     format: str = "json"
     schema: str = ""
@@ -89,7 +111,14 @@ class IngestConfig:
     """Where relative paths begin: the folder of the file that this was read from."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "allow", _allowed(self.allow))
         _check(self)
+
+    def check_place(self) -> None:
+        """`Invalid` if something is where the table's folder is to be."""
+        place = Path(self.location)
+        if place.exists() and not place.is_dir():
+            raise Invalid(f"the table {place} is a file: name a folder")
 
     # -- what follows from it ----------------------------------------------------------------------------------------
 
@@ -101,6 +130,24 @@ class IngestConfig:
     def location(self) -> str:
         """The folder of the table."""
         return self.path(self.table.removeprefix("file://"))
+
+    @property
+    def queue_url(self) -> str:
+        """The queue, with an absolute path if it is one of a Detent store in a folder."""
+        scheme, _, rest = self.queue.partition(":")
+        store, mark, queue = rest.rpartition("#")
+        if scheme.lower() != "detent" or not store:
+            return self.queue
+        kind, colon, path = store.partition(":")
+        if not colon or "/" in kind:
+            path = store  # no URL, but a plain path
+        elif kind == "file":
+            path = unquote(re.sub(r"^//(?=\.\.?(/|$))", "", path))
+            if not path or path.startswith("/"):
+                return self.queue
+        else:
+            return self.queue
+        return f"{scheme}:file:{self.path(path).replace('%', '%25')}{mark}{queue}"
 
     @property
     def state_url(self) -> str:
@@ -154,17 +201,21 @@ class IngestConfig:
         try:
             document = tomllib.loads(file.read_text())
         except (FileNotFoundError, IsADirectoryError):
-            raise NotFound(f"there is no file {file}: write one, as `detent ingest run --help` shows") from None
+            raise NotFound(f"there is no file {file}: write one, as `detent ingest --help` shows") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise Invalid(f"{file} is no TOML: {error}") from error
         batch = document.pop("batch", {})
         if not isinstance(batch, dict):
             raise Invalid(f"[batch] of {file} is a section with files, bytes and age")
-        document |= {f"batch_{name}": value for name, value in batch.items()}
         known = {one.name for one in fields(cls)} - {"folder"}
-        unknown = sorted(document.keys() - known)
+        unknown = sorted(document.keys() - (known - _IN_BATCH.keys()))
+        unknown += sorted(f"[batch] {name}" for name in batch if f"batch_{name}" not in _IN_BATCH)
         if unknown:
-            raise Invalid(f"{file} says {', '.join(unknown)}, which is nothing that an ingest knows: {_known(known)}")
+            raise Invalid(
+                f"{file} says {', '.join(unknown)}, which is nothing that an ingest knows: "
+                f"{_meant(unknown, known)}it knows {_known(known)}"
+            )
+        document |= {f"batch_{name}": value for name, value in batch.items()}
         missing = sorted({"name", "queue", "table"} - document.keys() - _said().keys())
         if missing:
             raise Invalid(f"{file} does not say {', '.join(missing)}")
@@ -192,9 +243,31 @@ def size_of(value: int | str) -> int:
     return int(float(match[1]) * _SIZES[match[2] or "B"])
 
 
+_IN_BATCH: Final = {"batch_files": "[batch] files", "batch_bytes": "[batch] bytes", "batch_age": "[batch] age"}
+"""What the keys of the section [batch] are called in Python, and in a file."""
+
+
+def _shown(name: str) -> str:
+    """A key as people write it."""
+    return _IN_BATCH.get(name, name)
+
+
 def _known(names: set[str]) -> str:
-    plain = sorted(name for name in names if not name.startswith("batch_"))
-    return f"{', '.join(plain)}, and [batch] with files, bytes and age"
+    return f"{', '.join(sorted(names - _IN_BATCH.keys()))}, and [batch] with files, bytes and age"
+
+
+def _meant(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """The keys that are written almost like these, as a question."""
+    names = {name: _shown(name) for name in known} | {
+        name.removeprefix("batch_"): _IN_BATCH[name] for name in _IN_BATCH
+    }
+    found: list[str] = []
+    for one in unknown:
+        bare = one.removeprefix("[batch] ").lower()
+        for name in difflib.get_close_matches(bare, names, n=1):
+            is_misplaced = one.startswith("[batch] ") and names[name] == bare
+            found.append(f"{bare}, which has to stand before the first section" if is_misplaced else names[name])
+    return f"did you mean {' or '.join(dict.fromkeys(found))}? " if found else ""
 
 
 _CHOICES: Final = {"committer": COMMITTERS, "format": FORMATS, "message": KINDS, "new_columns": ("", *NEW_COLUMNS)}
@@ -214,9 +287,9 @@ def _check(config: IngestConfig) -> None:
     for one in fields(config):
         value, kind = getattr(config, one.name), str(one.type)
         if kind == "str" and not isinstance(value, str):
-            raise Invalid(f"{one.name} is a text, not {value!r}")
+            raise Invalid(f"{_shown(one.name)} is a text, not {value!r}")
         if kind == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise Invalid(f"{one.name} is a number, not {value!r}")
+            raise Invalid(f"{_shown(one.name)} is a number, not {value!r}")
         if kind.startswith("Mapping") and not _is_texts(value):
             raise Invalid(f"{one.name} is a section of names and texts: put values in quotes")
         if kind == "bool" and not isinstance(value, bool):
@@ -229,21 +302,69 @@ def _check(config: IngestConfig) -> None:
         if getattr(config, name) not in choices:
             raise Invalid(f"{name} is one of {', '.join(filter(None, choices))}, not {getattr(config, name)!r}")
     check_policy(config.identity)
-    for name in _DURATIONS:
-        milliseconds(getattr(config, name))
+    _check_amounts(config)
     if not config.queue or not config.table:
         raise Invalid("an ingest needs a queue and a table")
     if "://" in config.table and not config.table.startswith("file://"):
         raise Invalid(f"the table is a folder, and not {config.table}: Spark from pip writes to file systems")
-    if min(config.batch_files, config.attempts) < 1 or size_of(config.batch_bytes) < 1:
-        raise Invalid("a batch has a file and a byte at least, and a file is tried once at least")
-    if config.commit_timeout_s <= 0 or not milliseconds(config.visibility):
-        raise Invalid("commit_timeout and visibility are longer than nothing: a minute or two are usual")
+    _check_options(config.options)
+    if found := _PATTERN.search(str(config.staging_folder)):
+        raise Invalid(
+            f"the staging folder {config.staging_folder} has a {found[0]} in it, which Spark takes for a pattern: "
+            "set `staging` to a folder without any of {}[]*?\\"
+        )
     unknown = config.s3.keys() - {"region", "endpoint"}
     if unknown:
         raise Invalid(
             f"[s3] knows region and endpoint, not {', '.join(sorted(unknown))}; keys are taken from the environment"
         )
+
+
+def _check_amounts(config: IngestConfig) -> None:
+    """Durations, sizes and counts."""
+    for name in _DURATIONS:
+        try:
+            milliseconds(getattr(config, name))
+        except Invalid as error:
+            why = str(error).partition(": write")[0]
+            raise Invalid(f"{_shown(name)}: {why}: write '15d', '30s'") from None
+    try:
+        size = size_of(config.batch_bytes)
+    except Invalid as error:
+        raise Invalid(f"{_shown('batch_bytes')}: {error}") from None
+    if min(config.batch_files, config.attempts) < 1 or size < 1:
+        raise Invalid("a batch has a file and a byte at least, and a file is tried once at least")
+    if config.commit_timeout_s <= 0 or not milliseconds(config.visibility):
+        raise Invalid("commit_timeout and visibility are longer than nothing: a minute or two are usual")
+
+
+def _check_options(options: Mapping[str, str]) -> None:
+    for name in options:
+        why = _REFUSED_OPTIONS.get(name.lower())
+        if why is not None:
+            raise Invalid(f"leave {name} out of [options]: {why}")
+
+
+def _allowed(prefixes: object) -> tuple[str, ...]:
+    """What names of files may begin with, as files are called."""
+    if isinstance(prefixes, str) or not isinstance(prefixes, Sequence):
+        raise Invalid('allow is a list of texts, such as ["s3://bucket/orders/", "/landing/"]')
+    return tuple(map(_allowed_prefix, prefixes))
+
+
+def _allowed_prefix(prefix: object) -> str:
+    if isinstance(prefix, str) and prefix.startswith("s3://"):
+        is_bucket = prefix != "s3://" and prefix.count("/") == 2
+        return f"{prefix}/" if is_bucket else prefix  # a bucket alone: or it would allow bucket-2 as well
+    if not isinstance(prefix, str) or not prefix.startswith(("file:///", "/")):
+        raise Invalid(
+            f"allow has beginnings such as s3://bucket/orders/, file:///landing/ or /landing/, not {prefix!r}"
+        )
+    *folders, last = prefix.removeprefix("file://").split("/")
+    if ".." in (*folders, last):
+        raise Invalid(f"allow has {prefix!r}: write the path without '..'")
+    parts = [part for part in folders if part not in {"", "."}]
+    return "/".join(["file://", *parts, "" if last == "." else last])
 
 
 def _is_texts(value: object) -> bool:

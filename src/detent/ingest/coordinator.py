@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from detent import crash
-from detent.errors import DetentError, Invalid, NotFound, ShardsLost, Unavailable
+from detent.errors import Denied, DetentError, Invalid, NotFound, ShardsLost, Unavailable
 from detent.ingest.announced import Announced
-from detent.ingest.batching import next_batch
+from detent.ingest.batching import DEATHS_MAX, next_batch
 from detent.ingest.committer import Committer, Output
 from detent.ingest.config import IngestConfig
 from detent.ingest.counters import Counters
@@ -26,7 +26,7 @@ from detent.ingest.identity import MISSING, announced_of, missing, shard_of, ver
 from detent.ingest.local_state import File, Message, QueueLocalState
 from detent.ingest.objects import Objects, Superseded
 from detent.ingest.queues import Delivery, FileQueue
-from detent.ingest.shared_state import MESSAGE_SCHEME, QueueSharedState, Shard
+from detent.ingest.shared_state import MESSAGE_SCHEME, Opened, QueueSharedState, Shard
 from detent.ingest.staging import FilesFailed
 from detent.ingest.visibility import VisibilitySchedule
 
@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 
 RECEIVE_MAX: Final = 1_000
 """Messages that are asked for at once, and then opened in one step."""
+
+RECEIVE_DATA_MAX: Final = 50
+"""The same where messages are the data, and held in memory."""
+
+CLOCKS_APART_MS: Final = 3_600_000
+"""How far the clock that dates files may be ahead of the database's."""
 
 _log = logging.getLogger("detent.ingest")
 
@@ -73,7 +79,8 @@ class QueueCoordinator:
         self._batches = 0
         self._touched_at = clock()
         self._strangers: set[bytes] = set()
-        self.receive_limit = min(RECEIVE_MAX, 2 * config.limits.files)
+        most = RECEIVE_DATA_MAX if config.message == "data" else RECEIVE_MAX
+        self.receive_limit = min(most, 2 * config.limits.files)
         self.local = QueueLocalState()
         self.counters = Counters()
         self.schedule = VisibilitySchedule(_seconds(config.visibility), config.commit_timeout_s, queue.visibility_max_s)
@@ -126,6 +133,7 @@ class QueueCoordinator:
 
     def _identified(self, file: Announced) -> tuple[Shard, Announced]:
         """A file with its identity; one that is not there gets one too, so that attempts at it are counted."""
+        self.objects.check_allowed(file)
         if version_of(file, self._config.identity) is None or file.size is None:
             try:
                 file = self.objects.look_up(file)
@@ -133,8 +141,9 @@ class QueueCoordinator:
                 return missing(file), file
         return shard_of(file, self._config.identity), file
 
-    def announce(self, files: Iterable[Announced]) -> None:
-        """Ask for files that no message announced."""
+    def announce(self, files: Iterable[Announced], forgotten_to: Callable[[], int] = lambda: 0) -> None:
+        """Ask for files that no message announced. `forgotten_to` says, after they were asked for, up to which time of
+        change it is not known any more whether a file was ingested: new ones among those are left alone."""
         asked: dict[bytes, _Asked] = {}
         for file in files:
             shard, found = self._identified(file)
@@ -142,7 +151,7 @@ class QueueCoordinator:
                 is_known = shard.key in self.local or self.local.is_completed(shard.key)
             if not is_known:
                 asked[shard.key] = _Asked(shard, found)
-        self._ask(asked)
+        self._ask(asked, forgotten_to)
 
     def adopt(self, limit: int) -> int:
         """Ask for files that somebody put back, or died over; how many there were."""
@@ -167,11 +176,12 @@ class QueueCoordinator:
         self.shared.finish(came, reason="it came later")  # only now: until the other is there, this row is all we have
         return len(asked)
 
-    def _ask(self, asked: dict[bytes, _Asked]) -> None:
+    def _ask(self, asked: dict[bytes, _Asked], forgotten_to: Callable[[], int] = lambda: 0) -> None:
         if not asked:
             return
         opened = self.shared.open(one.shard for one in asked.values())
-        granted = [asked[key].shard for key in opened.granted]
+        too_old = self._too_old(asked, opened, forgotten_to())
+        granted = [asked[key].shard for key in opened.granted if key not in too_old]
         done = self.committer.finished(granted)
         if done:  # the table has them, though the rows did not say so
             self.shared.finish(shard for shard in granted if shard.key in done)
@@ -179,22 +189,46 @@ class QueueCoordinator:
         with self._lock:
             for shard in granted:
                 if shard.key not in done:
-                    self.local.grant(shard, asked[shard.key].file, asked[shard.key].messages, now)
+                    one, deaths = asked[shard.key], opened.granted[shard.key].deaths
+                    self.local.grant(shard, one.file, one.messages, now, deaths)
             for key in opened.finished | done:
                 self.local.complete([key], asked[key].messages)
         self.counters.duplicates += len(opened.finished | done)
         self.counters.held += len(opened.held)
+        self._put_aside_deadly()
+
+    def _too_old(self, asked: dict[bytes, _Asked], opened: Opened, horizon: int) -> set[bytes]:
+        """Files that nobody asked for as far as the rows go back, and that are older than the rows."""
+        found = {
+            key
+            for key, grant in opened.granted.items()
+            if grant.is_new and horizon and (asked[key].file.modified_ms or 0) <= horizon + CLOCKS_APART_MS
+        }
+        self.shared.forget(found)
+        self.counters.too_old += len(found)
+        return found
+
+    def _put_aside_deadly(self) -> None:
+        """Put files into quarantine over which pipeline after pipeline died: the last ones had nothing else to do."""
+        with self._lock:
+            deadly = [file for file in self.local.ready() if file.deaths >= DEATHS_MAX]
+        for file in deadly:
+            reason = f"{file.deaths} pipelines died while they read it, the last ones with this file alone"
+            self.shared.fail(file.shard.key, reason, 0, attempts_max=0)
+            self.counters.quarantined += 1
+            _log.error("%s is in quarantine: %s", file.shard.uri, reason)
+            self._complete([file.shard.key])
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 
     def keep(self) -> None:
         """Extend what is about to be given to others, and say that this pipeline is alive."""
+        if self._clock() - self._touched_at >= self._config.grace_s / 6:
+            self._touched_at = self._clock()
+            self._touch()  # first: a queue that does not answer must not cost us the files
         with self._lock:
             due = self.schedule.due(self.local.messages(), self._clock())
         self._extend(due, self.schedule.extension_s)
-        if self._clock() - self._touched_at >= self._config.grace_s / 6:
-            self._touched_at = self._clock()
-            self._touch()
         self._drop_abandoned()
 
     def _extend(self, messages: Sequence[Message], seconds: float) -> None:
@@ -256,7 +290,8 @@ class QueueCoordinator:
         try:
             self._run_batch(files)
         except BaseException:
-            self._let_go(files)
+            # Not at once: whatever it was, it would be the same.
+            self._let_go(files, _seconds(self._config.retry_delay))
             raise
 
     def _run_batch(self, files: Sequence[File]) -> None:
@@ -280,8 +315,7 @@ class QueueCoordinator:
         return f"{self.shared.token}-{self._batches:06d}"
 
     def _still_ours(self, files: Sequence[File]) -> list[File]:
-        lost = self.shared.lost(file.shard.key for file in files)
-        return self._without_lost(files, lost)
+        return self._without_lost(files, self.shared.begin(file.shard.key for file in files))
 
     def _without_lost(self, files: Sequence[File], lost: frozenset[bytes]) -> list[File]:
         with self._lock:
@@ -292,9 +326,10 @@ class QueueCoordinator:
     def _publish(self, files: Sequence[File], output: Output) -> list[File]:
         """Commit; the files that are left to do, when others have taken some."""
         keys = [file.shard.key for file in files]
+        committed = set(keys)
         with self._lock:
             self.local.written(keys)
-            ending = {m for file in files for m in file.messages if m.waits_for <= set(keys)}
+            ending = {m for file in files for m in file.messages if m.waits_for <= committed}
             messages = self.schedule.last(ending, self._clock())
             for message in messages:
                 message.is_last_extended = True
@@ -346,6 +381,9 @@ class QueueCoordinator:
                 raise
 
     def _without_failed(self, files: Sequence[File], error: FilesFailed) -> list[File]:
+        refused = [reason for reason in error.reasons.values() if isinstance(reason, Denied)]
+        if len(refused) == len(files) > 1:
+            raise Unavailable(f"none of {len(files)} files may be read, such as: {refused[0]}")  # it is our credentials
         for file in files:
             if file.shard.key in error.reasons:
                 self._failed(file, error.reasons[file.shard.key])
@@ -356,10 +394,7 @@ class QueueCoordinator:
         key = file.shard.key
         if isinstance(reason, Superseded):
             self.counters.superseded += 1
-            self.shared.finish([file.shard], reason=str(reason))
-            self._complete([key])
-            if not file.messages:  # a listing found it, and nobody may announce what it is now
-                self._announce_again(file.shard.uri)
+            self._follow(file)
             return
         self.counters.failures += 1
         delay_s = _seconds(self._config.retry_delay)
@@ -376,22 +411,41 @@ class QueueCoordinator:
             messages = self.local.drop([key])
         self._give_back(messages, delay_s)
 
-    def _announce_again(self, uri: str) -> None:
+    def _follow(self, file: File) -> None:
+        """Ask for what a file is now, with the messages that announced it: nobody else may. What it was is forgotten,
+        because it may be that again, and was not ingested."""
+        old = file.shard.key
+        asked: dict[bytes, _Asked] = {}
         with suppress(NotFound, Invalid):
-            self.announce([self.objects.look_up(Announced(uri))])
+            found, announced = self._identified(self.objects.look_up(Announced(file.shard.uri)))
+            asked[found.key] = _Asked(found, announced)
+        self.shared.forget([old])
+        with self._lock:
+            messages = self.local.drop([old])
+            for key, one in asked.items():
+                for message in messages:
+                    message.waits_for.add(key)
+                if key in self.local:
+                    self.local.grant(one.shard, one.file, messages, self._clock())
+                else:
+                    one.messages += messages
+            known = {key for key in asked if key in self.local}
+            self.local.release(old, messages)
+        self._ask({key: one for key, one in asked.items() if key not in known})
+        self.acknowledge()
 
     def _complete(self, keys: Sequence[bytes]) -> None:
         with self._lock:
             self.local.complete(keys)
         self.acknowledge()
 
-    def _let_go(self, files: Iterable[File]) -> None:
+    def _let_go(self, files: Iterable[File], delay_s: float = 0.0) -> None:
         keys = [file.shard.key for file in files]
         with self._lock:
             keys = [key for key in keys if key in self.local]
             messages = self.local.drop(keys)
         self.shared.release(keys)
-        self._give_back(messages, 0)
+        self._give_back(messages, delay_s)
 
     def _give_back(self, messages: Iterable[Message], seconds: float) -> None:
         """Let the queue deliver messages again, unless another file of theirs is still being worked on."""

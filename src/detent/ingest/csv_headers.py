@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import csv
 import gzip
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from detent.errors import DetentError, Invalid
 from detent.ingest.staging import FilesFailed, StagedFile
@@ -19,6 +20,9 @@ HEADER_BYTES_MAX: Final = 1 << 20
 
 _LINES: Final = frozenset({"utf-8", "ascii", "iso8859-1", "cp1252"})
 """Encodings in which the end of a line is one byte, so that a first line can be cut off before it is decoded."""
+
+
+_UNPACKED: Final[dict[str, Any]] = {".gz": gzip.open, ".bz2": bz2.open}
 
 
 class HeaderStyle(NamedTuple):
@@ -77,11 +81,11 @@ def _header(path: Path, style: HeaderStyle) -> tuple[str, ...]:
 
 def _first_line(path: Path, style: HeaderStyle) -> str:
     """The first line that is no remark; empty if there is none."""
-    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+    with _UNPACKED.get(path.suffix.lower(), Path.open)(path, "rb") as file:
         while line := file.readline(HEADER_BYTES_MAX):
             if len(line) >= HEADER_BYTES_MAX:
                 raise Invalid(f"the first line is longer than {HEADER_BYTES_MAX} bytes")
-            text = line.decode(style.encoding).lstrip("\ufeff").rstrip("\r\n")
+            text: str = line.decode(style.encoding).lstrip("\ufeff").rstrip("\r\n")
             if text and not (style.comment and text.startswith(style.comment)):
                 return text
     return ""

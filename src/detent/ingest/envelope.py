@@ -29,6 +29,12 @@ RECORDS_MAX: Final = 1_000
 URI_BYTES_MAX: Final = 8 << 10
 """A key of S3 has up to 1024 bytes and a path of Linux up to 4096, so only something that is no name is longer."""
 
+SIZE_MAX: Final = (1 << 63) - 1
+"""What databases can hold; no object is near it."""
+
+VERSION_MAX: Final = 1_024
+"""Characters of an etag, a version or a sequencer. Those of S3 have up to a hundred."""
+
 SNS_DEPTH_MAX: Final = 2
 """A topic that forwards to a topic wraps a message twice. Nobody does that more often, except to keep us busy."""
 
@@ -203,7 +209,7 @@ def _in_event(message: dict[str, Any]) -> list[Announced]:
 
 def _file(bucket: str, key: str, entry: dict[str, Any], *, etag: str, version: str) -> Announced | None:
     size = entry.get("size")
-    if size is not None and (type(size) is not int or size < 0):
+    if size is not None and (type(size) is not int or not 0 <= size <= SIZE_MAX):
         raise Invalid(f"the size of a file is a number of bytes, not {_shown(size)}")
     if key.endswith("/") and not size:
         return None  # the console's folders: objects of no bytes that hold a place
@@ -235,6 +241,8 @@ def _maybe(holder: dict[str, Any], field: str) -> str:
     found = holder.get(field)
     if found is not None and not isinstance(found, str):
         raise Invalid(f"the {field} of a file is text, not {_shown(found)}")
+    if found and (len(found) > VERSION_MAX or _CONTROL.search(found)):
+        raise Invalid(f"the {field} of a file is a short text without control characters, not {_shown(found)}")
     return found or ""
 
 

@@ -6,8 +6,10 @@ import importlib
 import importlib.util
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from detent import crash
-from detent.errors import Invalid, Unavailable
+from detent.errors import Busy, DetentError, Invalid, Unavailable
 from detent.ingest.committer import Committer, Output
 from detent.ingest.config import IngestConfig, Transform
 from detent.ingest.local_state import File
@@ -46,6 +48,10 @@ SETTINGS: Final = {
 
 _NOISE: Final = re.compile(r"^(?:[a-z]\w*\.)+\w+(?:Exception|Error): |\s+SQLSTATE: \w+$")
 """What Java puts around what it says."""
+
+
+class SparkEnded(DetentError):
+    """There is no Spark any more, and a new one takes a new process."""
 
 
 PROBE: Final = "probe"
@@ -80,6 +86,8 @@ class Job:
 
     def close(self) -> None:
         """Leave the session as it was: it may be somebody else's."""
+        if has_ended(self._spark):
+            return
         for name, value in self._before.items():
             if value is None:
                 self._spark.conf.unset(name)
@@ -93,8 +101,8 @@ class Job:
         with Staging(self._config.staging_folder / batch, files, self._objects) as staging:
             staging.fetch()
             crash.point("ingest.after_read")
-            self._balance(files)
             with self._told(staging, folder):
+                self._balance(files)
                 frame = self._reader.read(staging.folder, staging.files)
             if frame is None:
                 return Output(batch, folder, (), StructType([]))
@@ -117,13 +125,13 @@ class Job:
 
     def check_working(self) -> None:
         """Whether Spark can write anything at all where the table is, before a file is blamed for what went wrong:
-        `Unavailable` if not, and Spark's own error if its Java has ended."""
+        `Unavailable` if not, and `SparkEnded` if there is none any more."""
         folder = self._committer.folder_of(PROBE)
         try:
             self._spark.range(1).write.mode("overwrite").parquet(folder)
         except Exception as error:
-            if _has_ended(self._spark):
-                raise
+            if has_ended(self._spark):
+                raise SparkEnded(f"Spark's Java has ended: {_reason(error)}") from error
             raise Unavailable(f"Spark cannot write to {folder}: {_reason(error)}") from error
         finally:
             self._committer.drop(folder)
@@ -133,21 +141,32 @@ class Job:
         """What goes wrong in here may be a file's fault."""
         try:
             yield
+        except (Unavailable, Busy):
+            self._committer.drop(folder)
+            raise
         except Exception as error:
             self._committer.drop(folder)
+            if has_ended(self._spark):
+                raise SparkEnded(f"Spark's Java has ended, perhaps for want of memory: {_reason(error)}") from error
             raise _explained(error, staging) from error
 
     def _transformed(self, frame: DataFrame) -> DataFrame:
         """The rows after the user's function. What is wrong with that is no file's fault, and ends the pipeline."""
         if self._transform is None:
             return frame
-        changed = self._transform(frame)
+        try:
+            changed = self._transform(frame)
+        except Exception as error:
+            raise Invalid(
+                f"the transform failed: {_place_of(error)}{type(error).__name__}: {_reason(error)}"
+            ) from error
         if not isinstance(changed, DataFrame):
             raise Invalid(f"the transform answered {type(changed).__name__}, and has to answer a DataFrame")
         return changed
 
 
-def _has_ended(spark: SparkSession) -> bool:
+def has_ended(spark: SparkSession) -> bool:
+    """Whether there is no Java behind a session any more."""
     try:
         return bool(spark.sparkContext._jsc.sc().isStopped())
     except Exception:  # noqa: BLE001  nobody answers there any more
@@ -166,12 +185,30 @@ def _explained(error: Exception, staging: Staging) -> Exception:
 
 
 def _reason(error: Exception) -> str:
-    """What an error says, without Java's list of where it was: the first line, and what was behind it in the end."""
+    """What an error says, without Java's list of where it was: what was behind it in the end, and the first line."""
     lines = [line.strip().removeprefix(": ") for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(("at ", "An error occurred while calling"))]
     causes = [line.removeprefix("Caused by: ") for line in said if line.startswith("Caused by: ")]
-    shown = [said[0] if said else type(error).__name__, *causes[-1:]]
-    return "; because ".join(dict.fromkeys(_NOISE.sub("", line).strip() for line in shown))
+    shown = [*_python_error(str(error)), *causes[-1:], said[0] if said else type(error).__name__]
+    return "; ".join(dict.fromkeys(_NOISE.sub("", line).strip() for line in shown))
+
+
+def _python_error(text: str) -> list[str]:
+    """The last line of the last traceback of a Python worker, and where in a user's file it was."""
+    _, found, trace = text.rpartition("Traceback (most recent call last):")
+    if not found:
+        return []
+    lines = list(takewhile(lambda line: line.strip() and not line.startswith("\tat "), trace.splitlines()[1:]))
+    last = next((line for line in reversed(lines) if not line.startswith(" ")), "")
+    places = [line.strip() for line in lines if line.startswith('  File "')]
+    return [f"{last} ({places[-1]})" if places else last] if last else []
+
+
+def _place_of(error: Exception) -> str:
+    """Where an error was raised in the file of a transform."""
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [frame for frame in frames[1:] if "site-packages" not in frame.filename]
+    return f"{Path(mine[-1].filename).name}, line {mine[-1].lineno}: " if mine else ""
 
 
 # -- the user's function --------------------------------------------------------------------------------------------

@@ -47,6 +47,9 @@ class File:
     announced: Announced
     since: float
     stage: Stage = "ready"
+    deaths: int = 0
+    """How many pipelines went silent while they read it."""
+
     messages: list[Message] = field(default_factory=list)
 
     @property
@@ -83,9 +86,11 @@ class QueueLocalState:
         if len(file.messages) < MESSAGES_A_FILE_MAX:
             file.messages.append(message)
 
-    def grant(self, shard: Shard, announced: Announced, messages: Iterable[Message], now: float) -> None:
+    def grant(
+        self, shard: Shard, announced: Announced, messages: Iterable[Message], now: float, deaths: int = 0
+    ) -> None:
         """A file is ours, and ready for read."""
-        file = self._files.setdefault(shard.key, File(shard, announced, now))
+        file = self._files.setdefault(shard.key, File(shard, announced, now, deaths=deaths))
         for message in messages:
             self._join(file, message)
         if file.stage == "ready":
@@ -131,6 +136,14 @@ class QueueLocalState:
     def drop(self, keys: Iterable[bytes]) -> list[Message]:
         """Another has these files, or they failed: the queue will deliver their messages again. Those messages."""
         return [message for key in keys for message in self._forget(key)]
+
+    def release(self, key: bytes, messages: Iterable[Message]) -> None:
+        """Messages wait for a file no longer, though it was not completed: those that wait for no other are done."""
+        for message in messages:
+            if key in message.waits_for:
+                message.waits_for.discard(key)
+                if not message.waits_for:
+                    self._acknowledgeable.append(message)
 
     def _forget(self, key: bytes) -> list[Message]:
         file = self._files.pop(key, None)

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import sqlalchemy
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from detent.errors import Invalid, Unavailable
 from detent.ingest.shard_sql import BY_DIALECT, METADATA
@@ -24,9 +24,14 @@ RETRY_S_MAX: Final = 1.0
 BUSY_MS: Final = 30_000
 """How long SQLite waits for another process's transaction."""
 
-_PASSING: Final = ("40001", "40P01", "55P03", "57P01", "57P02", "57P03")
-"""PostgreSQL's states of a transaction that may succeed when it is tried again: serialisation, deadlock, a lock that
-was not had, a server that restarts."""
+_PASSING_CLASSES: Final = ("08", "53", "57", "58")
+_PASSING_STATES: Final = ("25006", "25P02", "25P03", "40001", "40P01", "55P03")
+"""PostgreSQL's states of what may succeed when it is tried again: connections, resources, a server that restarts or was
+replaced, transactions that met."""
+
+_PATIENCE: Final = {"connect_timeout": 10, "keepalives_idle": 30, "tcp_user_timeout": 30_000}
+"""What a connection to PostgreSQL is opened with, unless its URL says otherwise: a network that swallows what is sent
+would be waited for for hours."""
 
 Result = TypeVar("Result")
 
@@ -60,7 +65,9 @@ def _engine(url: str) -> Engine:
         Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
         return durable_sqlite(sqlalchemy.create_engine(parsed, connect_args={"timeout": BUSY_MS / 1000}))
     try:
-        return planned_postgres(sqlalchemy.create_engine(parsed))
+        is_libpq = parsed.get_driver_name() in {"psycopg", "psycopg2"}
+        patience = {name: value for name, value in _PATIENCE.items() if is_libpq and name not in parsed.query}
+        return planned_postgres(sqlalchemy.create_engine(parsed, connect_args=patience))
     except ModuleNotFoundError as error:
         raise Invalid(f"{parsed.drivername} needs a driver: pip install 'psycopg[binary]' ({error})") from error
 
@@ -74,6 +81,10 @@ def planned_postgres(engine: Engine) -> Engine:
         was_automatic, connection.autocommit = connection.autocommit, True
         with connection.cursor() as cursor:
             cursor.execute("SET plan_cache_mode = force_custom_plan")
+            cursor.execute(
+                "SELECT set_config('synchronous_commit', 'on', false) "
+                "WHERE current_setting('synchronous_commit') = 'off'"  # what is acknowledged has to survive
+            )
         connection.autocommit = was_automatic
 
     return engine
@@ -106,7 +117,7 @@ def transact(engine: Engine, work: Callable[[Connection], Result], *, is_single:
         try:
             with alone.connect() if is_alone else alone.begin() as connection:
                 return work(connection)
-        except (OperationalError, IntegrityError, ProgrammingError) as error:
+        except DBAPIError as error:
             if not _is_passing(error):
                 raise
             failure = error
@@ -120,8 +131,10 @@ def read(engine: Engine, question: Callable[[Connection], Result]) -> Result:
 
 
 def _is_passing(error: DBAPIError) -> bool:
-    state = getattr(error.orig, "sqlstate", None)
-    if isinstance(error, OperationalError):
-        return state is None or state in _PASSING  # no state: SQLite is busy, or nobody answers
+    state = getattr(error.orig, "sqlstate", None) or ""
+    if error.connection_invalidated or state[:2] in _PASSING_CLASSES or state in _PASSING_STATES:
+        return True
+    if isinstance(error, OperationalError) and not state:
+        return True  # SQLite is busy, or nobody answers
     # Two that make the same table or row at the same moment: the second one finds it there when it looks again.
     return state in {"23505", "42P07", "42710"} or "UNIQUE constraint" in str(error.orig)

@@ -6,16 +6,19 @@ object is asked for by its etag or version, and one that was written over meanwh
 
 from __future__ import annotations
 
+import logging
 import os
 import stat as modes
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from detent.errors import DetentError, Invalid, NotFound, Unavailable
+from detent.errors import Denied, DetentError, Invalid, NotFound, Unavailable
 from detent.ingest.announced import Announced
+from detent.ingest.envelope import canonical_uri
 from detent.ingest.identity import version_of
 
 FETCH_BYTES: Final = 1 << 20
@@ -25,7 +28,13 @@ TIMEOUT_S: Final = 30
 CONNECTIONS_MAX: Final = 32
 
 _MISSING: Final = frozenset({"404", "NoSuchKey", "NoSuchBucket", "NoSuchVersion", "NotFound"})
+_REFUSED: Final = frozenset({"403", "405", "AccessDenied", "InvalidObjectState", "MethodNotAllowed"})
+"""Of one object among others these are for good: a missing one that may not be listed, one in an archive."""
+
 _CHANGED: Final = frozenset({"412", "PreconditionFailed"})
+
+
+_log = logging.getLogger("detent.ingest")
 
 
 class Superseded(DetentError):
@@ -40,11 +49,6 @@ def is_local(uri: str) -> bool:
 def path_of(uri: str) -> Path:
     """The path of a local file. Names are decoded when they are announced."""
     return Path(uri.removeprefix("file://"))
-
-
-def uri_of(path: str | os.PathLike[str]) -> str:
-    """What a local file is called."""
-    return "file://" + os.path.abspath(path)
 
 
 def local_etag(status: os.stat_result) -> str:
@@ -63,11 +67,23 @@ class S3Options:
 class Objects:
     """The files and objects of a source."""
 
-    def __init__(self, policy: str, options: S3Options | None = None) -> None:
+    def __init__(self, policy: str, options: S3Options | None = None, allow: Sequence[str] = ()) -> None:
         self._policy = policy
+        self._allow = tuple(allow)
         self._options = options or S3Options()
         self._lock = threading.Lock()
         self._client: Any = None
+
+    def check_allowed(self, file: Announced) -> None:
+        """`Invalid` for a file that is somewhere else than this ingest may read."""
+        scheme, _, rest = file.uri.partition(":")
+        if file.data is not None:
+            return
+        if scheme not in {"file", "s3"}:  # without the rest, which may have a signature in it
+            raise Invalid(f"files are read from s3: and file:, and not from {scheme}:")
+        uri = f"file://{os.path.realpath(rest[2:])}" if scheme == "file" else file.uri
+        if self._allow and not any(uri.startswith(prefix) for prefix in self._allow):
+            raise Invalid(f"{file.uri} is under none of the places that `allow` names")
 
     def look_up(self, file: Announced) -> Announced:
         """The file with its size and etag; `NotFound` if it is not there."""
@@ -108,6 +124,8 @@ class Objects:
     def _check_known(self, file: Announced) -> None:
         """A file that was missing when it was announced has no identity; if it has come since, it will get one, and
         must not be read without."""
+        if self._policy == "sequencer" and not file.sequencer:
+            raise NotFound(f"{file.uri} was missing; if it has come since, S3 announces it with a sequencer")
         if file.size is None or version_of(file, self._policy) is None:
             self.look_up(file)
             raise Unavailable(f"{file.uri} was missing until now")
@@ -137,11 +155,13 @@ class Objects:
         is_versioned = (version_of(file, self._policy) or "").startswith("version:")
         return {"VersionId": file.version} if is_versioned else {}
 
-    def list(self, prefix: str) -> Iterator[Announced]:
-        """All files under a prefix, as their announcements would say."""
+    def list(self, prefix: str, match: str | None = None) -> Iterator[Announced]:
+        """All files under a prefix, as their announcements would say, but hidden ones (`_name` and `.name`), which
+        writers use for what is not finished; of those, the ones whose names match a pattern."""
         if self._policy == "sequencer":
             raise Invalid("a listing has no sequencers: backfill needs the identity etag, version or uri")
-        return self._list_s3(prefix) if prefix.startswith("s3://") else _list_local(prefix)
+        found = self._list_s3(prefix) if prefix.startswith("s3://") else _list_local(prefix)
+        return (file for file in found if match is None or fnmatchcase(file.uri.rpartition("/")[2], match))
 
     def _list_s3(self, prefix: str) -> Iterator[Announced]:
         bucket, _, start = prefix.removeprefix("s3://").partition("/")
@@ -152,7 +172,7 @@ class Objects:
         pages = self._call(Announced(prefix), lambda s3: s3.get_paginator(kind).paginate(**where))
         for page in _reachable(iter(pages), prefix):
             for entry in page.get(entries, ()):
-                if not entry["Key"].endswith("/"):
+                if not entry["Key"].endswith("/") and not _is_hidden(entry["Key"].removeprefix(start)):
                     yield Announced(
                         f"s3://{bucket}/{entry['Key']}",
                         entry["Size"],
@@ -169,6 +189,8 @@ class Objects:
             return call(s3)
         except botocore.exceptions.ClientError as error:
             raise _explained(error, file) from error
+        except (botocore.exceptions.ParamValidationError, ValueError) as error:
+            raise Invalid(f"{file.uri} cannot be asked for: {error}") from error
         except (botocore.exceptions.BotoCoreError, OSError) as error:
             raise Unavailable(f"{file.uri} cannot be had: {error}") from error
 
@@ -204,6 +226,8 @@ def _explained(error: Any, file: Announced) -> DetentError:
     code = str(error.response.get("Error", {}).get("Code", ""))
     if code in _MISSING:
         return NotFound(f"{file.uri} was announced, and is not there")
+    if code in _REFUSED:
+        return Denied(f"{file.uri} may not be read: {error}")
     if code in _CHANGED:
         return Superseded(f"{file.uri} was written over since it was announced")
     return Unavailable(f"{file.uri} cannot be had: {error}")
@@ -230,18 +254,26 @@ def _bucket_and_key(uri: str) -> tuple[str, str]:
     return bucket, key
 
 
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(("_", ".")) for part in name.split("/"))
+
+
 def _list_local(prefix: str) -> Iterator[Announced]:
-    root = path_of(prefix) if is_local(prefix) else Path(prefix)
+    root = (path_of(prefix) if is_local(prefix) else Path(prefix)).absolute()
     if not root.is_dir():
         raise NotFound(f"{root} is no folder: a backfill takes a folder, or a prefix such as s3://bucket/orders/")
     for folder, names, files in os.walk(root):
-        names.sort()
-        for name in sorted(files):
+        names[:] = sorted(name for name in names if not _is_hidden(name))
+        for name in sorted(name for name in files if not _is_hidden(name)):
             path = Path(folder) / name
             try:
                 status = path.stat()
+                uri = canonical_uri(str(path))
             except FileNotFoundError:
                 continue  # it went while we looked, or is a link to nothing
+            except (OSError, Invalid) as error:
+                _log.warning("%r is left out: %s", str(path), error)
+                continue
             if modes.S_ISREG(status.st_mode):
                 modified_ms = status.st_mtime_ns // 1_000_000
-                yield Announced(uri_of(path), status.st_size, local_etag(status), modified_ms=modified_ms)
+                yield Announced(uri, status.st_size, local_etag(status), modified_ms=modified_ms)

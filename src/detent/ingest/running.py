@@ -20,6 +20,7 @@ from detent.ingest.committer import Committer
 from detent.ingest.config import IngestConfig
 from detent.ingest.coordinator import QueueCoordinator
 from detent.ingest.counters import Counters
+from detent.ingest.job import Job, SparkEnded, has_ended, load_transform
 from detent.ingest.objects import Objects
 from detent.ingest.queue_urls import open_queue
 from detent.ingest.queues import FileQueue
@@ -94,17 +95,22 @@ class Ingest:
         """Let the batch that runs be committed, and end. Can be called from anywhere."""
         self._stopping.set()
 
-    def run(self, *, once: bool = False, backfill: str | None = None, signals: bool = False) -> Counters:
+    def run(
+        self, *, once: bool = False, backfill: str | None = None, match: str | None = None, signals: bool = False
+    ) -> Counters:
         """Ingest until :meth:`stop`, or with `once` until nothing is left; what was done.
 
         `backfill` names a folder, or a prefix such as ``s3://bucket/orders/``, whose files are ingested as well, as far
-        as they were not. With `signals`, SIGTERM and Ctrl-C call `stop`.
+        as they were not, with `match` only those whose names match a pattern such as ``*.json``. With `signals`,
+        SIGTERM and Ctrl-C call `stop`.
         """
         with ExitStack() as closing:
+            self._config.check_place()
+            load_transform(self._config)
             engine = metastore.connect(self._config.state_url)
             closing.callback(engine.dispose)
             source.register(engine, self._config)
-            queue = self._given_queue or open_queue(self._config.queue)
+            queue = self._given_queue or open_queue(self._config.queue_url)
             if self._given_queue is None:
                 closing.callback(queue.close)
             retention_s = queue.retention_s()
@@ -115,7 +121,7 @@ class Ingest:
             if signals:
                 closing.enter_context(stop_on_signals(self._stopping))  # again: Spark has its own idea of Ctrl-C
             worker = self._worker(engine, queue, spark, closing)
-            limits = _Until(self._stopping, once, backfill)
+            limits = _Until(self._stopping, once, backfill, match)
             return _Run(self._config, worker, engine, retention_s, limits, self._watch).run()
 
     def _session(self, closing: ExitStack) -> SparkSession:
@@ -123,18 +129,16 @@ class Ingest:
 
         options = {"app": f"detent ingest {self._config.name}", "conf": dict(self._config.spark)}
         spark = session(**{**options, **self._session_options})
-        closing.callback(spark.stop)
+        closing.callback(lambda: None if has_ended(spark) else spark.stop())
         if not self._session_options.get("verbose"):
             silence(spark)
         return spark
 
     def _worker(self, engine: Engine, queue: FileQueue, spark: SparkSession, closing: ExitStack) -> QueueCoordinator:
-        from detent.ingest.job import Job
-
         config = self._config
         token = uuid.uuid4().hex
         shared = QueueSharedState(engine, config.name, token, round(config.grace_s * 1000))
-        objects = Objects(config.identity, config.s3_options)
+        objects = Objects(config.identity, config.s3_options, config.allow)
         closing.callback(objects.close)
         committer = committer_of(config, shared)
         job = Job(spark, config, engine, objects, committer)
@@ -163,6 +167,7 @@ class _Until(NamedTuple):
     stopping: threading.Event
     once: bool
     backfill: str | None
+    match: str | None
 
 
 class _Run:
@@ -187,11 +192,14 @@ class _Run:
         self._ended = threading.Event()
         self._failure: BaseException | None = None
         self._quiet_polls = 0
+        self._has_received = False
+        """The queue answered once: what is not there at the start is wrong, and what goes away later may come back."""
+        self._others: dict[str, int] = {}
         self._has_all = False
         """The queue had less to give than it was asked for: a batch need not wait for more."""
         self._began = time.monotonic()
         self._due = {"adopt": 0.0, "prune": 0.0, "sweep": 0.0}
-        self._backfill_prefix = until.backfill
+        self._backfill_prefix, self._backfill_match = until.backfill, until.match
         self._listing = None if until.backfill is None else self._list()
 
     def _is_due(self, what: str, every_s: float) -> bool:
@@ -211,6 +219,11 @@ class _Run:
             thread.start()
         try:
             self._persistently(self._batch, lambda: self._stopping.is_set() or self._is_done())
+        except SparkEnded as error:
+            if not self._stopping.is_set():
+                self._failure = self._failure or error
+            else:  # whoever told us to stop told Java, too
+                _log.warning("stopped before the batch was committed; it will be done the next time")
         except BaseException as error:  # noqa: BLE001  raised again when the threads have ended
             self._failure = self._failure or error
         finally:
@@ -249,8 +262,9 @@ class _Run:
                 failures += 1
                 if failures > PASSING_MAX:
                     raise
-                _log.warning("%s; trying again", error)
-                self._ended.wait(min(BACKOFF_S_MAX, BACKOFF_S * 2**failures))
+                wait_s = min(BACKOFF_S_MAX, BACKOFF_S * 2**failures)
+                _log.warning("%s; trying again in %g s (%d of %d)", error, wait_s, failures, PASSING_MAX)
+                self._ended.wait(wait_s)
                 continue
             if not did:
                 self._ended.wait(IDLE_S)
@@ -264,7 +278,7 @@ class _Run:
             worker.run_batch(files)
         elif self._is_due("sweep", SWEEP_LOOK_S) and worker.shared.take_turn("swept_at", SWEEP_EVERY_MS):
             age_s = milliseconds(self._config.orphan_age) / 1000
-            worker.counters.swept += worker.committer.sweep(age_s)
+            worker.counters.swept += worker.committer.sweep(age_s, self._config.window_s)
             sweep_staging(self._config.staging_folder, age_s)
         self._watch(self._progress())
         return bool(files)
@@ -273,7 +287,16 @@ class _Run:
         """Whether nothing is left to do, for a run that is to end then."""
         if not self._once or self._quiet_polls < QUIET_POLLS or self._listing is not None:
             return False
-        return not len(self._worker.local) and not self._worker.shared.unfinished()
+        return not len(self._worker.local) and not self._worker.shared.unfinished() and not self._must_wait()
+
+    def _must_wait(self) -> bool:
+        """Whether other pipelines have files, and may be dead. One that says that it is alive will do its files; those
+        of one that does not are ours when the grace time is over."""
+        now = self._worker.shared.others()
+        if not self._others and now:
+            _log.warning("other pipelines have files; waiting up to %g s to see that they live", self._config.grace_s)
+        self._others = {token: self._others.get(token, at) for token, at in now.items()}
+        return any(at <= self._others[token] for token, at in now.items())
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
@@ -289,14 +312,20 @@ class _Run:
             self._backfill(self._listing)
         if self._is_due("adopt", min(ADOPT_EVERY_S, self._config.grace_s)):
             worker.adopt(ADOPT_MAX)
-        came = worker.poll(0.0 if self._listing is not None else POLL_S)
+        try:
+            came = worker.poll(0.0 if self._listing is not None else POLL_S)
+        except Unavailable as error:
+            if self._has_received:
+                raise
+            raise DetentError(f"there is nothing to receive from: {error}") from error
+        self._has_received = True
         self._has_all = came < worker.receive_limit and self._listing is None
         self._quiet_polls = 0 if came else self._quiet_polls + 1
         return True
 
     def _list(self) -> Iterator[Announced]:
         assert self._backfill_prefix is not None
-        return self._worker.objects.list(self._backfill_prefix)
+        return self._worker.objects.list(self._backfill_prefix, self._backfill_match)
 
     def _backfill(self, listing: Iterator[Announced]) -> None:
         try:
@@ -308,10 +337,7 @@ class _Run:
             self._listing = None
             return
         self._listing = chain(files, listing)  # until they were asked for
-        horizon = source.forgotten_to(self._engine, self._config.name)
-        known = [file for file in files if (file.modified_ms or 0) > horizon]
-        self._worker.counters.too_old += len(files) - len(known)
-        self._worker.announce(known)
+        self._worker.announce(files, lambda: source.forgotten_to(self._engine, self._config.name))
         self._listing = listing
 
     def _prune(self) -> None:

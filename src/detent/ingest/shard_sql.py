@@ -39,6 +39,8 @@ SHARDS: Final = Table(
     Column("opened_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
     Column("attempts", Integer, nullable=False),
+    Column("begun", Integer, nullable=False, server_default=text("0")),
+    Column("deaths", Integer, nullable=False, server_default=text("0")),
     Column("uri", Text, nullable=False),
     Column("version", Text, nullable=False),
     Column("size", BigInteger, nullable=False),
@@ -123,7 +125,11 @@ _COLUMNS: Final = (
     "source, shard, state, token, position, opened_at, updated_at, attempts, uri, version, size, batch, reason"
 )
 _TAKEN: Final = """
-ON CONFLICT (source, shard) DO UPDATE SET state = 'open', token = excluded.token, updated_at = excluded.updated_at
+ON CONFLICT (source, shard) DO UPDATE SET
+    deaths = detent_ingest_shards.deaths + CASE WHEN detent_ingest_shards.state = 'open'
+        AND detent_ingest_shards.token NOT IN ('', excluded.token) THEN detent_ingest_shards.begun ELSE 0 END,
+    begun = CASE WHEN detent_ingest_shards.token = excluded.token THEN detent_ingest_shards.begun ELSE 0 END,
+    state = 'open', token = excluded.token, updated_at = excluded.updated_at
 WHERE detent_ingest_shards.state = 'redriven' OR (detent_ingest_shards.state = 'open' AND (
     detent_ingest_shards.token = excluded.token OR detent_ingest_shards.updated_at < excluded.updated_at - :grace))
 """
@@ -146,7 +152,7 @@ _ENTERED: Final = (
 )
 
 _SQLITE_NOW: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
-_POSTGRES_NOW: Final = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
+_POSTGRES_NOW: Final = "CAST(extract(epoch FROM statement_timestamp()) * 1000 AS bigint)"
 
 SQLITE: Final = Statements(
     now=_SQLITE_NOW,
@@ -156,7 +162,8 @@ SQLITE: Final = Statements(
     ),
     # A list of values, and no join with json_each: in that SQLite scans the table, and looks each row up in the list.
     look=text(
-        "SELECT shard, state, token, attempts FROM detent_ingest_shards WHERE source = :source AND shard IN :shards"
+        "SELECT shard, state, token, deaths, opened_at = updated_at AS is_new FROM detent_ingest_shards "
+        "WHERE source = :source AND shard IN :shards"
     ).bindparams(bindparam("shards", expanding=True)),
     advance=text(
         f"UPDATE detent_ingest_shards SET state = 'done', position = :position, updated_at = {_SQLITE_NOW}, "
@@ -179,7 +186,8 @@ _KEYS: Final = (
     "CAST(:positions AS text[])) AS k (shard, uri, version, size, position)"
 )
 _LOOKED: Final = (
-    "SELECT s.shard, s.state, s.token, s.attempts FROM unnest(CAST(:shards AS bytea[])) AS k (shard) "
+    "SELECT s.shard, s.state, s.token, s.deaths, s.opened_at = s.updated_at AS is_new "
+    "FROM unnest(CAST(:shards AS bytea[])) AS k (shard) "
     "CROSS JOIN LATERAL (SELECT * FROM detent_ingest_shards AS r "
     "WHERE r.source = :source AND r.shard = k.shard OFFSET 0) AS s"
 )
@@ -191,8 +199,8 @@ POSTGRES: Final = Statements(
         f"WITH taken AS (INSERT INTO detent_ingest_shards ({_COLUMNS}) "
         f"SELECT :source, k.shard, 'open', :token, '', {_POSTGRES_NOW}, {_POSTGRES_NOW}, 0, k.uri, k.version, k.size, "
         f"'', '' FROM {_KEYS} ORDER BY k.shard {_TAKEN} "
-        "RETURNING shard, state, token, attempts) "
-        "SELECT shard, state, token, attempts FROM taken UNION ALL "
+        "RETURNING shard, state, token, deaths, opened_at = updated_at AS is_new) "
+        "SELECT shard, state, token, deaths, is_new FROM taken UNION ALL "
         f"{_LOOKED} WHERE s.shard NOT IN (SELECT shard FROM taken)"
     ),
     look=text(_LOOKED),

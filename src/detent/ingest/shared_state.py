@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Engine, Row, bindparam, func, select, text, update
+from sqlalchemy import Connection, Engine, Row, bindparam, delete, func, select, text, update
 
 from detent.errors import Invalid, ShardsLost
 from detent.ingest.metastore import read, transact
@@ -47,11 +47,21 @@ class Shard(NamedTuple):
         return f"~{self.size:020d}"
 
 
+class Grant(NamedTuple):
+    """A shard that is ours now."""
+
+    deaths: int
+    """How many pipelines went silent while they read it."""
+
+    is_new: bool
+    """Nobody had asked for it before."""
+
+
 class Opened(NamedTuple):
     """What came of asking for shards."""
 
-    granted: dict[bytes, int]
-    """Ours now, with how many attempts at them failed so far."""
+    granted: dict[bytes, Grant]
+    """Ours now."""
 
     finished: frozenset[bytes]
     """Nothing is left to do: committed, or in quarantine."""
@@ -92,7 +102,11 @@ class QueueSharedState:
         for some in in_portions(asked, STATEMENT_ROWS):
             work = partial(self._open, shards=some)
             rows += transact(self.engine, work, is_single=self._takes_arrays)
-        granted = {bytes(row.shard): row.attempts for row in rows if row.token == self.token and row.state == "open"}
+        granted = {
+            bytes(row.shard): Grant(row.deaths, bool(row.is_new))
+            for row in rows
+            if row.token == self.token and row.state == "open"
+        }
         finished = frozenset(bytes(row.shard) for row in rows if row.state in {"done", "quarantined"})
         # One that is in no row was inserted by another while we looked.
         held = frozenset(shard.key for shard in asked) - finished - granted.keys()
@@ -122,11 +136,30 @@ class QueueSharedState:
             ours |= {bytes(row.shard) for row in rows if row.token == self.token and row.state == "open"}
         return frozenset(asked) - ours
 
+    def begin(self, keys: Iterable[bytes]) -> frozenset[bytes]:
+        """Note that shards are being read, so that a death over them is counted; which of them are not ours."""
+        asked = sorted(keys)
+        ours: set[bytes] = set()
+        columns = SHARDS.c
+        for some in in_portions(asked, STATEMENT_ROWS):
+            mine = (columns.source == self.source, columns.token == self.token, columns.state == "open")
+            statement = update(SHARDS).where(*mine, columns.shard.in_(some)).values(begun=1).returning(columns.shard)
+            rows = transact(self.engine, partial(_rows_of, statement=statement))
+            ours |= {bytes(row.shard) for row in rows}
+        return frozenset(asked) - ours
+
     # -- letting go --------------------------------------------------------------------------------------------------
 
     def release(self, keys: Iterable[bytes]) -> None:
         """Let go of shards, so that others, or we ourselves, can have them at once."""
-        self._update(keys, token="", updated_at=0)
+        self._update(keys, token="", updated_at=0, begun=0)
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Let go of shards of ours as if nobody had ever asked for them."""
+        rows = [{"key": key} for key in sorted(keys)]
+        if rows:
+            statement = delete(SHARDS).where(*self._mine(bindparam("key")))
+            transact(self.engine, lambda connection: connection.execute(statement, rows))
 
     def fail(self, key: bytes, reason: str, delay_ms: int, attempts_max: int | None = None) -> bool:
         """Let go of a shard of ours that failed, to be had again after a delay. With `attempts_max` it counts as an
@@ -146,6 +179,7 @@ class QueueSharedState:
                 "reason": reason[:REASON_MAX],
                 "state": "quarantined" if is_last else "open",
                 "token": "",
+                "begun": 0,
                 "updated_at": text(self._sql.now) if is_last else back_dated,
             }
             connection.execute(update(SHARDS).where(*mine).values(values))
@@ -257,7 +291,7 @@ class QueueSharedState:
             .where(columns.source == self.source, columns.state.in_(("open", "redriven")))
             .where(columns.token != self.token, (columns.state == "redriven") | too_old)
             .where(~columns.uri.startswith(MESSAGE_SCHEME, autoescape=True))
-            .order_by(columns.shard)
+            .order_by(columns.updated_at, columns.shard)
             .limit(limit)
         )
         rows = read(self.engine, lambda connection: connection.execute(query).all())
@@ -273,6 +307,17 @@ class QueueSharedState:
             ~columns.uri.startswith(MESSAGE_SCHEME, autoescape=True),
         )
         return read(self.engine, lambda connection: connection.execute(query).scalar_one())
+
+    def others(self) -> dict[str, int]:
+        """When other pipelines that have files were last heard of, by their tokens."""
+        columns = SHARDS.c
+        query = (
+            select(columns.token, func.max(columns.updated_at).label("heard"))
+            .where(columns.source == self.source, columns.state == "open", columns.token.not_in(("", self.token)))
+            .group_by(columns.token)
+        )
+        rows = read(self.engine, lambda connection: connection.execute(query).all())
+        return {row.token: row.heard for row in rows}
 
     def take_turn(self, column: str, interval_ms: int) -> bool:
         """Whether it is this pipeline's turn to do what only one of them does every `interval_ms`."""
@@ -315,6 +360,10 @@ class QueueSharedState:
             }
             for shard in shards
         ]
+
+
+def _rows_of(connection: Connection, statement: Any) -> Sequence[Row[Any]]:
+    return connection.execute(statement).all()
 
 
 def in_portions(shards: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:

@@ -3,43 +3,93 @@
 from __future__ import annotations
 
 import json
+import os
+import uuid
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
-from detent.errors import Invalid
+from detent.errors import Corrupt, Invalid
+from detent.ingest.committer import BATCH, DATA_FOLDER
 from detent.ingest.config import IngestConfig
 from detent.ingest.metastore import read, transact
 from detent.ingest.shard_sql import BATCHES, FILES, SHARDS, SOURCES
-from detent.ingest.shared_state import now_ms
+from detent.ingest.shared_state import MESSAGE_SCHEME, now_ms
+from detent.spark.delta_files import sync_folder
+
+OWNER_FILE: Final = "_detent_owner.json"
+"""The file in the folder of the data that says whose they are. Readers of tables pass over such names."""
 
 PRUNE_ROWS: Final = 5_000
 """Rows that are deleted in one transaction, so that others can go on in between."""
 
 
 def register(engine: Engine, config: IngestConfig) -> None:
-    """Note the source, or check that it is the same: with another identity or table, files would come twice."""
-    fixed = {"identity": config.identity, "committer": config.committer, "table": config.location}
+    """Note the source, or check that it is the same: with another identity or table, files would come twice. And mark
+    the table's folder as this source's, or check that it is: what one source sweeps would be another's data."""
+    fixed = {
+        "identity": config.identity,
+        "committer": config.committer,
+        "table": config.location,
+        "iceberg_table": config.iceberg_table,
+    }
 
-    def enter(connection: Connection) -> None:
+    def enter(connection: Connection) -> str:
         row = connection.execute(select(SOURCES.c.settings).where(SOURCES.c.source == config.name)).first()
         if row is None:
-            values = {"source": config.name, "settings": json.dumps(fixed)}
+            owner = uuid.uuid4().hex
+            values = {"source": config.name, "settings": json.dumps({**fixed, "owner": owner})}
             connection.execute(insert(SOURCES).values(**values, pruned_at=0, swept_at=0, forgotten_to=0))
-            return
+            return owner
         before = json.loads(row.settings)
         changed = [
-            f"{name} was {before.get(name)!r}, now {value!r}"
-            for name, value in fixed.items()
-            if before.get(name) != value
+            f"{name} was {before[name]!r}, now {value!r}" for name, value in fixed.items() if before[name] != value
         ]
         if changed:
             raise Invalid(
-                f"the ingest {config.name} is another one in this database: {'; '.join(changed)}. Give it another "
-                "name, or another state"
+                f"the ingest {config.name} is another one in this database: {'; '.join(changed)}. Give it another name "
+                "and another table"
             )
+        return str(before["owner"])
 
-    transact(engine, enter)
+    _own(Path(config.location), config.name, transact(engine, enter))
+
+
+def _own(location: Path, name: str, owner: str) -> None:
+    """Mark a folder; `Invalid` if it is marked by somebody else, or has what nobody marked."""
+    folder = location / DATA_FOLDER
+    mark = folder / OWNER_FILE
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        found = json.loads(mark.read_bytes())
+    except FileNotFoundError:
+        if any(BATCH.fullmatch(path.name) for path in folder.iterdir()):
+            raise Invalid(
+                f"{folder} has data of an ingest that this database does not know: name another table, or the database "
+                "that it was made with"
+            ) from None
+        _write_mark(mark, json.dumps({"ingest": name, "owner": owner}).encode())
+        found = json.loads(mark.read_bytes())  # another pipeline may have been faster
+    except ValueError:
+        raise Corrupt(f"{mark} is no JSON, and says whose table this is") from None
+    if found.get("owner") != owner:
+        raise Invalid(f"the table {location} is that of the ingest {found.get('ingest')!r}: name another folder")
+
+
+def _write_mark(mark: Path, content: bytes) -> None:
+    """All of it at once, for good, and only if there is none."""
+    temporary = mark.with_name(f".{uuid.uuid4().hex}")
+    with temporary.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    with suppress(FileExistsError):
+        os.link(temporary, mark)
+    temporary.unlink()
+    for folder in (mark.parent, mark.parent.parent, mark.parent.parent.parent):
+        sync_folder(folder)
 
 
 def check_window(config: IngestConfig, retention_s: float | None) -> None:
@@ -67,6 +117,7 @@ def prune(engine: Engine, config: IngestConfig, retention_s: float | None) -> in
         kept_s = config.window_s if retention_s is None else retention_s
         pruned += _prune(engine, config.name, now - round(kept_s * 1000), config.window_files)
     _forget_batches(engine, config.name, by_age)
+    _forget_messages(engine, config.name, by_age)
     return pruned
 
 
@@ -104,6 +155,14 @@ def _prune_some(connection: Connection, source: str, before_ms: int, limit: int)
     # Their state again: one of them may have been put back meanwhile.
     gone = delete(SHARDS).where(SHARDS.c.source == source, SHARDS.c.shard.in_(keys), SHARDS.c.state == "done")
     return connection.execute(gone).rowcount
+
+
+def _forget_messages(engine: Engine, source: str, before_ms: int) -> None:
+    """Data in messages that failed, and that the queue does not have any more."""
+    columns = SHARDS.c
+    old = (columns.source == source, columns.state == "open", columns.token == "", columns.updated_at < before_ms)
+    named = columns.uri.startswith(MESSAGE_SCHEME, autoescape=True)
+    transact(engine, lambda connection: connection.execute(delete(SHARDS).where(*old, named)))
 
 
 def _forget_batches(engine: Engine, source: str, before_ms: int) -> None:

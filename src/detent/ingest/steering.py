@@ -161,7 +161,7 @@ def redrive(engine: Engine, source: str, uris: Sequence[str] = ()) -> int:
                     f"not in quarantine: {', '.join(unknown[:10])}. `detent ingest quarantine` lists what is"
                 )
         now = text(BY_DIALECT[connection.dialect.name].now)
-        values = {"state": "redriven", "attempts": 0, "token": "", "updated_at": now}
+        values = {"state": "redriven", "attempts": 0, "deaths": 0, "token": "", "updated_at": now}
         return connection.execute(update(SHARDS).where(*chosen).values(values)).rowcount
 
     return transact(engine, put_back)

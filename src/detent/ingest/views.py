@@ -108,13 +108,29 @@ def line_of(progress: Progress) -> str:
     parts = [
         f"{counters.files:,} files",
         f"{counters.rows:,} rows ({rate:,.0f}/s)",
-        f"{counters.bytes / 1e6:,.1f} MB",
+        size_text(counters.bytes),
         f"{progress.ready + progress.in_progress:,} waiting",
         f"lag {progress.lag_s:.0f} s",
     ]
     if counters.quarantined:
         parts.append(f"{counters.quarantined} in quarantine")
     return ", ".join(parts)
+
+
+def size_text(size: int) -> str:
+    """A number of bytes in the unit that fits.
+
+    >>> size_text(512), size_text(1_500), size_text(3_000_000)
+    ('512 B', '1.5 KB', '3.0 MB')
+    """
+    if size < 1000:
+        return f"{size} B"
+    value, unit = size / 1000, "KB"
+    for larger in ("MB", "GB", "TB"):
+        if value < 999.95:  # or it would be shown as 1,000.0
+            break
+        value, unit = value / 1000, larger
+    return f"{value:,.1f} {unit}"
 
 
 def metrics_view(port: int, name: str, show: Callable[[Progress], None]) -> Callable[[Progress], None]:

@@ -7,9 +7,11 @@ the same view of the table is one step. The application is the ledger's name and
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -204,14 +206,27 @@ def _has(table: DeltaTable, application: str, version: int) -> bool:
 
 def sync_log(table: Path, since: int) -> None:
     """Make what was committed after a version survive a power failure, which the library leaves to chance: the ledger,
-    which is next, must not know of a batch that the table can lose."""
+    which is next, must not know of a batch that the table can lose. Checkpoints, too: the library deletes old commits
+    that are in one."""
     log = table / "_delta_log"
-    for entry in log.iterdir():
-        if entry.suffix == ".json" and entry.stem.isdigit() and int(entry.stem) >= since:
-            with entry.open("rb") as file:
-                os.fsync(file.fileno())
+    for path in _of_log(log, since):
+        with suppress(FileNotFoundError), path.open("rb") as file:  # another writer may have cleaned up
+            os.fsync(file.fileno())
     for folder in (log, table, table.parent):
         sync_folder(folder)
+
+
+def _of_log(log: Path, since: int) -> Iterator[Path]:
+    """The files of a log since a version; all of them since 0."""
+    if not since:
+        yield from (path for path in log.iterdir() if path.is_file())
+        return
+    yield log / "_last_checkpoint"
+    for version in itertools.count(max(0, since - 1)):
+        commit, checkpoint = (log / f"{version:020d}{ending}" for ending in (".json", ".checkpoint.parquet"))
+        if version > since and not commit.exists():
+            return
+        yield from (commit, checkpoint)
 
 
 # -- what a table can hold --------------------------------------------------------------------------------------

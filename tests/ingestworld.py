@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import pytest
 
 import detent
+from detent.ingest.source import OWNER_FILE
 from processes import Child, Io, Processes, eventually
 
 MARKS = [pytest.mark.xdist_group("ingest-processes")]
@@ -320,9 +321,10 @@ class World:
         """On the disk there is nothing but what the table has: no data of batches that died, and no copies of files
         that were read."""
         on_disk = {str(path) for path in (self.table / "data").rglob("*") if path.is_file()}
-        assert on_disk == set(self.data_files())
-        batches = {str(path.parent) for path in map(Path, on_disk)}
-        assert {str(path) for path in (self.table / "data").iterdir()} == batches
+        mark = str(self.table / "data" / OWNER_FILE)
+        assert on_disk == {*self.data_files(), mark}
+        batches = {str(path.parent) for path in map(Path, on_disk - {mark})}
+        assert {str(path) for path in (self.table / "data").iterdir()} == {*batches, mark}
         staging = Path(f"{self.table}.staging")
         assert not staging.exists() or list(staging.iterdir()) == []
 

@@ -4,6 +4,7 @@ over files that nobody announced."""
 from __future__ import annotations
 
 import gzip
+import os
 import signal
 import textwrap
 import time
@@ -19,7 +20,7 @@ import postgresserver
 import s3server
 import sqsserver
 from ingestworld import DetentInbox, SqsInbox, World, lines_of, s3_notification
-from processes import Processes, eventually
+from processes import Processes
 
 pytestmark = [*ingestworld.MARKS, pytest.mark.timeout(600)]
 
@@ -202,7 +203,7 @@ def test_bad_objects_are_put_aside_and_tried_again_when_somebody_says_so(tmp_pat
         "name": "orders",
         "open": 0,
         "redriven": 0,
-        "done": 4,
+        "done": 3,
         "quarantined": 4,
         "rows": len(world.expected),
     }
@@ -215,11 +216,9 @@ def test_bad_objects_are_put_aside_and_tried_again_when_somebody_says_so(tmp_pat
     assert "nobody knows blue" in quarantine[world.uri("refused.json")]["reason"]
     assert quarantine[world.uri("truncated.json.gz")]["reason"]
     done = world.command("files", "--state", "done")
-    names = ("good-1.json", "good-2.json", "overwritten.json", "overwritten.json")
+    names = ("good-1.json", "good-2.json", "overwritten.json")
     assert [one["uri"] for one in done] == [world.uri(name) for name in names]
-    reasons = sorted(one["reason"] for one in done)
-    assert reasons[:3] == ["", "", ""]
-    assert "written over" in reasons[3]
+    assert {one["reason"] for one in done} == {""}
     assert [one["uri"] for one in world.command("files", "--containing", "good", "--limit", "1")] == [
         world.uri("good-1.json")
     ]
@@ -277,9 +276,9 @@ def test_a_backfill_takes_what_was_not_announced_and_nothing_twice(tmp_path: Pat
     assert world.command("prune", "--yes") == {"pruned": 13, "swept": 0}
     status = world.command("status")
     assert status["done"] == 0
-    horizon = status["forgotten_to"]
-    eventually(lambda: time.time() * 1000 > horizon + 10, what="a time after the horizon")
-    world.make(1)
+    later = status["forgotten_to"] / 1000 + 2 * 3600  # further than clocks are taken to be apart
+    for name in world.make(1):
+        os.utime(name, (later, later))
     summary = world.run("--once", "--backfill", str(world.input))
     world.check()
     assert (summary["files"], summary["too_old"]) == (1, 13)

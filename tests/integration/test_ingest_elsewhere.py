@@ -222,11 +222,12 @@ def test_a_listing_that_breaks_off_is_begun_again_and_nothing_is_left_out() -> N
         def __init__(self) -> None:
             self.objects = objects
 
-        def announce(self, files: list[Any]) -> None:
+        def announce(self, files: list[Any], _horizon: Any) -> None:
             seen.extend(file.uri for file in files)
 
     run = object.__new__(running._Run)
     run._worker, run._backfill_prefix = Worker(), "s3://bucket/"  # type: ignore[assignment]
+    run._backfill_match = None
     run._listing = run._list()
     run._config = IngestConfig(name="t", queue="none:", table="t")
     run._engine = None  # type: ignore[assignment]

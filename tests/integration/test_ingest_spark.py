@@ -17,7 +17,7 @@ import pytest
 import detent
 import sparkling
 from detent.errors import Invalid, Unavailable
-from detent.ingest import Ingest, IngestConfig, metastore, read_table, running, steering
+from detent.ingest import Committer, Ingest, IngestConfig, metastore, read_table, running, steering
 from detent.spark import opened
 
 if TYPE_CHECKING:
@@ -292,12 +292,23 @@ def test_a_transform_that_is_wrong_ends_the_pipeline_and_blames_no_file(world: W
 def test_a_table_that_cannot_be_written_is_no_files_fault(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "PASSING_MAX", 0)
     world.put("a.json", [{"id": 1}])
-    (world.folder / "table").write_text("a file where the table is to be")
-    with pytest.raises(Unavailable, match="cannot write to"):
-        world.run(schema="id BIGINT")
+    blocked = world.folder / "blocked"
+    blocked.write_text("a file where a folder is to be")
+    with monkeypatch.context() as patch:
+        patch.setattr(Committer, "folder_of", lambda _, batch: str(blocked / batch))
+        with pytest.raises(Unavailable, match="cannot write to"):
+            world.run(schema="id BIGINT")
     assert world.quarantine() == {}
-    (world.folder / "table").unlink()
     assert by_id(world.run(schema="id BIGINT"))[1]
+
+
+@pytest.mark.parametrize("name", ["table", "table/data"])
+def test_a_table_that_is_a_file_is_refused_at_once(world: World, name: str) -> None:
+    path = world.folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("a file where the table is to be")
+    with pytest.raises(Invalid, match=r"name a folder|cannot be"):
+        world.run(schema="id BIGINT")
 
 
 def test_a_transform_from_a_file(world: World) -> None:

@@ -61,7 +61,10 @@ def _own(location: Path, name: str, owner: str) -> None:
     """Mark a folder; `Invalid` if it is marked by somebody else, or has what nobody marked."""
     folder = location / DATA_FOLDER
     mark = folder / OWNER_FILE
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Invalid(f"the table {location} cannot be made: {error}") from error
     try:
         found = json.loads(mark.read_bytes())
     except FileNotFoundError:

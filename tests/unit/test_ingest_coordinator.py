@@ -491,6 +491,38 @@ def test_files_over_which_pipelines_die_come_in_ever_smaller_batches_and_the_dea
     assert world.states()["07"][0] == "quarantined"
 
 
+def test_a_file_that_may_not_even_be_looked_at_ends_in_quarantine(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from detent.errors import Denied
+
+    pipeline = world.pipeline()
+    world.bucket.put("a", "content")
+    world.queue.send(b"s3://landing/a")
+
+    def denied(*_: Any) -> None:
+        raise Denied("403")
+
+    monkeypatch.setattr(pipeline.objects, "look_up", denied)
+    for _ in range(5):
+        pipeline.work()
+        pipeline.adopt(9)
+        world.sleep(RETRY_S + 1)
+    assert (world.states(), world.queue.entries) == ({"a?": ("quarantined", 3)}, {})
+
+
+def test_a_listing_goes_on_past_files_that_may_not_be_read(make: Callable[..., World]) -> None:
+    world = make(allow=["s3://landing/good/"])
+    pipeline = world.pipeline()
+    files = []
+    for key in ("bad/b", "good/a"):
+        etag = world.bucket.put(key, key)
+        files.append(Announced(f"s3://landing/{key}", len(key), etag, modified_ms=1))
+    pipeline.announce(files)
+    pipeline.work()
+    assert world.landed() == [name_of("s3://landing/good/a")]
+
+
 def test_when_nothing_may_be_read_no_file_is_to_blame(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     from detent.errors import Denied
 

@@ -137,7 +137,7 @@ class QueueCoordinator:
         if version_of(file, self._config.identity) is None or file.size is None:
             try:
                 file = self.objects.look_up(file)
-            except (NotFound, Invalid):
+            except (NotFound, Invalid, Denied):
                 return missing(file), file
         return shard_of(file, self._config.identity), file
 
@@ -146,7 +146,11 @@ class QueueCoordinator:
         change it is not known any more whether a file was ingested: new ones among those are left alone."""
         asked: dict[bytes, _Asked] = {}
         for file in files:
-            shard, found = self._identified(file)
+            try:
+                shard, found = self._identified(file)
+            except Invalid as error:
+                _log.warning("left out: %s", error)
+                continue
             with self._lock:
                 is_known = shard.key in self.local or self.local.is_completed(shard.key)
             if not is_known:
@@ -416,7 +420,7 @@ class QueueCoordinator:
         because it may be that again, and was not ingested."""
         old = file.shard.key
         asked: dict[bytes, _Asked] = {}
-        with suppress(NotFound, Invalid):
+        with suppress(NotFound, Invalid, Denied):
             found, announced = self._identified(self.objects.look_up(Announced(file.shard.uri)))
             asked[found.key] = _Asked(found, announced)
         self.shared.forget([old])

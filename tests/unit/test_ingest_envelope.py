@@ -382,3 +382,17 @@ def test_any_text_as_a_uri(text: str) -> None:
     except Invalid:
         return
     assert canonical_uri(uri.replace("%", "%25") if uri.startswith("file:") else uri) == uri
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"size": 2**63}, {"eTag": "a\x00b"}, {"versionId": "v" * 2_000}, {"sequencer": "line\nbreak"}]
+)
+def test_what_no_database_could_keep_of_a_file_is_refused(wrong: dict[str, object]) -> None:
+    about = {"key": "a.json", "size": 1, "eTag": "e", **wrong}
+    record = {
+        "eventSource": "aws:s3",
+        "eventName": "ObjectCreated:Put",
+        "s3": {"bucket": {"name": "b"}, "object": about},
+    }
+    with pytest.raises(Invalid):
+        announced(json.dumps({"Records": [record]}).encode(), name="q/1")

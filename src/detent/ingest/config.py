@@ -175,6 +175,21 @@ class IngestConfig:
         return milliseconds(self.commit_timeout) / 1000
 
     @property
+    def visibility_s(self) -> float:
+        """How long a message is kept from others at first, besides the time for a commit."""
+        return milliseconds(self.visibility) / 1000
+
+    @property
+    def retry_delay_s(self) -> float:
+        """How long a file that failed is left alone."""
+        return milliseconds(self.retry_delay) / 1000
+
+    @property
+    def orphan_age_s(self) -> float:
+        """After how long what was never committed is deleted."""
+        return milliseconds(self.orphan_age) / 1000
+
+    @property
     def grace_s(self) -> float:
         """After how long a pipeline that says nothing is taken for dead."""
         return 2 * self.commit_timeout_s

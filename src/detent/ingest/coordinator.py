@@ -83,7 +83,7 @@ class QueueCoordinator:
         self.receive_limit = min(most, 2 * config.limits.files)
         self.local = QueueLocalState()
         self.counters = Counters()
-        self.schedule = VisibilitySchedule(_seconds(config.visibility), config.commit_timeout_s, queue.visibility_max_s)
+        self.schedule = VisibilitySchedule(config.visibility_s, config.commit_timeout_s, queue.visibility_max_s)
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class QueueCoordinator:
             self._run_batch(files)
         except BaseException:
             # Not at once: whatever it was, it would be the same.
-            self._let_go(files, _seconds(self._config.retry_delay))
+            self._let_go(files, self._config.retry_delay_s)
             raise
 
     def _run_batch(self, files: Sequence[File]) -> None:
@@ -401,7 +401,7 @@ class QueueCoordinator:
             self._follow(file)
             return
         self.counters.failures += 1
-        delay_s = _seconds(self._config.retry_delay)
+        delay_s = self._config.retry_delay_s
         # What may be had later says nothing about the file; and data that only the queue has is for its own rule.
         is_counted = not isinstance(reason, Unavailable) and file.announced.data is None
         attempts = self._config.attempts if is_counted else None
@@ -463,9 +463,3 @@ class QueueCoordinator:
         """Let go of everything that was not begun, so that others can have it at once."""
         self._let_go(self.local.files())
         self.acknowledge()
-
-
-def _seconds(duration: object) -> float:
-    from detent.durations import milliseconds
-
-    return milliseconds(duration) / 1000  # type: ignore[arg-type]

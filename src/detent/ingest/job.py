@@ -71,12 +71,18 @@ class Job:
     """Runs the batches of one pipeline, one at a time."""
 
     def __init__(
-        self, spark: SparkSession, config: IngestConfig, engine: Engine, objects: Objects, committer: Committer
+        self,
+        spark: SparkSession,
+        config: IngestConfig,
+        engine: Engine,
+        objects: Objects,
+        committer: Committer,
+        transform: Transform | None,
     ) -> None:
         self._config = config
         self._objects = objects
         self._committer = committer
-        self._transform = load_transform(config)
+        self._transform = transform
         self._spark = spark
         self._before = {name: spark.conf.get(name, None) for name in SETTINGS}
         for name, value in SETTINGS.items():

@@ -17,7 +17,7 @@ from detent.errors import Busy, DetentError, Unavailable
 from detent.ingest import metastore, source
 from detent.ingest.announced import Announced
 from detent.ingest.committer import Committer
-from detent.ingest.config import IngestConfig
+from detent.ingest.config import IngestConfig, Transform
 from detent.ingest.coordinator import QueueCoordinator
 from detent.ingest.counters import Counters
 from detent.ingest.job import Job, SparkEnded, has_ended, load_transform
@@ -106,7 +106,7 @@ class Ingest:
         """
         with ExitStack() as closing:
             self._config.check_place()
-            load_transform(self._config)
+            transform = load_transform(self._config)
             engine = metastore.connect(self._config.state_url)
             closing.callback(engine.dispose)
             source.register(engine, self._config)
@@ -120,7 +120,7 @@ class Ingest:
             spark = self._given_spark or self._session(closing)
             if signals:
                 closing.enter_context(stop_on_signals(self._stopping))  # again: Spark has its own idea of Ctrl-C
-            worker = self._worker(engine, queue, spark, closing)
+            worker = self._worker(engine, queue, spark, transform, closing)
             limits = _Until(self._stopping, once, backfill, match)
             return _Run(self._config, worker, engine, retention_s, limits, self._watch).run()
 
@@ -134,14 +134,16 @@ class Ingest:
             silence(spark)
         return spark
 
-    def _worker(self, engine: Engine, queue: FileQueue, spark: SparkSession, closing: ExitStack) -> QueueCoordinator:
+    def _worker(
+        self, engine: Engine, queue: FileQueue, spark: SparkSession, transform: Transform | None, closing: ExitStack
+    ) -> QueueCoordinator:
         config = self._config
         token = uuid.uuid4().hex
         shared = QueueSharedState(engine, config.name, token, round(config.grace_s * 1000))
         objects = Objects(config.identity, config.s3_options, config.allow)
         closing.callback(objects.close)
         committer = committer_of(config, shared)
-        job = Job(spark, config, engine, objects, committer)
+        job = Job(spark, config, engine, objects, committer, transform)
         closing.callback(job.close)
         return QueueCoordinator(config, queue, shared, committer, objects, job)
 
@@ -277,7 +279,7 @@ class _Run:
         if files:
             worker.run_batch(files)
         elif self._is_due("sweep", SWEEP_LOOK_S) and worker.shared.take_turn("swept_at", SWEEP_EVERY_MS):
-            age_s = milliseconds(self._config.orphan_age) / 1000
+            age_s = self._config.orphan_age_s
             worker.counters.swept += worker.committer.sweep(age_s, self._config.window_s)
             sweep_staging(self._config.staging_folder, age_s)
         self._watch(self._progress())

@@ -189,15 +189,12 @@ def footer_statistics(metadata: Any) -> dict[str, Any]:
     """The same of a file that somebody else wrote, by what its footer says."""
     nulls: dict[str, int] = {}
     silent: set[str] = set()
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        for place in range(group.num_columns):
-            column = group.column(place)
-            name, stats = column.path_in_schema, column.statistics
-            if stats is None or not stats.has_null_count or "." in name:
-                silent.add(name)
-            else:
-                nulls[name] = nulls.get(name, 0) + stats.null_count
+    for name, column in _columns(metadata):
+        stats = column.statistics
+        if stats is None or not stats.has_null_count or "." in name:
+            silent.add(name)
+        else:
+            nulls[name] = nulls.get(name, 0) + stats.null_count
     return _statistics(metadata, {name: count for name, count in nulls.items() if name not in silent})
 
 
@@ -211,22 +208,28 @@ def _statistics(metadata: Any, nulls: dict[str, int]) -> dict[str, Any]:
     return {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
 
 
-def _bounds(metadata: Any) -> dict[str, tuple[Any, Any]]:
-    """The bounds of the columns that are no nested ones and have them in every group of rows with a value."""
-    found: dict[str, tuple[Any, Any]] = {}
-    unknown: set[str] = set()
+def _columns(metadata: Any) -> Iterator[tuple[str, Any]]:
+    """The columns of all groups of rows, by name."""
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         for place in range(group.num_columns):
             column = group.column(place)
-            name, stats = column.path_in_schema, column.statistics
-            if stats is not None and stats.null_count == column.num_values:
-                continue
-            if stats is None or not stats.has_min_max:
-                unknown.add(name)
-                continue
-            low, high = found.get(name, (stats.min, stats.max))
-            found[name] = min(low, stats.min), max(high, stats.max)
+            yield column.path_in_schema, column
+
+
+def _bounds(metadata: Any) -> dict[str, tuple[Any, Any]]:
+    """The bounds of the columns that are no nested ones and have them in every group of rows with a value."""
+    found: dict[str, tuple[Any, Any]] = {}
+    unknown: set[str] = set()
+    for name, column in _columns(metadata):
+        stats = column.statistics
+        if stats is not None and stats.null_count == column.num_values:
+            continue
+        if stats is None or not stats.has_min_max:
+            unknown.add(name)
+            continue
+        low, high = found.get(name, (stats.min, stats.max))
+        found[name] = min(low, stats.min), max(high, stats.max)
     return {name: bounds for name, bounds in found.items() if name not in unknown}
 
 

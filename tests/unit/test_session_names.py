@@ -57,6 +57,14 @@ def test_the_next_owner_knows_the_sessions_of_the_last(world: World) -> None:
             world.engine.require_given(other, "key-1")
 
 
+def test_the_next_owner_knows_the_sessions_of_one_that_died_before_its_first_commit(world: World) -> None:
+    session = world.engine.new_session("key-1")
+    world.reopen()
+    world.engine.require_given(session, "key-1")
+    request = Request(session, 0, 0, [ops.Append("j", [b"x"])])
+    assert world.engine.commit(request) == world.engine.commit(request)
+
+
 def test_two_stores_do_not_know_each_others_sessions(world: World) -> None:
     with pytest.raises(SessionExpired):
         World(seed=1).engine.require_given(world.engine.new_session(), "")

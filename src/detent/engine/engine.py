@@ -60,6 +60,7 @@ class Engine:
         self.observer: Observer | None = None
         self._sync_s = 0.0
         self._load()
+        self._keep_secret()
 
     @property
     def epoch(self) -> int:
@@ -304,6 +305,14 @@ class Engine:
             for machine in self._machines:
                 machine.load(view)
         self._stale = False
+
+    def _keep_secret(self) -> None:
+        """Make durable what proves the names of sessions, once in a store's life and before anybody gets one: an owner
+        that dies with the first transactions would leave names that prove nothing to the next."""
+        if self._sessions.has_new_secret:
+            batch = Batch()
+            self._sessions.flush(batch, self.now_ms())
+            self._writer.commit(batch)
 
     def _recover(self) -> None:
         """Memory may be ahead of the disk: drop it and read again before anybody is served."""

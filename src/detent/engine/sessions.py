@@ -90,7 +90,6 @@ class Sessions:
         """Read all answers back."""
         self._clear()
         secret = view.get(SECRET.raw)
-        # It is durable with the first answer, so until then the one in memory is good.
         self._secret_dirty = secret is None
         if secret is not None:
             self._secret = decode_secret(secret)
@@ -217,6 +216,11 @@ class Sessions:
             self.expired_through = max(self.expired_through, int.from_bytes(name[:8], "big"))
             self._expired_dirty = True
         return len(idle)
+
+    @property
+    def has_new_secret(self) -> bool:
+        """Whether names are proved by something that is in this memory only."""
+        return self._secret_dirty
 
     @property
     def dirty(self) -> bool:

@@ -2,40 +2,83 @@
 
     with postgres_server() as server:
         url = server.new_database()   # for SQLAlchemy, an empty database nobody used before
+        server.kill()                 # as by a power cut, and
+        server.start()                # back again, with what was committed
 
 The server is started once per test process by `new_database()`, and ends with it.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import importlib.util
 import os
 import shutil
-import socket
+import signal
 import subprocess
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-HOST = "127.0.0.1"
+from processes import children_of, eventually
+from servers import HOST, await_answer, free_port, shared, stop
+
 USER = "detent"
 START_SECONDS = 60.0
-STOP_SECONDS = 20.0
 UNPRIVILEGED = "nobody"
 """PostgreSQL refuses to run as root."""
 
 
-@dataclass(frozen=True)
 class PostgresServer:
-    """A running server: its port, and the process to signal."""
+    """A server with its data in a folder. It can be killed, and started again on the same port and data."""
 
-    port: int
-    pid: int
+    def __init__(self, folder: Path) -> None:
+        self._programs = _programs()
+        self._folder = folder
+        self._user = UNPRIVILEGED if os.geteuid() == 0 else None
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        if self._user is not None:
+            shutil.chown(folder, self._user)
+        subprocess.run(
+            [self._programs / "initdb", "-D", folder / "data", "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C",
+             "--no-sync"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            user=self._user,
+            cwd=folder,
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        log = self._folder / "log"
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [self._programs / "postgres", "-D", self._folder / "data", "-p", str(self.port), "-k", self._folder,
+                 "-c", f"listen_addresses={HOST}"],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                user=self._user,
+                cwd=self._folder,
+            )  # fmt: skip
+        await_answer(self._process, self._answers, log, START_SECONDS)
+
+    def kill(self) -> None:
+        """End all of its processes with SIGKILL."""
+        assert self._process is not None
+        everyone = [self._process.pid, *children_of(self._process.pid)]
+        for process in everyone:
+            with contextlib.suppress(ProcessLookupError):  # it ended with the first
+                os.kill(process, signal.SIGKILL)
+        self._process.wait()
+        eventually(lambda: not any(Path(f"/proc/{process}").exists() for process in everyone), what="its end")
+
+    def stop(self) -> None:
+        """End it, at the end of a test."""
+        if self._process is not None:
+            stop(self._process)
 
     def new_database(self) -> str:
         """The URL of a new, empty database."""
@@ -46,44 +89,27 @@ class PostgresServer:
             connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]
         return f"postgresql+psycopg://{USER}@{HOST}:{self.port}/{name}"
 
+    def _answers(self) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(host=HOST, port=self.port, user=USER, dbname="postgres").close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
 
 @contextlib.contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
     """Start a server on a free port; stop it by its process id at the end."""
-    programs = _programs()
     folder = Path(tempfile.mkdtemp(prefix="detent-postgres-"))
-    user = UNPRIVILEGED if os.geteuid() == 0 else None
-    if user is not None:
-        shutil.chown(folder, user)
     try:
-        data = folder / "data"
-        subprocess.run(
-            [programs / "initdb", "-D", data, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            user=user,
-            cwd=folder,
-        )
-        port = _free_port()
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [programs / "postgres", "-D", data, "-p", str(port), "-k", folder, "-c", f"listen_addresses={HOST}"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                user=user,
-                cwd=folder,
-            )
+        server = PostgresServer(folder)
         try:
-            _await(process, port, folder / "log")
-            yield PostgresServer(port, process.pid)
+            server.start()
+            yield server
         finally:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -96,36 +122,9 @@ def _programs() -> Path:
     return Path(package.origin).parent / "pginstall18" / "bin"
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _await(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    import psycopg
-
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            psycopg.connect(host=HOST, port=port, user=USER, dbname="postgres").close()
-        except psycopg.OperationalError:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
-        else:
-            return
-
-
-_server: PostgresServer | None = None
+_server = shared(postgres_server)
 
 
 def new_database() -> str:
     """The URL of a new, empty database on this test process's server."""
-    global _server
-    if _server is None:
-        stack = contextlib.ExitStack()
-        _server = stack.enter_context(postgres_server())
-        atexit.register(stack.close)
-    return _server.new_database()
+    return _server().new_database()

@@ -188,9 +188,42 @@ class Child:
             self._errors.close()
 
 
+def children_of(pid: int) -> list[int]:
+    """The processes that a process started, and that still run."""
+    return [child for child, (_, parent, _) in _table().items() if parent == pid]
+
+
+def session_of(leader: int) -> list[int]:
+    """The processes of a session, which a process began and its descendants share."""
+    return [pid for pid, (_, _, session) in _table().items() if session == leader]
+
+
+def terminate_session(leader: int) -> int:
+    """Tell every process of a session to end, as a service manager does; how many there were."""
+    everyone = session_of(leader)
+    for process in everyone:
+        with contextlib.suppress(ProcessLookupError):  # another one has ended it, as it was told
+            os.kill(process, signal.SIGTERM)
+    return len(everyone)
+
+
+def _table() -> dict[int, tuple[str, int, int]]:
+    """State, parent and session of every process."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+            found[int(path.name)] = _status(int(path.name))
+    return found
+
+
+def _status(pid: int) -> tuple[str, int, int]:
+    state, parent, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+    return state, int(parent), int(session)
+
+
 def _state(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return _status(pid)[0]
     except FileNotFoundError:
         return ""
 

@@ -8,7 +8,6 @@ The server is started once per test process by `shared_server()`, and ends with 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import importlib.util
 import os
@@ -16,14 +15,13 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-HOST = "127.0.0.1"
+from servers import HOST, await_answer, free_port, shared, stop
+
 START_SECONDS = 30.0
-STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class RedisServer:
 def redis_server() -> Iterator[RedisServer]:
     """Start a server on a free port, which writes nothing to disk; stop it by its process id at the end."""
     folder = Path(tempfile.mkdtemp(prefix="detent-redis-"))
-    port = _free_port()
+    port = free_port()
     options = {"--port": str(port), "--bind": HOST, "--dir": str(folder), "--save": "", "--appendonly": "no"}
     try:
         with (folder / "log").open("wb") as log:
@@ -53,15 +51,10 @@ def redis_server() -> Iterator[RedisServer]:
                 stderr=log,
             )
         try:
-            _await(process, port, folder / "log")
+            await_answer(process, lambda: _answers(port), folder / "log", START_SECONDS)
             yield RedisServer(port, process.pid)
         finally:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            stop(process)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -81,33 +74,12 @@ def _program() -> str:
     return found
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((HOST, port), 1) as connection:
+        connection.sendall(b"PING\r\n")
+        return connection.recv(16).startswith(b"+PONG")
+    return False
 
 
-def _await(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection((HOST, port), 1) as connection:
-            connection.sendall(b"PING\r\n")
-            if connection.recv(16).startswith(b"+PONG"):
-                return
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.02)
-
-
-_shared: RedisServer | None = None
-
-
-def shared_server() -> RedisServer:
-    """The one server of this test process, started at the first call and stopped when the process exits."""
-    global _shared
-    if _shared is None:
-        stack = contextlib.ExitStack()
-        _shared = stack.enter_context(redis_server())
-        atexit.register(stack.close)
-    return _shared
+shared_server = shared(redis_server)
+"""The one server of this test process, started at the first call and stopped when the process exits."""

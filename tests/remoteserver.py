@@ -129,14 +129,6 @@ def listening(port: int) -> socket.socket:
     return listener
 
 
-def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
 def server_process(io: Io, url: str, port: int) -> None:
     """A server in a process of its own; see :mod:`processes`."""
 

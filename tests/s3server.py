@@ -10,7 +10,6 @@ and ends with it.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import subprocess
@@ -21,14 +20,14 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from servers import HOST, shared, stop
+
 BUCKET = "detent-tests"
-HOST = "127.0.0.1"
 START_SECONDS = 60.0
 """Importing moto and its service models takes seconds on a cold disk."""
-
-STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def s3_server() -> Iterator[S3Server]:
             pass
         yield S3Server(endpoint, environment_for(endpoint), process.pid)
     finally:
-        _stop(process)
+        stop(process)
 
 
 def _port_of(process: subprocess.Popen[bytes]) -> int:
@@ -92,30 +91,16 @@ def _port_of(process: subprocess.Popen[bytes]) -> int:
     return int(line)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        pipe.close()
+_one_server = shared(s3_server)
 
 
-_shared: S3Server | None = None
-
-
+@cache
 def shared_server() -> S3Server:
-    """The one server of this test process, started at the first call and stopped when the process exits."""
-    global _shared
-    if _shared is None:
-        running = contextlib.ExitStack()
-        _shared = running.enter_context(s3_server())
-        atexit.register(running.close)
-        os.environ.update(_shared.environment)
-    return _shared
+    """The one server of this test process, started at the first call and stopped when the process exits. What is needed
+    to reach it is in the environment from then on."""
+    server = _one_server()
+    os.environ.update(server.environment)
+    return server
 
 
 def s3_store_url() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,15 +17,9 @@ import httpx
 from botocore.config import Config
 
 from processes import PATIENCE_S
+from servers import free_port, stop
 
 KEYS = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class SqsServer:
@@ -59,12 +52,8 @@ class SqsServer:
 
     def stop(self) -> None:
         """End it, at the end of a test."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
+        if self._process is not None:
+            stop(self._process)
 
     def client(self, **options: Any) -> Any:
         """A boto3 client of it."""

@@ -20,7 +20,8 @@ import pytest
 import detent
 from detent.errors import StaleReceipt, Unavailable
 from processes import Child, Processes
-from remoteserver import free_port, server_process
+from remoteserver import server_process
+from servers import free_port
 
 pytestmark = [
     pytest.mark.xdist_group("server-killed"),

@@ -30,6 +30,7 @@ from detent.ingest.queue_sqs import SqsQueue
 from detent.ingest.queue_urls import FORMS, open_queue
 from detent.ingest.queues import Delivery, FileQueue
 from processes import PATIENCE_S
+from servers import free_port
 
 LONG_S = 60.0
 """A visibility that does not end within a test."""
@@ -97,7 +98,7 @@ class SqsWorld(World):
             assert len(self.client.send_message_batch(QueueUrl=url, Entries=entries)["Successful"]) == len(entries)
 
     def unreachable(self, name: str) -> FileQueue:
-        return SqsQueue(name, endpoint=f"http://127.0.0.1:{sqsserver.free_port()}", region="us-east-1")
+        return SqsQueue(name, endpoint=f"http://127.0.0.1:{free_port()}", region="us-east-1")
 
 
 class DetentWorld(World):
@@ -142,7 +143,7 @@ class RedisWorld(World):
             self.client.xadd(name, {**(headers or {}), "body": body})
 
     def unreachable(self, name: str) -> FileQueue:
-        return RedisQueue(f"redis://:hush@127.0.0.1:{sqsserver.free_port()}/0", name)
+        return RedisQueue(f"redis://:hush@127.0.0.1:{free_port()}/0", name)
 
 
 KINDS = [

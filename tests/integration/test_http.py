@@ -34,7 +34,8 @@ from detent.journal.reader import JournalReader
 from detent.queue.operations import Publish
 from detent.remote import contents, served_objects, wire
 from detent.server.native import NativePart
-from remoteserver import HttpServer, free_port, serving
+from remoteserver import HttpServer, serving
+from servers import free_port
 
 FRAGMENT = object_name(new_fragment_id(1, b"0123456789"))
 J = "/v1/native/journals"

@@ -9,8 +9,9 @@ Everything public is here. Names are loaded when they are first used, so that `d
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from detent.lazy import attributes
 
 if TYPE_CHECKING:
     from detent.errors import (
@@ -188,14 +189,7 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # a checker that saw this would believe every name
-
-    def __getattr__(name: str) -> Any:
-        home = _HOME.get(name)
-        if home is None:
-            raise AttributeError(f"module 'detent' has no attribute {name!r}")
-        value = getattr(import_module(home), name)
-        globals()[name] = value
-        return value
+    __getattr__ = attributes(globals(), _HOME)
 
 
 def __dir__() -> list[str]:

@@ -156,7 +156,16 @@ def test_match_is_about_a_backfill(config: str) -> None:
 def test_an_ingest_that_never_ran_is_told(tmp_path: Path) -> None:
     path = tmp_path / "new.toml"
     path.write_text(PLAIN)
-    assert "no ingest called 'orders' ever ran" in refused("ingest", "status", str(path), code=1)
+    for command in (["status"], ["files"], ["quarantine"], ["redrive", "--all"], ["prune", "--yes"]):
+        verb, *options = command
+        assert "no ingest ever ran on sqlite:///" in refused("ingest", verb, str(path), *options, code=1)
+    assert os.listdir(tmp_path) == ["new.toml"]
+
+
+def test_an_ingest_that_never_ran_beside_one_that_did_is_told(config: str) -> None:
+    path = Path(config).with_name("other.toml")
+    path.write_text(PLAIN.replace('"orders"', '"others"') + 'state = "sqlite:///orders.ingest.db"\n')
+    assert "no ingest called 'others' ever ran" in refused("ingest", "status", str(path), code=1)
 
 
 def test_a_terminal_gets_the_beginning_of_a_reason(config: str) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 
 import click
 
-UNIT = 1024
-
 
 def print_json(document: Any) -> None:
     """One JSON document."""
@@ -42,22 +40,6 @@ def print_fields(fields: dict[str, str]) -> None:
     width = max(map(len, fields)) + 1
     for name, value in fields.items():
         click.echo(f"{name + ':':<{width}} {value}")
-
-
-def size_text(size: int) -> str:
-    """A number of bytes for people.
-
-    >>> size_text(1536)
-    '1.5 KiB'
-    """
-    if size < UNIT:
-        return f"{size} B"
-    value, unit = size / UNIT, "KiB"
-    for larger in ("MiB", "GiB", "TiB"):
-        if value < UNIT:
-            break
-        value, unit = value / UNIT, larger
-    return f"{value:.1f} {unit}"
 
 
 def time_text(time_ms: int) -> str:

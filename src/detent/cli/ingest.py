@@ -21,10 +21,10 @@ from detent.cli._output import (
     print_fields,
     print_json,
     print_table,
-    size_text,
     time_text,
 )
 from detent.errors import Invalid
+from detent.sizes import size_text
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -300,7 +300,7 @@ def _read(config: Path) -> IngestConfig:
 def _database(settings: IngestConfig) -> Iterator[Engine]:
     from detent.ingest import metastore
 
-    engine = metastore.connect(settings.state_url)
+    engine = metastore.connect_existing(settings.state_url)
     try:
         yield engine
     finally:

@@ -31,10 +31,10 @@ from detent.cli._output import (
     print_json,
     print_table,
     progress_bar,
-    size_text,
     time_text,
 )
 from detent.errors import DetentError, NotFound
+from detent.sizes import size_text
 
 if TYPE_CHECKING:
     from detent.cli._messages import Entry

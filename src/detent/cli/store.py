@@ -20,7 +20,8 @@ from detent.cli._common import (
     raw_reader,
     takes_store,
 )
-from detent.cli._output import note, print_fields, print_json, progress_bar, size_text
+from detent.cli._output import note, print_fields, print_json, progress_bar
+from detent.sizes import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

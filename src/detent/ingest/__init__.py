@@ -9,8 +9,9 @@ Names are loaded when they are first used, so that importing this package import
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from detent.lazy import attributes
 
 if TYPE_CHECKING:
     from detent.ingest.announced import Announced
@@ -51,14 +52,7 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # a checker that saw this would believe every name
-
-    def __getattr__(name: str) -> Any:
-        home = _HOME.get(name)
-        if home is None:
-            raise AttributeError(f"module 'detent.ingest' has no attribute {name!r}")
-        value = getattr(import_module(home), name)
-        globals()[name] = value
-        return value
+    __getattr__ = attributes(globals(), _HOME)
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -18,6 +18,7 @@ from detent.ingest.batching import BatchLimits
 from detent.ingest.envelope import KINDS
 from detent.ingest.identity import check_policy
 from detent.ingest.objects import S3Options
+from detent.sizes import size_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,8 +31,6 @@ VARIABLES: Final = {"queue": "DETENT_INGEST_QUEUE", "state": "DETENT_INGEST_STAT
 NEW_COLUMNS: Final = ("ignore", "rescue", "add", "fail")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB|KiB|MiB|GiB)?")
-_SIZES: Final = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 _PATTERN: Final = re.compile(r"[{}\[\]*?\\]")
 """What means something in a path that is given to Spark."""
@@ -236,26 +235,10 @@ class IngestConfig:
             raise Invalid(f"{file} does not say {', '.join(missing)}")
         return cls(**{**document, "folder": str(file.absolute().parent), **_said(), **changes})
 
-    def with_changes(self, **changes: Any) -> IngestConfig:
-        """The same, with some of it said otherwise."""
-        return replace(self, **changes)
-
 
 def _said() -> dict[str, str]:
     """What the environment says."""
     return {name: os.environ[variable] for name, variable in VARIABLES.items() if os.environ.get(variable)}
-
-
-def size_of(value: int | str) -> int:
-    """A number of bytes, as people write it."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise Invalid(f"{value!r} is no size: write 256MiB, or a number of bytes")
-    if isinstance(value, int):
-        return value
-    match = _SIZE.fullmatch(value.strip())
-    if match is None:
-        raise Invalid(f"{value!r} is no size: write 256MiB, or a number of bytes")
-    return int(float(match[1]) * _SIZES[match[2] or "B"])
 
 
 _IN_BATCH: Final = {"batch_files": "[batch] files", "batch_bytes": "[batch] bytes", "batch_age": "[batch] age"}

@@ -12,8 +12,8 @@ import sqlalchemy
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from detent.errors import Invalid, Unavailable
-from detent.ingest.shard_sql import BY_DIALECT, METADATA
+from detent.errors import Invalid, NotFound, Unavailable
+from detent.ingest.shard_sql import BY_DIALECT, METADATA, SOURCES
 
 ATTEMPTS: Final = 8
 """How often a transaction is tried that others came in the way of."""
@@ -36,15 +36,30 @@ would be waited for for hours."""
 Result = TypeVar("Result")
 
 
-def connect(url: str, *, create: bool = True) -> Engine:
-    """The database at a URL of SQLAlchemy's, with Detent's tables in it."""
-    engine = _engine(url)
-    if create:
-        transact(engine, METADATA.create_all)
+def connect(url: str) -> Engine:
+    """The database at a URL of SQLAlchemy's, with Detent's tables in it, which are made where there are none."""
+    parsed = _parsed(url)
+    if parsed.get_backend_name() == "sqlite":
+        assert parsed.database is not None
+        Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = _engine(parsed)
+    transact(engine, METADATA.create_all)
     return engine
 
 
-def _engine(url: str) -> Engine:
+def connect_existing(url: str) -> Engine:
+    """The database at a URL, for somebody who looks; `NotFound` if no pipeline has made its tables."""
+    parsed = _parsed(url)
+    is_there = parsed.get_backend_name() != "sqlite" or Path(parsed.database or "").exists()
+    if is_there:
+        engine = _engine(parsed)
+        if read(engine, lambda connection: sqlalchemy.inspect(connection).has_table(SOURCES.name)):
+            return engine
+        engine.dispose()
+    raise NotFound(f"no ingest ever ran on {parsed.render_as_string(hide_password=True)}: `detent ingest run` makes it")
+
+
+def _parsed(url: str) -> sqlalchemy.URL:
     try:
         parsed = sqlalchemy.make_url(url)
     except (sqlalchemy.exc.ArgumentError, ValueError):  # whose texts may have a part of a password in them
@@ -59,10 +74,13 @@ def _engine(url: str) -> Engine:
         parsed.get_dialect()
     except sqlalchemy.exc.NoSuchModuleError:
         raise Invalid(f"there is no driver {parsed.drivername}: write postgresql+psycopg, or sqlite") from None
-    if name == "sqlite":
-        if not parsed.database or ":memory:" in parsed.database:
-            raise Invalid("state needs a file, such as sqlite:///ingest.db: what is in memory is lost with the process")
-        Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+    if name == "sqlite" and (not parsed.database or ":memory:" in parsed.database):
+        raise Invalid("state needs a file, such as sqlite:///ingest.db: what is in memory is lost with the process")
+    return parsed
+
+
+def _engine(parsed: sqlalchemy.URL) -> Engine:
+    if parsed.get_backend_name() == "sqlite":
         return durable_sqlite(sqlalchemy.create_engine(parsed, connect_args={"timeout": BUSY_MS / 1000}))
     try:
         is_libpq = parsed.get_driver_name() in {"psycopg", "psycopg2"}

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from detent.errors import Invalid
+from detent.sizes import size_text
 
 if TYPE_CHECKING:
     from detent.ingest.counters import Counters
@@ -115,22 +116,6 @@ def line_of(progress: Progress) -> str:
     if counters.quarantined:
         parts.append(f"{counters.quarantined} in quarantine")
     return ", ".join(parts)
-
-
-def size_text(size: int) -> str:
-    """A number of bytes in the unit that fits.
-
-    >>> size_text(512), size_text(1_500), size_text(3_000_000)
-    ('512 B', '1.5 KB', '3.0 MB')
-    """
-    if size < 1000:
-        return f"{size} B"
-    value, unit = size / 1000, "KB"
-    for larger in ("MB", "GB", "TB"):
-        if value < 999.95:  # or it would be shown as 1,000.0
-            break
-        value, unit = value / 1000, larger
-    return f"{value:,.1f} {unit}"
 
 
 def metrics_view(port: int, name: str, show: Callable[[Progress], None]) -> Callable[[Progress], None]:

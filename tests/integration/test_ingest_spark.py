@@ -311,10 +311,26 @@ def test_a_table_that_is_a_file_is_refused_at_once(world: World, name: str) -> N
         world.run(schema="id BIGINT")
 
 
+MINE = """
+from pyspark.sql import functions as F
+from beside import twice
+
+@F.udf("bigint")
+def more(number):
+    return number + 1
+
+def double(rows):
+    return rows.select(more(twice("id")).alias("id"))
+"""
+
+
 def test_a_transform_from_a_file(world: World) -> None:
-    (world.folder / "mine.py").write_text("def double(rows):\n    return rows.selectExpr('id * 2 AS id')\n")
+    (world.folder / "mine.py").write_text(MINE)
+    (world.folder / "beside.py").write_text(
+        "from pyspark.sql.functions import col\ntwice = lambda name: col(name) * 2\n"
+    )
     world.put("a.json", [{"id": 4}])
-    assert world.run(schema="id BIGINT", transform="mine.py:double") == [{"id": 8}]
+    assert world.run(schema="id BIGINT", transform="mine.py:double") == [{"id": 9}]
     with pytest.raises(Invalid, match="no function nope"):
         world.run(schema="id BIGINT", transform="mine.py:nope")
 

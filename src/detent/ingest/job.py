@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
-import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -215,40 +212,3 @@ def _place_of(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     mine = [frame for frame in frames[1:] if "site-packages" not in frame.filename]
     return f"{Path(mine[-1].filename).name}, line {mine[-1].lineno}: " if mine else ""
-
-
-# -- the user's function --------------------------------------------------------------------------------------------
-
-
-def load_transform(config: IngestConfig) -> Transform | None:
-    """The function that the configuration names: itself, "file.py:function" or "module:function"."""
-    wanted = config.transform
-    if wanted is None or callable(wanted):
-        return wanted
-    if not isinstance(wanted, str) or wanted.count(":") != 1:
-        raise Invalid(f'transform is "file.py:function" or "module:function", not {wanted!r}')
-    place, _, name = wanted.partition(":")
-    module = _from_file(Path(config.path(place))) if place.endswith(".py") else _from_name(place)
-    found: Callable[..., DataFrame] | None = getattr(module, name, None)
-    if not callable(found):
-        raise Invalid(f"there is no function {name} in {place}")
-    return found
-
-
-def _from_file(path: Path) -> object:
-    if not path.is_file():
-        raise Invalid(f"there is no file {path}, which the transform is to be in")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # Spark's processes are sent its functions by this name
-    spec.loader.exec_module(module)
-    return module
-
-
-def _from_name(name: str) -> object:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise Invalid(f"there is no module {name}, which the transform is to be in: {error}") from error

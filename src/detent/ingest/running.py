@@ -20,12 +20,13 @@ from detent.ingest.committer import Committer
 from detent.ingest.config import IngestConfig, Transform
 from detent.ingest.coordinator import QueueCoordinator
 from detent.ingest.counters import Counters
-from detent.ingest.job import Job, SparkEnded, has_ended, load_transform
+from detent.ingest.job import Job, SparkEnded, has_ended
 from detent.ingest.objects import Objects
 from detent.ingest.queue_urls import open_queue
 from detent.ingest.queues import FileQueue
 from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.staging import sweep_staging
+from detent.ingest.transforms import find_transform
 from detent.spark.foreground import silence, stop_on_signals
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Ingest:
         """
         with ExitStack() as closing:
             self._config.check_place()
-            transform = load_transform(self._config)
+            load_transform = find_transform(self._config)
             engine = metastore.connect(self._config.state_url)
             closing.callback(engine.dispose)
             source.register(engine, self._config)
@@ -118,17 +119,27 @@ class Ingest:
             if signals:
                 closing.enter_context(stop_on_signals(self._stopping))
             spark = self._given_spark or self._session(closing)
+            if spark is None:
+                return Counters()
             if signals:
                 closing.enter_context(stop_on_signals(self._stopping))  # again: Spark has its own idea of Ctrl-C
-            worker = self._worker(engine, queue, spark, transform, closing)
+            worker = self._worker(engine, queue, spark, load_transform(), closing)
             limits = _Until(self._stopping, once, backfill, match)
             return _Run(self._config, worker, engine, retention_s, limits, self._watch).run()
 
-    def _session(self, closing: ExitStack) -> SparkSession:
+    def _session(self, closing: ExitStack) -> SparkSession | None:
+        """A session of our own; None if whoever told us to stop told the programs, too, that were about to start it."""
+        from pyspark.errors import PySparkRuntimeError
+
         from detent.spark import session
 
         options = {"app": f"detent ingest {self._config.name}", "conf": dict(self._config.spark)}
-        spark = session(**{**options, **self._session_options})
+        try:
+            spark = session(**{**options, **self._session_options})
+        except PySparkRuntimeError:
+            if self._stopping.is_set():
+                return None
+            raise
         closing.callback(lambda: None if has_ended(spark) else spark.stop())
         if not self._session_options.get("verbose"):
             silence(spark)
@@ -224,7 +235,7 @@ class _Run:
         except SparkEnded as error:
             if not self._stopping.is_set():
                 self._failure = self._failure or error
-            else:  # whoever told us to stop told Java, too
+            else:  # whoever told us to stop killed Java, or has a Java that is not of our making
                 _log.warning("stopped before the batch was committed; it will be done the next time")
         except BaseException as error:  # noqa: BLE001  raised again when the threads have ended
             self._failure = self._failure or error

@@ -17,7 +17,7 @@ import pytest
 
 import detent
 import sparkling
-from processes import eventually
+from processes import eventually, session_of, terminate_session
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "pipelines"
 PATIENCE_S = 240
@@ -146,7 +146,7 @@ def test_a_runner_that_is_killed_goes_on_where_it_was(tmp_path: Path, runners: l
     stopped = Running(path)
     runners.append(stopped)
     stopped.until("progress", offsets={"doubled": len(numbers)})
-    stopped.process.send_signal(signal.SIGTERM)
+    terminate_session(stopped.process.pid)
     said, errors = stopped.process.communicate(timeout=PATIENCE_S)
     assert stopped.process.returncode == 0, errors
     summary = events(said)[-1]
@@ -155,15 +155,8 @@ def test_a_runner_that_is_killed_goes_on_where_it_was(tmp_path: Path, runners: l
     for journal in ("doubled", "kept"):
         counted = Counter(message["n"] for message in bodies(tmp_path, journal))
         assert counted == {number * 2: 1 for number in numbers}, journal
-    eventually(lambda: not _alive(killed.process.pid), what="the end of the killed runner's Java")
-
-
-def _alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    for runner in (killed, stopped):
+        eventually(lambda runner=runner: not session_of(runner.process.pid), what="the end of a runner's processes")
 
 
 # -- without Spark --------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import postgresserver
 import s3server
 import sqsserver
 from ingestworld import DetentInbox, SqsInbox, World, lines_of, s3_notification
-from processes import Processes
+from processes import Processes, eventually, session_of, terminate_session
 
 pytestmark = [*ingestworld.MARKS, pytest.mark.timeout(600)]
 
@@ -127,6 +127,76 @@ def test_a_batch_that_is_swept_before_its_commit_is_refused_and_done_again(
     summary = pipeline.summary()
     world.check()
     assert (summary["lost"], summary["files"]) == (2, 2)
+
+
+# -- ends, theirs and those of others -------------------------------------------------------------------------------
+
+THROUGH_PYTHON = textwrap.dedent(
+    """
+    import time
+    from pathlib import Path
+    from pyspark.sql import functions as F
+
+    HOLD, BUSY = (str(Path(__file__).with_name(name)) for name in ("hold", "busy"))
+
+    @F.udf("string")
+    def slowly(value):
+        while Path(HOLD).exists():
+            Path(BUSY).touch()
+            time.sleep(0.01)
+        return value
+
+    def through_python(orders):
+        return orders.withColumn("value", slowly("value"))
+    """
+)
+
+
+def test_a_pipeline_whose_processes_are_all_told_to_end_commits_what_it_has(
+    tmp_path: Path, processes: Processes
+) -> None:
+    (tmp_path / "transform.py").write_text(THROUGH_PYTHON)
+    hold, busy = tmp_path / "hold", tmp_path / "busy"
+    hold.touch()
+    inbox = DetentInbox(tmp_path / "store")
+    world = World(tmp_path, processes, inbox, committer="manifest", transform="transform.py:through_python")
+    world.announce(world.make(2))
+    pipeline = world.start()
+    pipeline.until(busy.exists, "a row in the hands of Python")
+    assert terminate_session(pipeline.child.pid) >= 4  # the pipeline, Java, the daemon and a worker
+    time.sleep(0.5)  # for whoever ends: Python's processes do, and Spark runs their task again
+    hold.unlink()
+    summary = pipeline.summary()
+    world.check()
+    assert (summary["files"], summary["failures"], inbox.left()) == (2, 0, 0)
+    eventually(lambda: session_of(pipeline.child.pid) == [], what="the end of Spark's processes")
+
+
+def test_a_database_and_an_owner_of_the_queue_that_die_in_mid_commit_cost_nothing(
+    tmp_path: Path, processes: Processes
+) -> None:
+    inbox = DetentInbox(tmp_path / "store")
+    owner = processes.store(f"file:{tmp_path / 'store'}")
+    with postgresserver.postgres_server() as server:
+        world = World(tmp_path, processes, inbox, committer="iceberg", state=server.new_database(), batch_files=3)
+        world.announce(world.make(6))
+        pipeline = world.start(pause_at="ingest.before_publish")
+        pipeline.wait_until_paused()
+        owner.kill()
+        server.kill()
+        pipeline.go_on()
+        pipeline.until(lambda: "trying again" in pipeline.child.errors(), "that it misses the database")
+        server.start()
+        pipeline.until(world.has_all, "the rows of all files")
+        world.announce(world.make(2))
+        pipeline.until(world.has_all, "the rows of files that came later")
+        pipeline.until(lambda: inbox.left() == 0, "the queue to be empty")
+        pipeline.terminate()
+        summary = pipeline.summary()
+        world.check()
+        assert (summary["failures"], summary["quarantined"]) == (0, 0)
+        world.command("prune", "--orphans", "--yes")
+        world.check_nothing_left_over()
 
 
 # -- bad files, and what people do about them ------------------------------------------------------------------------

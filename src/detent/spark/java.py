@@ -31,7 +31,9 @@ _GONE_PACKAGE: Final = ("--add-opens=java.base/sun.security.action=ALL-UNNAMED",
 _STAND_IN: Final = """\
 #!/bin/sh
 # Java for Spark. Options that this Java cannot take, or would warn of, are left out. An archive of classes, which Java
-# writes when it ends, gets its final name only once it is whole.
+# writes when it ends, gets its final name only once it is whole. Who tells every process of a service to end means the
+# Python program that started this one: it may have a batch to commit first, and this Java ends when that program does.
+[ -z "$_PYSPARK_DRIVER_CONN_INFO_PATH" ] || trap '' TERM
 part=
 for argument do
   shift

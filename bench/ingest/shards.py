@@ -16,7 +16,7 @@ from bench.ingest.relay import relay
 from bench.ingest.suite import SUITE
 from bench.place import Place
 from bench.server.peers import postgres
-from detent.ingest.metastore import connect, transact
+from detent.ingest.metastore import connect, connect_existing, transact
 from detent.ingest.shared_state import BatchRecord, QueueSharedState, Shard
 
 ROUND_TRIP_S = 0.002
@@ -110,7 +110,7 @@ def shards(place: Place, size: Size) -> Iterator[Plan]:
         server = stack.enter_context(postgres(folder))
         far_port = stack.enter_context(relay(server.port, ROUND_TRIP_S))
         near = connect(_postgres_url(server.port))
-        far = connect(_postgres_url(far_port), create=False)
+        far = connect_existing(_postgres_url(far_port))
         for engine in (sqlite, near, far):
             stack.callback(engine.dispose)
         near_sides = _sides(near, "near", seconds)

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import pytest
 
 import detent
+import zygote
 from detent.ingest.source import OWNER_FILE
 from processes import Child, Io, Processes, eventually
 
@@ -209,6 +210,7 @@ class World:
             pipeline_process,
             environment={**self.environment, "DETENT_CRASH_AT": crash_at},
             arguments=["ingest", "run", str(self.config), "--quick", "--cores", "1", "--json", *options],
+            with_spark=True,
             pause_at=pause_at,
             marker=str(marker),
         )
@@ -239,12 +241,10 @@ class World:
 
     def failing(self, verb: str, *options: str) -> subprocess.CompletedProcess[str]:
         """How ``detent ingest VERB CONFIG --json`` ends."""
-        return subprocess.run(
+        return zygote.run(
             [sys.executable, "-m", "detent", "ingest", verb, str(self.config), "--json", *options],
-            capture_output=True,
-            text=True,
-            check=False,
             timeout=PATIENCE_S,
+            text=True,
             env={**os.environ, **self.environment},
         )
 

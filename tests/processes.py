@@ -1,6 +1,6 @@
 """Real processes for tests: started, talked to in lines of JSON, stopped, continued, killed, always cleaned up.
 
-A test passes a top-level function of its own module; the child imports that module afresh (no fork) and calls the
+A test passes a top-level function of its own module; the child imports that module afresh and calls the
 function with an `Io` and the keyword arguments. `store_process` is such a function, good for most tests: it opens a
 store and does what it is told, call by call.
 """
@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from zygote import Forked
 
 PATIENCE_S = 30.0
 """How long a test waits for anything before it gives up: never a statement about speed."""
@@ -57,16 +59,18 @@ class Child:
         arguments: dict[str, Any],
         environment: dict[str, str],
         wrapper: list[str],
+        with_spark: bool,
     ) -> None:
         self.name = function.__name__
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in `end`
-        self._process = subprocess.Popen(
+        self._process = Forked(
             [*wrapper, sys.executable, __file__, inspect.getfile(function), function.__name__, json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env={**os.environ, **environment},
             start_new_session=True,
+            with_spark=with_spark,
         )
         self.pid = self._process.pid
         self.events: list[dict[str, Any]] = []
@@ -249,10 +253,11 @@ class Processes:
         *,
         environment: dict[str, str] | None = None,
         wrapper: list[str] | None = None,
+        with_spark: bool = False,
         **arguments: Any,
     ) -> Child:
         """A process that runs a function of the test's module, if wanted inside another program such as strace."""
-        child = Child(function, arguments, environment or {}, wrapper or [])
+        child = Child(function, arguments, environment or {}, wrapper or [], with_spark)
         self._children.append(child)
         return child
 

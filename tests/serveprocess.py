@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 
+from zygote import Forked
+
 READY = re.compile(r"detent serves \S+.* at (https?)://([0-9.]+):(\d+),")
 SERVE = [sys.executable, "-m", "detent.cli", "serve", "--port", "0"]
 
@@ -17,7 +19,7 @@ class Served:
     """A server process, whose log is read all the time."""
 
     def __init__(self, command: list[str]) -> None:
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        self.process = Forked(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
         self.lines: list[str] = []
         self._ready = threading.Event()
         self._reading = threading.Thread(target=self._read)

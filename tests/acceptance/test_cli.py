@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import detent
+import zygote
 from detent.codec import journal as records
 from detent.kv import Batch, open_writer
 from processes import Processes
@@ -39,13 +40,11 @@ def url(store_dir: Path) -> str:
 def detent_command(
     *arguments: str, stdin: bytes = b"", env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
+    return zygote.run(
         [sys.executable, "-m", "detent.cli", *arguments],
         input=stdin,
-        capture_output=True,
         timeout=PATIENCE_S,
         env=environment() if env is None else env,
-        check=False,
     )
 
 

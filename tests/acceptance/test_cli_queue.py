@@ -17,6 +17,7 @@ import pytest
 import detent
 from acceptance.test_cli import PATIENCE_S, detent_command, documents, environment, ok, refused
 from processes import eventually
+from zygote import Forked
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def store(url: str) -> Iterator[detent.Store]:
 
 
 def started(*arguments: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    return Forked(
         [sys.executable, "-m", "detent.cli", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -17,6 +17,7 @@ import pytest
 
 import detent
 import sparkling
+import zygote
 from processes import eventually, session_of, terminate_session
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "pipelines"
@@ -41,14 +42,12 @@ def kept(messages):
 
 def run(*arguments: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """A command, to its end."""
-    return subprocess.run(
+    return zygote.run(
         [sys.executable, "-m", "detent.cli", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
         timeout=PATIENCE_S,
+        text=True,
         cwd=cwd,
+        with_spark=True,
         **options,
     )
 
@@ -93,13 +92,14 @@ class Running:
     """A runner that goes on until it is told to stop."""
 
     def __init__(self, path: Path) -> None:
-        self.process = subprocess.Popen(
+        self.process = zygote.Forked(
             [sys.executable, "-m", "detent.cli", "run", path.name, "--store", "file:./data", "--json", "--quick"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             cwd=path.parent,
             start_new_session=True,
+            with_spark=True,
         )
         assert self.process.stdout is not None
         self.lines = self.process.stdout

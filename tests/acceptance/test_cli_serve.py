@@ -17,6 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
+import zygote
+
 READY = re.compile(r"detent serves (\S+).* at (\S+), to (.*);")
 
 
@@ -24,7 +26,7 @@ class Served:
     """A server process."""
 
     def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
+        self.process = zygote.Forked(
             [sys.executable, "-m", "detent.cli", "serve", "--port", "0", *arguments],
             stderr=subprocess.PIPE,
             text=True,
@@ -59,13 +61,10 @@ def servers() -> Iterator[list[Served]]:
 
 
 def detent_cli(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return zygote.run(
         [sys.executable, "-m", "detent.cli", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
         timeout=60,
+        text=True,
         env={**os.environ, **(environment or {})},
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -14,6 +13,7 @@ import detent
 import sparkling
 from detent import crash
 from processes import eventually
+from zygote import Forked
 
 pytestmark = sparkling.MARKS
 
@@ -50,12 +50,13 @@ class Driver:
         program.write_text(DRIVER)
         self._log = folder / "driver.log"
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = Forked(
                 [sys.executable, str(program), url, str(folder / "checkpoint"), trigger],
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "DETENT_CRASH_AT": crash_at},
                 start_new_session=True,
+                with_spark=True,
             )
 
     def wait_for_more_than(self, messages: int, url: str) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
 import sys
 import textwrap
 from contextlib import closing, suppress
@@ -18,6 +17,7 @@ from deltalake import DeltaTable
 import detent
 import sparkling
 from detent import crash
+from zygote import Forked
 
 pytestmark = [*sparkling.MARKS, pytest.mark.timeout(600)]
 
@@ -56,12 +56,13 @@ def drive(folder: Path, crash_at: str = "") -> tuple[int, str]:
     program, log = folder / "driver.py", folder / "driver.log"
     program.write_text(DRIVER)
     with log.open("wb") as out:
-        process = subprocess.Popen(
+        process = Forked(
             [sys.executable, str(program), str(folder), str(BATCH)],
             stdout=out,
             stderr=out,
             env={**os.environ, "DETENT_CRASH_AT": crash_at},
             start_new_session=True,
+            with_spark=True,
         )
     try:
         return process.wait(PATIENCE_S), log.read_text()[-4000:]

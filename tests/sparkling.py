@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 MARKS = [pytest.mark.xdist_group("spark")]
 """``pytestmark = sparkling.MARKS``: all tests with Spark run in one process, and share its session."""
 
+PROCESS_MARKS = [pytest.mark.xdist_group("spark-processes")]
+"""The same for tests whose programs each have a Spark of their own: a small machine has room for few."""
+
 
 @contextlib.contextmanager
 def session() -> Iterator[SparkSession]:

@@ -14,7 +14,7 @@ import sparkling
 for module in ("pyspark", "deltalake", "duckdb", "matplotlib"):
     pytest.importorskip(module)
 
-pytestmark = sparkling.MARKS
+pytestmark = sparkling.PROCESS_MARKS
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -24,7 +24,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "pipelines"
 PATIENCE_S = 240
 """Several Javas start in these tests, on machines that do other things too."""
 
-pytestmark = sparkling.MARKS
+pytestmark = sparkling.PROCESS_MARKS
 
 CHAIN = """
 from detent.spark import Pipeline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,10 +19,29 @@ pytestmark = [*ingestworld.MARKS, pytest.mark.timeout(600)]
 POINTS = sorted(point for point in crash.POINTS if point.startswith("ingest."))
 FILES = 3
 
-MATTER_MOST = ["ingest.before_publish", "ingest.after_publish"]
-if os.environ.get("DETENT_SOAK") == "1":
-    MATTER_MOST += ["ingest.after_write", "ingest.before_ack"]
-"""With the rows and the shards in one database there is nothing durable between these."""
+SOAK = os.environ.get("DETENT_SOAK") == "1"
+OTHERS = [point for point in POINTS if "delta" not in point]
+MATTER_MOST = OTHERS if SOAK else ["ingest.before_publish", "ingest.after_publish"]
+"""With the rows and the shards in one database nothing but the commit is durable. Long runs visit all points."""
+
+DEATHS_MAX = 20
+DEADLY = textwrap.dedent(
+    """
+    import os, signal
+    from pathlib import Path
+    from pyspark.sql import functions as F
+
+    @F.udf("string")
+    def survived(value):
+        if value == "deadly":
+            daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
+            os.kill(int(daemon.rpartition(")")[2].split()[1]), signal.SIGKILL)  # Java
+        return value
+
+    def transform(orders):
+        return orders.withColumn("value", survived("value"))
+    """
+)
 
 
 @pytest.fixture
@@ -73,3 +93,30 @@ def test_every_row_is_in_the_table_once_whatever_the_pipeline_died_of(
     world = World(tmp_path, processes, DetentInbox(tmp_path / "store"), committer=committer)
     die_at_each(world, MATTER_MOST)
     come_to_an_end(world)
+
+
+@pytest.mark.skipif(not SOAK, reason="a dozen Javas, one after another: make soak")
+def test_a_file_that_ends_java_is_put_aside_and_costs_its_neighbours_nothing(
+    tmp_path: Path, processes: Processes
+) -> None:
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    inbox = DetentInbox(tmp_path / "store")
+    world = World(tmp_path, processes, inbox, committer="delta", transform="deadly.py:transform")
+    world.announce([*world.make(7), world.write(ingestworld.lines_of(world.rows(value="deadly")))])
+    deaths = 0
+    while True:
+        pipeline = world.start("--once")
+        status = pipeline.child.wait(seconds=ingestworld.PATIENCE_S)
+        errors = pipeline.child.errors()
+        pipeline.child.end()
+        world.check_not_twice()
+        if status == 0:
+            break
+        deaths += 1
+        assert (status, "Java has ended" in errors) == (1, True), errors
+        assert deaths < DEATHS_MAX, world.command("status")
+    world.check()
+    assert inbox.left() == 0
+    (bad,) = world.command("quarantine")
+    assert "pipelines died" in bad["reason"]
+    assert deaths >= 6

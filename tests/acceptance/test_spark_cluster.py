@@ -23,7 +23,7 @@ from s3server import s3_server
 from serveprocess import SERVE, Served
 from sparkcluster import SparkCluster, executor_of
 
-pytestmark = [*sparkling.MARKS, pytest.mark.s3, pytest.mark.timeout(900)]
+pytestmark = [*sparkling.PROCESS_MARKS, pytest.mark.s3, pytest.mark.timeout(900)]
 
 BATCH = 400
 BATCHES = 3

@@ -15,7 +15,7 @@ from detent import crash
 from processes import eventually
 from zygote import Forked
 
-pytestmark = sparkling.MARKS
+pytestmark = sparkling.PROCESS_MARKS
 
 DRIVER = textwrap.dedent(
     """

@@ -19,7 +19,7 @@ import sparkling
 from detent import crash
 from zygote import Forked
 
-pytestmark = [*sparkling.MARKS, pytest.mark.timeout(600)]
+pytestmark = [*sparkling.PROCESS_MARKS, pytest.mark.timeout(600)]
 
 POINTS = sorted(point for point in crash.POINTS if point.startswith("spark.once."))
 BATCH, BATCHES = 40, len(POINTS)

@@ -22,7 +22,7 @@ from detent.ingest import steering
 from detent.ingest.announced import Announced
 from detent.ingest.committer import Output
 from detent.ingest.envelope import canonical_uri
-from detent.ingest.job import BatchFailed
+from detent.ingest.job import BatchFailed, SparkEnded
 from detent.ingest.local_state import File
 from detent.ingest.shard_sql import SHARDS
 from ingestfakes import EXTENSION_S, GRACE_S, LAST_S, MARGIN_S, RECEIVE_S, RETRY_S, World, name_of
@@ -576,6 +576,25 @@ def test_an_error_that_is_no_files_fault_ends_the_pipeline_and_lets_go_of_all_fi
     assert (len(pipeline.local), second.poll(0)) == (0, 4)
     second.work()
     assert (world.landed(), world.states()["a"]) == (["a", "b", "c", "d"], ("done", 0))
+
+
+@pytest.mark.parametrize("is_death", [True, False])
+def test_an_end_of_spark_is_counted_over_the_files_that_were_read_if_nobody_asked_for_it(
+    world: World, is_death: bool
+) -> None:
+    pipeline = world.pipeline()
+    world.put("a", "b")
+    pipeline.poll(0)
+    pipeline.job.fatal = SparkEnded("there is no Java any more")
+    with pytest.raises(SparkEnded):
+        pipeline.run_batch(pipeline.begin())
+    world.put("c")  # waits for the next batch
+    pipeline.poll(0)
+    pipeline.stop(is_death=is_death)
+    second = world.pipeline("p2")
+    assert second.poll(0) == 3  # at once
+    deaths = {name_of(file.shard.uri): file.deaths for file in second.local.files()}
+    assert deaths == {"a": is_death, "b": is_death, "c": 0}
 
 
 def test_a_queue_that_is_away_for_a_moment_is_asked_again(world: World) -> None:

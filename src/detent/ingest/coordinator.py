@@ -290,9 +290,14 @@ class QueueCoordinator:
         return files
 
     def run_batch(self, files: Sequence[File]) -> None:
-        """Commit what can be committed of these files. What cannot is let go of, or put into quarantine."""
+        """Commit what can be committed of these files. What cannot is let go of, or put into quarantine. When Spark has
+        ended over them, whoever asked for the batch knows whether they are to blame, and tells `stop`."""
+        from detent.ingest.job import SparkEnded
+
         try:
             self._run_batch(files)
+        except SparkEnded:
+            raise
         except BaseException:
             # Not at once: whatever it was, it would be the same.
             self._let_go(files, self._config.retry_delay_s)
@@ -459,7 +464,11 @@ class QueueCoordinator:
         if free:
             self._queue.extend(free, seconds)
 
-    def stop(self) -> None:
-        """Let go of everything that was not begun, so that others can have it at once."""
-        self._let_go(self.local.files())
+    def stop(self, *, is_death: bool = False) -> None:
+        """Let go of everything, so that others can have it at once. If this end `is_death`, each file that was being
+        read may have caused it, and that is counted."""
+        files = self.local.files()
+        if is_death:
+            self.shared.release((file.shard.key for file in files if file.stage != "ready"), is_death=True)
+        self._let_go(files)
         self.acknowledge()

@@ -230,11 +230,12 @@ class _Run:
         ]
         for thread in threads:
             thread.start()
+        is_death = False
         try:
             self._persistently(self._batch, lambda: self._stopping.is_set() or self._is_done())
         except SparkEnded as error:
             if not self._stopping.is_set():
-                self._failure = self._failure or error
+                self._failure, is_death = self._failure or error, True
             else:  # whoever told us to stop killed Java, or has a Java that is not of our making
                 _log.warning("stopped before the batch was committed; it will be done the next time")
         except BaseException as error:  # noqa: BLE001  raised again when the threads have ended
@@ -243,15 +244,15 @@ class _Run:
             self._ended.set()
             for thread in threads:
                 thread.join()
-            self._let_go()
+            self._let_go(is_death=is_death)
         if self._failure is not None:
             raise self._failure
         self._watch(self._progress())
         return self._worker.counters
 
-    def _let_go(self) -> None:
+    def _let_go(self, *, is_death: bool) -> None:
         try:
-            self._worker.stop()
+            self._worker.stop(is_death=is_death)
         except DetentError as error:  # they will be taken when the grace time is over
             _log.warning("what was not begun could not be given back: %s", error)
 

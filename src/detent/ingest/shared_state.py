@@ -150,9 +150,10 @@ class QueueSharedState:
 
     # -- letting go --------------------------------------------------------------------------------------------------
 
-    def release(self, keys: Iterable[bytes]) -> None:
-        """Let go of shards, so that others, or we ourselves, can have them at once."""
-        self._update(keys, token="", updated_at=0, begun=0)
+    def release(self, keys: Iterable[bytes], *, is_death: bool = False) -> None:
+        """Let go of shards, so that others, or we ourselves, can have them at once. With `is_death` it is counted that
+        a pipeline died over them, as it is where one could not even let go."""
+        self._update(keys, token="", updated_at=0, begun=0, **({"deaths": SHARDS.c.deaths + 1} if is_death else {}))
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """Let go of shards of ours as if nobody had ever asked for them."""

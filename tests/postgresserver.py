@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from processes import children_of, eventually
+from processes import children_of, eventually, has_ended
 from servers import HOST, await_answer, free_port, shared, stop
 
 USER = "detent"
@@ -73,7 +73,7 @@ class PostgresServer:
             with contextlib.suppress(ProcessLookupError):  # it ended with the first
                 os.kill(process, signal.SIGKILL)
         self._process.wait()
-        eventually(lambda: not any(Path(f"/proc/{process}").exists() for process in everyone), what="its end")
+        eventually(lambda: all(map(has_ended, everyone)), what="its end")
 
     def stop(self) -> None:
         """End it, at the end of a test."""

@@ -211,13 +211,18 @@ def terminate_session(leader: int) -> int:
     return len(everyone)
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits for somebody to ask how it ended."""
+    return _state(pid) in {"", "Z"}
+
+
 def _table() -> dict[int, tuple[str, int, int]]:
-    """State, parent and session of every process."""
+    """State, parent and session of every process that has not ended, be it that nobody has asked how."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
             found[int(path.name)] = _status(int(path.name))
-    return found
+    return {pid: status for pid, status in found.items() if status[0] != "Z"}
 
 
 def _status(pid: int) -> tuple[str, int, int]:

@@ -48,7 +48,9 @@ _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_
 """Libraries that would start some when they are imported."""
 
 _LENGTH = struct.Struct(">I")
-_STATUS = struct.Struct(">i")
+_TOLD = struct.Struct(">ci")
+_BEGUN, _ENDED = b"+", b"-"
+"""What is told of a process: its number when it has become what it is to be, and its status when it has ended."""
 
 
 class Forked(subprocess.Popen[Any]):
@@ -64,8 +66,8 @@ class Forked(subprocess.Popen[Any]):
         execute: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
         given = inspect.signature(execute).bind(self, *values, **named).arguments
         environment = dict(os.environ if given["env"] is None else given["env"])
-        if given["args"][0] != sys.executable or _of_python(environment) != _of_python(os.environ):
-            execute(self, *values, **named)  # it would be another Python
+        if not _can_fork(given) or _of_python(environment) != _of_python(os.environ):
+            execute(self, *values, **named)
             return
         wanted = {
             "arguments": given["args"][1:],
@@ -91,24 +93,31 @@ class Forked(subprocess.Popen[Any]):
             return found
         self._line.setblocking(not wait_flags & os.WNOHANG)
         try:
-            status = self._line.recv(_STATUS.size)
+            told = self._line.recv(_TOLD.size)
         except BlockingIOError:
             return 0, 0
         self._line.close()
-        if not status:
+        if not told:
             raise ChildProcessError(errno.ECHILD, "the zygote has ended")
-        return self.pid, _STATUS.unpack(status)[0]
+        what, status = _TOLD.unpack(told)
+        assert what == _ENDED
+        return self.pid, status
 
     def _internal_poll(self, *values: Any, **named: Any) -> int | None:
         if self._line is None:
             code: int | None = super()._internal_poll(*values, **named)  # type: ignore[misc]
             return code
-        with self._waitpid_lock:  # type: ignore[attr-defined]
+        lock: Any = self._waitpid_lock  # type: ignore[attr-defined]
+        if not lock.acquire(False):
+            return None  # another thread waits for the end
+        try:
             if self.returncode is None:
                 pid, status = self._try_wait(os.WNOHANG)
                 if pid:
                     self._handle_exitstatus(status)  # type: ignore[attr-defined]
-        return self.returncode
+            return self.returncode
+        finally:
+            lock.release()
 
 
 def run(
@@ -128,6 +137,14 @@ def run(
             process.kill()
             raise
     return subprocess.CompletedProcess(command, process.returncode, out, errors)
+
+
+def _can_fork(given: Mapping[str, Any]) -> bool:
+    """Whether a process can be had from the zygote: a file or a module, for this Python, and nothing more special."""
+    python, *arguments = given["args"]
+    special = [given[name] for name in ("preexec_fn", "pass_fds", "executable", "uid", "gid", "gids")]
+    is_plain = given["umask"] == -1 and given.get("process_group", -1) in {-1, None} and not any(special)
+    return python == sys.executable and is_plain and (arguments[0] == "-m" or not arguments[0].startswith("-"))
 
 
 def _of_python(environment: Mapping[str, str]) -> dict[str, str]:
@@ -166,10 +183,14 @@ def _ask(wanted: dict[str, Any], streams: list[int], *, with_spark: bool) -> tup
         socket.send_fds(_zygote(with_spark=with_spark), [b"fork"], [theirs.fileno(), *streams])
     data = pickle.dumps(wanted)
     line.sendall(_LENGTH.pack(len(data)) + data)
-    answer = line.recv(_STATUS.size)
+    answer = line.recv(_TOLD.size)
     if not answer:
         raise RuntimeError("the zygote has ended")
-    return line, _STATUS.unpack(answer)[0]
+    what, number = _TOLD.unpack(answer)
+    if what != _BEGUN:
+        line.close()
+        raise OSError(f"a process could not begin, with {wanted['folder']} as its folder: it ended with {number}")
+    return line, number
 
 
 # -- the zygote ------------------------------------------------------------------------------------------------------
@@ -201,14 +222,15 @@ def _serve(asked: socket.socket) -> None:
             if child == 0:
                 signal.set_wakeup_fd(-1)
                 waiting.close()
-                for other in (asked, reader, writer, line, *lines.values()):
+                for other in (asked, reader, writer, *lines.values()):
                     other.close()
                 _become(wanted, descriptors[1:])
+                with line:
+                    line.sendall(_TOLD.pack(_BEGUN, os.getpid()))
                 return
             for descriptor in descriptors[1:]:
                 os.close(descriptor)
             lines[child] = line
-            line.sendall(_STATUS.pack(child))
 
 
 def _wanted(line: socket.socket) -> dict[str, Any]:
@@ -224,20 +246,20 @@ def _tell_ends(lines: dict[int, socket.socket]) -> None:
         if not child:
             return
         with lines.pop(child) as line, contextlib.suppress(OSError):  # nobody may want to know any more
-            line.sendall(_STATUS.pack(status))
+            line.sendall(_TOLD.pack(_ENDED, status))
 
 
 def _become(wanted: dict[str, Any], streams: list[int]) -> None:
     """What a new process has of its own, and a forked one has of its parent."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    for stream in streams:
+        os.close(stream)
     if wanted["new_session"]:
         os.setsid()
     os.chdir(wanted["folder"])
     os.environ.clear()
     os.environ.update(wanted["environment"])
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-    for stream in streams:
-        os.close(stream)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sys.argv = wanted["arguments"]
     import random

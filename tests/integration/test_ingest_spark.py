@@ -317,18 +317,16 @@ from beside import twice
 
 @F.udf("bigint")
 def more(number):
-    return number + 1
+    return twice(number) + 1
 
 def double(rows):
-    return rows.select(more(twice("id")).alias("id"))
+    return rows.select(more("id").alias("id"))
 """
 
 
 def test_a_transform_from_a_file(world: World) -> None:
     (world.folder / "mine.py").write_text(MINE)
-    (world.folder / "beside.py").write_text(
-        "from pyspark.sql.functions import col\ntwice = lambda name: col(name) * 2\n"
-    )
+    (world.folder / "beside.py").write_text("def twice(number):\n    return 2 * number\n")
     world.put("a.json", [{"id": 4}])
     assert world.run(schema="id BIGINT", transform="mine.py:double") == [{"id": 9}]
     with pytest.raises(Invalid, match="no function nope"):

@@ -17,7 +17,7 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 import postgresserver
-from detent.errors import Invalid, ShardsLost, Unavailable
+from detent.errors import Invalid, NotFound, ShardsLost, Unavailable
 from detent.ingest import metastore
 from detent.ingest.identity import key_of
 from detent.ingest.metastore import transact
@@ -475,6 +475,28 @@ def test_only_a_database_that_keeps_shards_is_taken_and_no_password_is_shown(wro
     with pytest.raises(Invalid, match=why) as failure:
         metastore.connect(wrong)
     assert "secret" not in str(failure.value)
+
+
+@pytest.mark.parametrize("form", ["sqlite:///{}", "sqlite:///file:{}?uri=true"])
+def test_who_looks_makes_nothing_and_finds_what_is_there(tmp_path: Path, form: str) -> None:
+    url = form.format(tmp_path / "state.db")
+    with pytest.raises(NotFound, match="no ingest ever ran on sqlite:"):
+        metastore.connect_existing(url)
+    assert list(tmp_path.iterdir()) == []
+    metastore.connect(url).dispose()
+    metastore.connect_existing(url).dispose()
+    assert {path.name for path in tmp_path.iterdir()} >= {"state.db"}
+
+
+def test_a_database_of_somebody_elses_is_looked_at_and_left_alone(url: str) -> None:
+    engine = sqlalchemy.create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(sqlalchemy.text("CREATE TABLE theirs (x INTEGER)"))
+    with pytest.raises(NotFound):
+        metastore.connect_existing(url)
+    with engine.connect() as connection:
+        assert sqlalchemy.inspect(connection).get_table_names() == ["theirs"]
+    engine.dispose()
 
 
 def test_a_transaction_that_others_came_in_the_way_of_is_tried_again(

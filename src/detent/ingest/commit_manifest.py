@@ -15,7 +15,7 @@ from sqlalchemy import Connection, insert, select, text
 from detent.errors import NotFound, ShardsLost
 from detent.ingest.committer import Committer, Output
 from detent.ingest.config import IngestConfig
-from detent.ingest.metastore import connect, transact
+from detent.ingest.metastore import connect_existing, transact
 from detent.ingest.schemas import check_fits, kept_schema
 from detent.ingest.shard_sql import BY_DIALECT, FILES
 from detent.ingest.shared_state import Shard, in_portions
@@ -67,7 +67,7 @@ def read_table(spark: SparkSession, config: IngestConfig) -> DataFrame:
 
     >>> read_table(spark, config).createOrReplaceTempView("orders")
     """
-    engine = connect(config.state_url)
+    engine = connect_existing(config.state_url)
     try:
         schema = kept_schema(engine, f"{config.name}/table")
         with engine.connect() as connection:

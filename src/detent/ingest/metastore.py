@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import sqlalchemy
 from sqlalchemy import Connection, Engine, event
@@ -39,9 +41,9 @@ Result = TypeVar("Result")
 def connect(url: str) -> Engine:
     """The database at a URL of SQLAlchemy's, with Detent's tables in it, which are made where there are none."""
     parsed = _parsed(url)
-    if parsed.get_backend_name() == "sqlite":
-        assert parsed.database is not None
-        Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+    file = _file_of(parsed)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
     engine = _engine(parsed)
     transact(engine, METADATA.create_all)
     return engine
@@ -50,13 +52,22 @@ def connect(url: str) -> Engine:
 def connect_existing(url: str) -> Engine:
     """The database at a URL, for somebody who looks; `NotFound` if no pipeline has made its tables."""
     parsed = _parsed(url)
-    is_there = parsed.get_backend_name() != "sqlite" or Path(parsed.database or "").exists()
-    if is_there:
+    file = _file_of(parsed)
+    if file is None or file.exists():
         engine = _engine(parsed)
         if read(engine, lambda connection: sqlalchemy.inspect(connection).has_table(SOURCES.name)):
             return engine
         engine.dispose()
     raise NotFound(f"no ingest ever ran on {parsed.render_as_string(hide_password=True)}: `detent ingest run` makes it")
+
+
+def _file_of(parsed: sqlalchemy.URL) -> Path | None:
+    """The file of a database of SQLite's."""
+    if parsed.get_backend_name() != "sqlite" or parsed.database is None:
+        return None
+    if not parsed.database.startswith("file:"):
+        return Path(parsed.database)
+    return Path(url2pathname(urlsplit(parsed.database).path))
 
 
 def _parsed(url: str) -> sqlalchemy.URL:

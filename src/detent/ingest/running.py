@@ -123,7 +123,7 @@ class Ingest:
                 return Counters()
             if signals:
                 closing.enter_context(stop_on_signals(self._stopping))  # again: Spark has its own idea of Ctrl-C
-            worker = self._worker(engine, queue, spark, load_transform(), closing)
+            worker = self._worker(engine, queue, spark, load_transform(spark), closing)
             limits = _Until(self._stopping, once, backfill, match)
             return _Run(self._config, worker, engine, retention_s, limits, self._watch).run()
 

@@ -11,8 +11,8 @@ from typing import Final
 from detent.errors import DetentError, Invalid, NotFound
 
 MODULE: Final = "__detent_user__"
-"""The file's name as a module. It is not among the imported ones, so that its functions travel to Spark's workers by
-value: there, nobody could import them."""
+"""The file's name as a module. It is among the imported ones only while the file is run, so that its functions travel
+to Spark's workers by value: there, nobody could import them."""
 
 _EXTRAS: Final = {"pyspark": "spark", "pandas": "spark", "deltalake": "delta", "sqlalchemy": "sql"}
 
@@ -26,13 +26,13 @@ class UserFile:
         if path.is_dir():
             raise Invalid(f"{path} is a folder: give the Python file that {purpose}")
         try:
-            source = path.read_text()
+            source = path.read_bytes()
         except FileNotFoundError:
             raise NotFound(f"there is no file {path}: give a Python file that {purpose}") from None
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise Invalid(f"{path} cannot be read: {error}") from error
         try:
-            self._code = compile(source, str(path), "exec")
+            self._code = compile(source, str(path), "exec", dont_inherit=True)
         except SyntaxError as error:
             raise self._no_python(error) from error
         except ValueError as error:
@@ -45,6 +45,7 @@ class UserFile:
         folder = str(self.path.resolve().parent)
         if folder not in sys.path:
             sys.path.insert(0, folder)  # what lies beside the file can be imported, as by a script
+        sys.modules[MODULE] = module  # dataclasses, for one, look for the module that they are in
         try:
             exec(self._code, module.__dict__)  # the user's own program
         except DetentError as error:
@@ -55,6 +56,8 @@ class UserFile:
             raise self._no_python(error) from error
         except Exception as error:
             raise Invalid(f"{self._place(error)}{type(error).__name__}: {error}") from error
+        finally:
+            del sys.modules[MODULE]
         return vars(module)
 
     @staticmethod

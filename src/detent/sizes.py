@@ -10,7 +10,7 @@ from detent.errors import Invalid
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB|KiB|MiB|GiB)?")
 _UNITS: Final = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 SIZE_MAX: Final = (1 << 63) - 1
-"""What a database keeps as a number."""
+"""What databases can hold; nothing is near it."""
 
 _STEP: Final = 1024
 _NEXT_FROM: Final = 1023.95

@@ -1,4 +1,4 @@
-"""A run that ends before it began."""
+"""Runs that end before they began, and ingests that never ran."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pyspark.errors import PySparkRuntimeError
 
 import detent.spark
 import ingestfakes
-from detent.ingest import Counters, Ingest, IngestConfig
+from detent.errors import NotFound
+from detent.ingest import Counters, Ingest, IngestConfig, read_table
 
 
 def an_ingest(folder: Path) -> Ingest:
@@ -33,6 +34,14 @@ def test_told_to_end_with_all_its_processes_while_spark_starts_it_ends_well(
 
     monkeypatch.setattr(detent.spark, "session", stopped)
     assert ingest.run() == Counters()
+
+
+def test_reading_the_table_of_an_ingest_that_never_ran_leaves_nothing_behind(tmp_path: Path) -> None:
+    config = IngestConfig(name="orders", queue="none:", table="lake", folder=str(tmp_path))
+    spark: Any = None  # is not asked
+    with pytest.raises(NotFound, match="no ingest ever ran"):
+        read_table(spark, config)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_spark_that_does_not_start_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from detent.spark import hatch, nursery
-from processes import eventually
+from processes import children_of, eventually, has_ended
 
 PATIENCE_S = 30.0
 
@@ -68,26 +68,12 @@ class Nest:
     @property
     def nursery(self) -> int:
         """The process that the first source's process forked."""
-        (found,) = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _parent(path) == self.first[0]]
+        (found,) = children_of(int(self.first[0]))
         return found
 
     def close(self) -> None:
         self.java.kill()
         self.java.communicate()
-
-
-def _parent(path: Path) -> str:
-    try:
-        return path.joinpath("stat").read_text().rpartition(")")[2].split()[1]
-    except OSError:
-        return ""  # ended since
-
-
-def _runs(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _open_files(process: int) -> int:
@@ -151,7 +137,7 @@ def test_the_nursery_ends_with_java(nest: Nest) -> None:
     nest.java.kill()
     nest.java.wait()
     os.kill(int(nest.first[0]), signal.SIGKILL)
-    eventually(lambda: not _runs(process))
+    eventually(lambda: has_ended(process))
 
 
 def test_a_killed_nursery_is_missed_by_nobody(nest: Nest) -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from detent.errors import Invalid
 from detent.ingest.announced import Announced
+from detent.sizes import SIZE_MAX
 
 BODY_BYTES_MAX: Final = 1 << 20
 """The largest message of SQS. What announces files is far below it, and all of it is parsed at once."""
@@ -28,9 +29,6 @@ RECORDS_MAX: Final = 1_000
 
 URI_BYTES_MAX: Final = 8 << 10
 """A key of S3 has up to 1024 bytes and a path of Linux up to 4096, so only something that is no name is longer."""
-
-SIZE_MAX: Final = (1 << 63) - 1
-"""What databases can hold; no object is near it."""
 
 VERSION_MAX: Final = 1_024
 """Characters of an etag, a version or a sequencer. Those of S3 have up to a hundred."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from detent.codec import block, journal, keys, ledger, log, published, queue, statelog
+from detent.codec import block, journal, keys, ledger, log, published, queue, shard, statelog
 from detent.codec.keys import KeyReader
 from detent.codec.log import EntryKey, SegmentMeta, SeqBlock
 from detent.codec.published import BYTES_INLINE, URI
@@ -275,6 +275,32 @@ DECODERS: list[DecoderCase] = [
     ),
     DecoderCase("pin", ledger.Pin.decode, [ledger.Pin(1, {}).encode(), ledger.Pin(1, {"a": 2, "b/c": 2**60}).encode()]),
     DecoderCase("ledger key", lambda data: ledger.name_of(ledger.ROW, data), [ledger.key_of(ledger.ROW, "a é")]),
+    DecoderCase(
+        "consumer",
+        shard.Consumer.decode,
+        [
+            shard.Consumer(1, 3, "journal", False, {"a": 2, "b/c": 0}).encode(),
+            shard.Consumer(1, 1, "key", True, {"a": 0}).encode(),
+            shard.Consumer(1, 1, "journal", False, {}).encode(),
+        ],
+    ),
+    DecoderCase(
+        "shard",
+        shard.Shard.decode,
+        [
+            shard.Shard(1, shard.FENCE_STEP, "", 0, 0, {}, 2).encode(),
+            shard.Shard(7, 7 * shard.FENCE_STEP + 3, "é", 1000, 2, {"a": shard.Reset(2**60, 2)}, 2).encode(),
+        ],
+    ),
+    DecoderCase("consumer key", shard.decode_consumer_key, [shard.consumer_key("a é")]),
+    DecoderCase("shard key", shard.decode_shard_key, [shard.shard_key("a é", 5), shard.shard_key("\0\1", 5)]),
+    DecoderCase("state key", shard.decode_state_key, [shard.state_key(7, "a é")]),
+    DecoderCase(
+        "checkpoint key",
+        lambda data: shard.decode_number_key(shard.CHECKPOINT, data),
+        [shard.checkpoint_key(7)],
+    ),
+    DecoderCase("shard counter", shard.decode_counter, [shard.encode_counter(7)]),
     DecoderCase("answers", decode_answers, [encode_answers([(b"s" * 16, 1, 2, b"answer")] * 2, 99)]),
     DecoderCase("intents", decode_intents, [encode_intents([AckIntent("j", b"6bytes", 160)] * 2)]),
     DecoderCase("epoch", State.decode, [State(99, 5, 4, 1000).encode()]),

@@ -51,6 +51,7 @@ from detent.remote import (
     Role,
     server_address,
 )
+from detent.shard import AsyncConsumers, Consumers, StateReader
 from detent.transaction import AsyncTransaction, Transaction
 
 TIMEOUT: Final = "30s"
@@ -108,7 +109,7 @@ class OpeningStore:
             await self._store.close()
 
 
-class Store(Ledgers):
+class Store(Ledgers, Consumers):
     """A store. Use it in a ``with`` block, or call `close`."""
 
     def __init__(self, url: str, *, role: Role = "auto", timeout: Duration = TIMEOUT, force: bool = False) -> None:
@@ -126,7 +127,13 @@ class Store(Ledgers):
             self._connection.close()
             raise
         self.messages = QueueReader(self._kv)
+        self.states = StateReader(self._kv if self._has_files else None)
         self.objects = self._kv.objects
+
+    @property
+    def _has_files(self) -> bool:
+        """Whether reading costs no network, and shows at once what any process has committed."""
+        return self._connection.server is None and parse_url(self.url).scheme in {"file", "memory"}
 
     def _open_readers(self) -> tuple[Reader, JournalReader]:
         owner = self._connection.current
@@ -367,7 +374,7 @@ class Store(Ledgers):
         return True
 
 
-class AsyncStore(AsyncLedgers):
+class AsyncStore(AsyncLedgers, AsyncConsumers):
     """`Store` for asyncio: the same calls, awaited. Use it in ``async with``, or call `close`."""
 
     def __init__(self, store: Store) -> None:
@@ -379,6 +386,7 @@ class AsyncStore(AsyncLedgers):
         self.reads_are_slow = not store.objects.local
         self.reader = store.reader
         self.messages = store.messages
+        self.states = store.states
         self.objects = store.objects
         self.url = store.url
 

@@ -16,6 +16,8 @@ from detent.queue.filters import default_filter
 from detent.remote import LocalOwner, rights
 from detent.remote.wire import MACHINES
 from detent.server.access import ANYBODY, Caller, Grant
+from detent.server.keys import parse_grant
+from detent.shard import operations as shards
 
 
 class Notes:
@@ -88,6 +90,21 @@ def test_every_field_of_the_table_is_one_of_its_operation() -> None:
         (ledgers.PinOffsets("p", {"j": 1}), [("publish", "ledger", "p")]),
         (ledgers.Unpin("p"), [("admin", "ledger", "p")]),
         (ledgers.DescribePins("p"), [("consume", "everywhere")]),
+        (shards.RegisterConsumer("c", 1, ["j"]), [("consume", "consumer", "c")]),
+        (shards.Heartbeat("c", "m", 1), [("consume", "consumer", "c")]),
+        (shards.LeaseShard("c", 0, "m", 1), [("consume", "consumer", "c")]),
+        (shards.ReleaseShards("c", "m"), [("consume", "consumer", "c")]),
+        (shards.OpenShard("c", 0), [("consume", "consumer", "c")]),
+        (shards.FindShard("c", 0), [("consume", "consumer", "c")]),
+        (shards.CommitShard("c", 0, 1, b""), [("consume", "consumer", "c")]),
+        (shards.ReadShardState("c", 0, ["k"]), [("consume", "consumer", "c")]),
+        (shards.ScanShardState("c", 0), [("consume", "consumer", "c")]),
+        (shards.ReportShard("c", 0, 0), [("consume", "consumer", "c")]),
+        (shards.DescribeConsumers(name="c"), [("consume", "consumer", "c")]),
+        (shards.DescribeConsumers("c"), [("consume", "everywhere")]),
+        (shards.PauseConsumer("c", True), [("admin", "consumer", "c")]),
+        (shards.ResetShards("c", {"j": 0}), [("admin", "consumer", "c")]),
+        (shards.DeleteConsumer("c"), [("admin", "consumer", "c")]),
     ],
 )  # fmt: skip
 def test_what_is_asked_for(operation: Any, asked: list[tuple[str, ...]]) -> None:
@@ -121,6 +138,24 @@ def test_a_redrive_to_another_queue_needs_the_right_to_publish_there() -> None:
         for other in (Grant("consume", "queue", "yours"), Grant("publish", "queue", "others")):
             with pytest.raises(Denied, match="may not publish on the queue 'yours'"):
                 rights.require(Caller("somebody", (may.grants[0], other)), [redrive], owner.queues)
+
+
+def test_who_runs_a_consumer_need_not_be_allowed_to_reset_it() -> None:
+    with detent.open("memory:") as store:
+        owner = store._connection.current
+        assert isinstance(owner, LocalOwner)
+        runs = Caller("somebody", (parse_grant("consume:consumer:totals*"),))
+        steers = Caller("somebody", (parse_grant("admin:consumer:totals"),))
+        work = [shards.LeaseShard("totals", 0, "m", 1), shards.CommitShard("totals", 0, 1, b"")]
+        for caller in (runs, steers):
+            rights.require(caller, work, owner.queues)
+        rights.require(steers, [shards.ResetShards("totals", {"j": 0})], owner.queues)
+        with pytest.raises(Denied, match="somebody may not admin on the consumer 'totals'"):
+            rights.require(runs, [*work, shards.ResetShards("totals", {"j": 0})], owner.queues)
+        with pytest.raises(Denied, match="somebody may not consume on the consumer 'other'"):
+            rights.require(runs, [shards.ReadShardState("other", 0, ["k"])], owner.queues)
+        with pytest.raises(Denied, match="may not consume on the whole store"):
+            rights.require(runs, [shards.DescribeConsumers()], owner.queues)
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,8 @@ def verify(url: str, limit: int, as_json: bool) -> None:
 
     Checksums of blocks and fragments, counts, the order of commits worked out again from the messages, producers, open
     transactions; the queues' state worked out again from its log, and that each queued message has its payload and its
-    metadata; ledgers and pins. Nothing is changed, and a writer may be at work meanwhile. Exits with 1 if anything is
-    wrong.
+    metadata; ledgers and pins; consumers and their shards. Nothing is changed, and a writer may be at work meanwhile.
+    Exits with 1 if anything is wrong.
 
     \b
     Example:
@@ -139,8 +139,8 @@ def verify(url: str, limit: int, as_json: bool) -> None:
             checked = (
                 f"{counts.journals} journals, {counts.messages} messages in {counts.blocks} blocks and "
                 f"{counts.fragments} fragments, {counts.queues} queues, {counts.queued} queued messages, "
-                f"{size_text(counts.payload_bytes)} of payloads, {counts.ledgers} ledgers, {counts.records} records, "
-                f"{size_text(counts.bytes)}"
+                f"{size_text(counts.payload_bytes)} of payloads, {counts.ledgers} ledgers, "
+                f"{counts.consumers} consumers, {counts.records} records, {size_text(counts.bytes)}"
             )
             click.echo(f"checked {checked}: {f'{len(findings)} problems' if findings else 'no problem found'}")
         else:

@@ -38,7 +38,8 @@ def _path(given: str | None) -> Path:
     "grants",
     multiple=True,
     metavar="RIGHT:KIND:PATTERN",
-    help="What it may do: publish, consume or admin, on queue, journal, ledger or *, by name with * and ?. Repeatable.",
+    help="What it may do: publish, consume or admin, on queue, journal, ledger, consumer or *, by name with * and ?. "
+    "Repeatable.",
 )
 @click.option("--expires", metavar="DURATION", help="Counts no more after this time, such as 90d.")
 @keys_option

@@ -27,6 +27,7 @@ SUBSYSTEM_QUEUE: Final = 0x05
 SUBSYSTEM_JOURNAL: Final = 0x06
 SUBSYSTEM_ENGINE: Final = 0x07
 SUBSYSTEM_LEDGER: Final = 0x08
+SUBSYSTEM_SHARD: Final = 0x09
 
 SUBSYSTEMS: Final[dict[int, str]] = {
     SUBSYSTEM_LOG: "log",
@@ -34,6 +35,7 @@ SUBSYSTEMS: Final[dict[int, str]] = {
     SUBSYSTEM_JOURNAL: "journal",
     SUBSYSTEM_ENGINE: "engine",
     SUBSYSTEM_LEDGER: "ledger",
+    SUBSYSTEM_SHARD: "shard",
 }
 """The first byte of every key. 00 is the kv engine's; 01, 02, 04 are formats Detent does not write."""
 

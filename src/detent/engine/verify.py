@@ -62,6 +62,10 @@ class Counts:
     payload_bytes: int = 0
     ledgers: int = 0
     pins: int = 0
+    consumers: int = 0
+    shards: int = 0
+    states: int = 0
+    """Entries of the state that shards keep in the store."""
     bytes: int = 0
     """Keys, values and fragments."""
 

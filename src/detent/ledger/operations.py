@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -24,8 +23,7 @@ PIN_BYTES_MAX: Final = 1 << 20
 PINS_BYTES_MAX: Final = 64 << 20
 """All pins together are kept in memory."""
 
-NAME_BYTES_MAX: Final = 500
-"""A name and its key prefix fit into the kv's key limit with room for what is to come."""
+NAME_BYTES_MAX: Final = names.TEXT_NAME_BYTES_MAX
 
 QUERY_BYTES_MAX: Final = 128
 RUN_BYTES_MAX: Final = 128
@@ -44,9 +42,6 @@ TIME_MS_MAX: Final = 253_402_300_799_999
 
 Batch = Annotated[int, msgspec.Meta(ge=0, le=BATCH_MAX)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
-
-# Control characters, line separators and halves of surrogate pairs: nothing that a person could see or type.
-_UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class EnterLedger(Operation, frozen=True, tag=True, array_like=True):
@@ -160,18 +155,14 @@ class PinDescriptions(Result, frozen=True, tag=True, array_like=True):
 
 def check_name(name: str, what: str = "ledger") -> None:
     """`Invalid` unless this can be the name of a ledger or pin."""
-    if not _is_text(name, NAME_BYTES_MAX) or not name or name != name.strip():
-        raise Invalid(
-            f"{name!r} is no {what} name: use 1 to {NAME_BYTES_MAX} bytes of text without control characters, and "
-            "without spaces at its ends"
-        )
+    names.check_text_name(name, what)
 
 
 def check_enter(op: EnterLedger) -> None:
     """`Invalid` unless name, query, batch and run can be entered."""
     check_name(op.name)
     for what, text, limit in (("query", op.query, QUERY_BYTES_MAX), ("run", op.run, RUN_BYTES_MAX)):
-        if not _is_text(text, limit):
+        if not names.is_text(text, limit):
             raise Invalid(f"{text!r} is no {what}: use up to {limit} bytes of text without control characters")
     if type(op.batch) is not int or not 0 <= op.batch <= BATCH_MAX:
         raise Invalid(f"{op.batch!r} is no batch: batches are numbered from 0 to {BATCH_MAX}")
@@ -196,8 +187,3 @@ def check_page(prefix: str, after: str, limit: int) -> None:
         raise Invalid("names are listed by a prefix, and after a name, which are text")
     if type(limit) is not int or not 1 <= limit <= PAGE_MAX:
         raise Invalid(f"a list has 1 to {PAGE_MAX} names, not {limit!r}")
-
-
-def _is_text(value: Any, limit: int) -> bool:
-    """Whether this is text that a person can read, of so many bytes in UTF-8."""
-    return isinstance(value, str) and not _UNPRINTABLE.search(value) and len(value.encode()) <= limit

@@ -25,6 +25,7 @@ from detent.kv.ownership import OwnerLock, remove_socket_folder, socket_path
 from detent.ledger import LedgerMachine
 from detent.queue import QueueMachine
 from detent.remote.app import OwnerApp
+from detent.shard import ShardMachine
 
 TICK_S: Final = 1.0
 STEP_S: Final = 0.001
@@ -59,7 +60,7 @@ class LocalOwner:
             self.reader = writer
             self.journals = JournalMachine(writer)
             self.queues = QueueMachine(writer)
-            self.engine = Engine(writer, [self.journals, self.queues, LedgerMachine()])
+            self.engine = Engine(writer, [self.journals, self.queues, LedgerMachine(), ShardMachine(writer)])
             crash.point("owner.after_load")
             if directory is not None and lock is not None:
                 self._server = SocketServer(self.new_app(), socket_path(directory))

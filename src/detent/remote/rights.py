@@ -13,9 +13,10 @@ from detent.queue import QueueMachine, listing
 from detent.queue import operations as queues
 from detent.queue import reader_operations as readers
 from detent.queue.filters import default_filter
+from detent.shard import operations as shards
 
 Right = Literal["publish", "consume", "admin"]
-Kind = Literal["queue", "journal", "ledger"]
+Kind = Literal["queue", "journal", "ledger", "consumer"]
 
 
 EVERYTHING: Final = "*"
@@ -23,7 +24,7 @@ EVERYTHING: Final = "*"
 
 
 class Grant(Protocol):
-    """A right on the queues, journals or ledgers whose names match a pattern."""
+    """A right on the queues, journals, ledgers or consumers whose names match a pattern."""
 
     @property
     def right(self) -> str: ...
@@ -48,7 +49,7 @@ class Caller(Protocol):
     def grants(self) -> Sequence[Grant]: ...
 
     def require(self, right: Right, kind: Kind, name: str) -> None:
-        """`Denied` unless the caller has the right on a queue, journal or ledger."""
+        """`Denied` unless the caller has the right on a queue, journal, ledger or consumer."""
         ...
 
     def require_everywhere(self, right: Right) -> None:
@@ -57,9 +58,9 @@ class Caller(Protocol):
 
 
 class Need(NamedTuple):
-    """A right, and the field of the operation that says on which queue, journal or ledger: a name, or the number that
-    receipts have for a queue. Without a field, or where it is empty, the right is needed on the whole store. `also` is
-    a field that may name a second one, which gets messages: `publish` is needed there."""
+    """A right, and the field of the operation that says on which queue, journal, ledger or consumer: a name, or the
+    number that receipts have for a queue. Without a field, or where it is empty, the right is needed on the whole
+    store. `also` is a field that may name a second one, which gets messages: `publish` is needed there."""
 
     right: Right
     kind: Kind
@@ -71,6 +72,8 @@ _journal_publish: Final = Need("publish", "journal", "journal")
 _journal_admin: Final = Need("admin", "journal", "journal")
 _ledger_admin: Final = Need("admin", "ledger", "name")
 _ledger_publish: Final = Need("publish", "ledger", "name")
+_consumer_admin: Final = Need("admin", "consumer", "consumer")
+_consumer_consume: Final = Need("consume", "consumer", "consumer")
 _queue_admin: Final = Need("admin", "queue", "queue")
 _queue_consume: Final = Need("consume", "queue", "queue")
 
@@ -119,6 +122,20 @@ NEEDS: Final[dict[type[Operation], Need]] = {
     ledgers.PinOffsets: _ledger_publish,
     ledgers.Unpin: _ledger_admin,
     ledgers.DescribePins: Need("consume", "ledger"),
+    shards.RegisterConsumer: _consumer_consume,
+    shards.Heartbeat: _consumer_consume,
+    shards.LeaseShard: _consumer_consume,
+    shards.ReleaseShards: _consumer_consume,
+    shards.OpenShard: _consumer_consume,
+    shards.FindShard: _consumer_consume,
+    shards.CommitShard: _consumer_consume,
+    shards.ReadShardState: _consumer_consume,
+    shards.ScanShardState: _consumer_consume,
+    shards.ReportShard: _consumer_consume,
+    shards.PauseConsumer: _consumer_admin,
+    shards.ResetShards: _consumer_admin,
+    shards.DeleteConsumer: _consumer_admin,
+    shards.DescribeConsumers: Need("consume", "consumer", "name"),
 }
 
 

@@ -29,6 +29,7 @@ from detent.errors import BY_NAME, Corrupt, DetentError, Invalid, LimitExceeded
 from detent.journal import JournalMachine
 from detent.ledger import LedgerMachine
 from detent.queue import QueueMachine
+from detent.shard import ShardMachine
 
 BODY_BYTES_MAX = 160 << 20
 """Above the largest append, with room for its envelope."""
@@ -41,7 +42,7 @@ BODY_WAIT_S = 60.0
 TRANSACTION_TYPE = "application/vnd.detent.transaction+msgpack"
 PROBLEM_TYPE = "application/problem+json"
 
-MACHINES = (JournalMachine, QueueMachine, LedgerMachine)
+MACHINES = (JournalMachine, QueueMachine, LedgerMachine, ShardMachine)
 """The layers whose operations travel on the wire."""
 
 _WireRequest = msgspec.defstruct(

@@ -1,4 +1,4 @@
-"""Who may do what: the scopes of a caller on queues, journals and ledgers."""
+"""Who may do what: the scopes of a caller on queues, journals, ledgers and consumers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A right on the queues, journals or ledgers whose names match a pattern (``*`` and ``?``, as in a shell). The
-    right `admin` includes the other two; the kind ``*`` means all three."""
+    """A right on the queues, journals, ledgers or consumers whose names match a pattern (``*`` and ``?``, as in a
+    shell). The right `admin` includes the other two; the kind ``*`` means all four."""
 
     right: str
     kind: str
@@ -43,7 +43,7 @@ class Caller:
     """The id of the key by which it is known; two keys may have the same name."""
 
     def may(self, right: Right, kind: Kind, name: str) -> bool:
-        """Whether the caller has a right on a queue, journal or ledger."""
+        """Whether the caller has a right on a queue, journal, ledger or consumer."""
         return any(grant.allows(right, kind, name) for grant in self.grants)
 
     def require(self, right: Right, kind: Kind, name: str) -> None:

@@ -1,0 +1,138 @@
+"""What the calls on consumers have in common, sync and async: the operations they send, and what they make of the
+answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Protocol
+
+from detent import names
+from detent.durations import Duration, milliseconds
+from detent.engine import Operation
+from detent.errors import Invalid, NotFound, Unavailable
+from detent.shard import operations as ops
+from detent.shard.reports import furthest
+
+PAUSE_FIRST_S: Final = 0.002
+PAUSE_MAX_S: Final = 0.05
+PAUSE_GROWTH: Final = 1.5
+"""How often somebody who waits for a consumer looks: soon at first, for most are done soon, and then less often."""
+
+
+class Extents(Protocol):
+    """Says where journals begin and end."""
+
+    def extent(self, name: str) -> tuple[int, int]: ...
+
+
+def describe(name: str) -> Operation:
+    """The question for one consumer. Without a name it would be the one for all of them."""
+    ops.check_consumer(name)
+    return ops.DescribeConsumers(name=name)
+
+
+def described(results: list[Any]) -> ops.ConsumerDescription:
+    """The one consumer that was asked for."""
+    found: ops.ConsumerDescription = results[0].consumers[0]
+    return found
+
+
+def reset(name: str, offsets: Mapping[str, int]) -> Operation:
+    """Checked here too: what cannot be written down cannot be sent to an owner elsewhere."""
+    if not isinstance(offsets, Mapping):
+        raise Invalid(f"say an offset for each journal, in a dictionary, not {type(offsets).__name__}")
+    operation = ops.ResetShards(name, dict(offsets))
+    ops.check_consumer(name)
+    ops.check_reset(operation)
+    return operation
+
+
+def read(name: str, shard: int, keys: list[str]) -> Operation:
+    """The question for some entries of a shard's state."""
+    operation = ops.ReadShardState(name, shard, keys)
+    ops.check_index(shard)
+    ops.check_read(operation)
+    return operation
+
+
+def scan(name: str, shard: int, prefix: str, after: str) -> Operation:
+    """The question for a page of a shard's state."""
+    operation = ops.ScanShardState(name, shard, prefix, after)
+    ops.check_index(shard)
+    ops.check_scan(operation)
+    return operation
+
+
+def lag(found: ops.ConsumerDescription, reader: Extents) -> dict[int, dict[str, int]]:
+    """How many committed messages each shard has still to process, of each journal that it reads. Messages that are
+    gone are not among them. One that the shard has never reported counts from its first message on."""
+    extents = {journal: _extent(reader, journal) for journal in found.sources}
+    behind: dict[int, dict[str, int]] = {}
+    for shard in found.states:
+        behind[shard.index] = {}
+        for journal in found.journals_of(shard.index):
+            first, end = extents[journal]
+            behind[shard.index][journal] = max(0, end - max(first, shard.processed.get(journal, 0)))
+    return behind
+
+
+def _extent(reader: Extents, journal: str) -> tuple[int, int]:
+    """A journal that nobody has written yet begins and ends at 0."""
+    try:
+        return reader.extent(journal)
+    except NotFound:
+        return 0, 0
+
+
+class Awaiting:
+    """Waits until a consumer has processed a message: says what to look at, whether it is so, and when to look next."""
+
+    def __init__(self, name: str, journal: str, offset: int, timeout: Duration | None) -> None:
+        ops.check_consumer(name)
+        names.check_name(journal, "journal")
+        if type(offset) is not int or not 0 <= offset < ops.OFFSET_MAX:
+            raise Invalid(f"{offset!r} is no offset of {journal!r}: offsets are numbered from 0 on")
+        self._name = name
+        self._journal = journal
+        self._offset = offset
+        self._deadline = None if timeout is None else time.monotonic() + milliseconds(timeout) / 1000
+        self._pause_s = PAUSE_FIRST_S
+
+    def published(self, found: ops.ConsumerDescription) -> dict[str, int] | None:
+        """How far the shards that have processed the message have written other journals; None while one has not."""
+        shards = found.shards_of(self._journal)
+        if not shards:
+            raise NotFound(f"the consumer {self._name!r} does not read the journal {self._journal!r}")
+        if min(shard.processed.get(self._journal, 0) for shard in shards) <= self._offset:
+            return None
+        return dict(sorted(_union(shard.published for shard in shards).items()))
+
+    def pause_s(self, found: ops.ConsumerDescription) -> float:
+        """How long to wait before the next look. `Unavailable` when the time is over."""
+        pause_s, self._pause_s = self._pause_s, min(self._pause_s * PAUSE_GROWTH, PAUSE_MAX_S)
+        if self._deadline is None:
+            return pause_s
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise Unavailable(self._how_far(found))
+        return min(pause_s, left_s)
+
+    def _how_far(self, found: ops.ConsumerDescription) -> str:
+        behind = min(found.shards_of(self._journal), key=lambda shard: shard.processed.get(self._journal, 0))
+        far = behind.processed.get(self._journal)
+        said = "has not reported anything" if far is None else f"has processed what is below offset {far}"
+        reasons = [f"its last error: {behind.error}"] if behind.error else []
+        reasons += [] if behind.holder else ["no member holds it"]
+        reasons += ["the consumer is paused"] if found.paused else []
+        return (
+            f"the consumer {self._name!r} has not processed offset {self._offset} of {self._journal!r} in time: shard "
+            f"{behind.index} {said}" + "".join(f"; {reason}" for reason in reasons)
+        )
+
+
+def _union(maps: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    union: dict[str, int] = {}
+    for one in maps:
+        union = furthest(union, one)
+    return union

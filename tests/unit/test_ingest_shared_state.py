@@ -17,6 +17,7 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 import postgresserver
+from detent import databases
 from detent.errors import Invalid, NotFound, ShardsLost, Unavailable
 from detent.ingest import metastore
 from detent.ingest.identity import key_of
@@ -502,7 +503,7 @@ def test_a_database_of_somebody_elses_is_looked_at_and_left_alone(url: str) -> N
 def test_a_transaction_that_others_came_in_the_way_of_is_tried_again(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metastore, "RETRY_S", 0.0)
+    monkeypatch.setattr(databases, "RETRY_S", 0.0)
     calls: list[int] = []
 
     def work(connection: sqlalchemy.Connection, failures: int) -> str:

@@ -26,6 +26,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import TextClause
 
+from detent.databases import NOW
+
 METADATA: Final = MetaData()
 
 SHARDS: Final = Table(
@@ -151,8 +153,8 @@ _ENTERED: Final = (
     "VALUES (:source, :batch, :token, {now}, :shards, :files, :rows, :bytes) ON CONFLICT (source, batch) DO NOTHING"
 )
 
-_SQLITE_NOW: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
-_POSTGRES_NOW: Final = "CAST(extract(epoch FROM statement_timestamp()) * 1000 AS bigint)"
+_SQLITE_NOW: Final = NOW["sqlite"]
+_POSTGRES_NOW: Final = NOW["postgresql"]
 
 SQLITE: Final = Statements(
     now=_SQLITE_NOW,

@@ -267,7 +267,7 @@ def _become(wanted: dict[str, Any], streams: list[int]) -> None:
     random.seed()
     from detent import crash
 
-    crash.arm(os.environ.get("DETENT_CRASH_AT"))
+    crash.arm_as_told()
 
 
 def _run() -> None:

@@ -2,7 +2,8 @@
 
 Every protocol calls :func:`point` before and after each durable step. In normal use that is one comparison. With
 ``DETENT_CRASH_AT=name`` (or ``name:3`` for the third time it is reached) the process ends there as by ``kill -9``:
-no handler runs, no buffer is flushed. The names are listed here so that a test can visit all of them.
+no handler runs, no buffer is flushed. With ``DETENT_STOP_AT`` it stands still there instead, until somebody lets it go
+on: so a test makes a zombie. The names are listed here so that a test can visit all of them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ POINTS: frozenset[str] = frozenset(
         "queue.checkpoint.before_write",
         "queue.checkpoint.after_write",
         "journal.sweep.after_delete",
+        "state.sql.after_fence",
+        "state.sql.after_restore",
+        "state.sql.before_commit",
+        "state.sql.after_commit",
         "spark.sink.after_fragment",
         "spark.sink.before_commit",
         "spark.sink.after_commit",
@@ -58,16 +63,31 @@ POINTS: frozenset[str] = frozenset(
         "ingest.after_publish",
         "ingest.before_ack",
         "ingest.after_ack",
+        "consumer.after_lease",
+        "consumer.after_restore",
+        "consumer.after_recover",
+        "consumer.before_append",
+        "consumer.after_append",
+        "consumer.before_commit",
+        "consumer.after_commit",
+        "consumer.before_ack",
+        "consumer.after_ack",
+        "state.recorded.before_handoff",
+        "state.recorded.after_handoff",
+        "state.recorded.after_snapshot",
+        "state.recorded.before_rename",
     }
 )
 
 _armed: str | None = None
 _countdown = 0
+_signal = signal.SIGKILL
 
 
-def arm(spec: str | None) -> None:
+def arm(spec: str | None, *, stop: bool = False) -> None:
     """Arm one point (``"name"`` or ``"name:count"``), or none: an empty variable is one that is not set."""
-    global _armed, _countdown
+    global _armed, _countdown, _signal
+    _signal = signal.SIGSTOP if stop else signal.SIGKILL
     if not spec:
         _armed = None
         return
@@ -91,7 +111,13 @@ def _reached(name: str) -> None:
         return
     _countdown -= 1
     if _countdown == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), _signal)
 
 
-arm(os.environ.get("DETENT_CRASH_AT"))
+def arm_as_told() -> None:
+    """Arm what the environment names."""
+    stop = os.environ.get("DETENT_STOP_AT")
+    arm(stop or os.environ.get("DETENT_CRASH_AT"), stop=bool(stop))
+
+
+arm_as_told()

@@ -27,7 +27,8 @@ from detent.ingest.queues import FileQueue
 from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.staging import sweep_staging
 from detent.ingest.transforms import find_transform
-from detent.spark.foreground import silence, stop_on_signals
+from detent.signals import stop_on_signals
+from detent.spark.foreground import silence
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,13 +1,8 @@
-"""Spark under a command that a person watches: no log of its own, and a graceful end."""
+"""Spark under a command that a person watches: no log of its own."""
 
 from __future__ import annotations
 
 import logging
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,21 +16,3 @@ def silence(spark: SparkSession) -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     log4j: Any = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
     log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
-
-
-@contextmanager
-def stop_on_signals(stopping: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT ask for a graceful stop; the second one does not wait for it."""
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        if stopping.is_set():
-            raise KeyboardInterrupt
-        stopping.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from detent.errors import DetentError, Invalid
-from detent.spark.foreground import silence, stop_on_signals
+from detent.signals import stop_on_signals
+from detent.spark.foreground import silence
 from detent.spark.pipeline import Pipeline
 from detent.spark.pipeline_graph import chosen
 from detent.spark.pipeline_stream import Stream

@@ -21,7 +21,7 @@ Entry = bytes | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, Mapping[
 """What `append_many` takes: a body, or (body, key), or (body, key, headers)."""
 
 
-def append(journal: str, body: bytes, key: bytes | None, headers: Mapping[str, str] | None) -> Operation:
+def append(journal: str, body: bytes, key: bytes | None, headers: Mapping[str, str] | None) -> ops.Append:
     """One message."""
     return ops.Append(
         journal,

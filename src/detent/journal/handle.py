@@ -112,13 +112,12 @@ class _JournalBase:
             raise NotFound(f"offset {start} of {self.name!r} does not exist yet: the next one is {next_offset}")
         return reader.committed(self.name, start, end)
 
-    @staticmethod
-    def _messages(batches: Iterable[tuple[int, Any]], isolation: Isolation) -> Iterator[Message]:
+    def _messages(self, batches: Iterable[tuple[int, Any]], isolation: Isolation) -> Iterator[Message]:
         for number, batch in batches:
             if isolation == "committed":
-                yield from messages_of(batch, offset=number)
+                yield from messages_of(batch, offset=number, journal=self.name)
             else:
-                yield from messages_of(batch, position=number)
+                yield from messages_of(batch, position=number, journal=self.name)
 
 
 class Journal(_JournalBase):

@@ -16,7 +16,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a journal.
 
     `offset` is its place among the committed messages, `position` its place among the stored rows: a read of committed
-    messages gives the one, a read of uncommitted ones the other; the one that was not asked for is -1.
+    messages gives the one, a read of uncommitted ones the other; the one that was not asked for is -1. `journal` is
+    the journal's name.
     """
 
     body: bytes
@@ -28,6 +29,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     published_ms: int = 0
     offset: int = -1
     position: int = -1
+    journal: str = ""
 
     @property
     def uuid(self) -> uuid.UUID:
@@ -49,7 +51,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(self.body)
 
 
-def messages_of(batch: Any, *, offset: int | None = None, position: int | None = None) -> Iterator[Message]:
+def messages_of(
+    batch: Any, *, offset: int | None = None, position: int | None = None, journal: str = ""
+) -> Iterator[Message]:
     """The rows of a record batch as messages, numbered from `offset` or `position` on."""
     columns = [batch.column(i).to_pylist() for i in (0, 1, 2, 4, 5, 6)]
     times = batch.column(3).cast("int64").to_pylist()
@@ -64,4 +68,5 @@ def messages_of(batch: Any, *, offset: int | None = None, position: int | None =
             published_ms=time,
             offset=-1 if offset is None else offset + index,
             position=-1 if position is None else position + index,
+            journal=journal,
         )

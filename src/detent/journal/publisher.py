@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -103,31 +103,43 @@ class Publisher:
 
     def publish_uncommitted(self, journal: str, entries: Iterable[Entry]) -> ops.Appended:
         """Publish messages that nobody reads until they are acknowledged."""
+        return self.publish_uncommitted_many({journal: entries})[journal]
+
+    def publish_uncommitted_many(self, entries: Mapping[str, Iterable[Entry]]) -> dict[str, ops.Appended]:
+        """The same to several journals, in one transaction."""
         with self._lock:
-            was_pending = journal in self._pending
-            self._pending[journal] = None
+            new = [journal for journal in entries if journal not in self._pending]
+            self._pending.update(dict.fromkeys(new))
             try:
-                return self._append(journal, entries, CONTINUE_TXN)
+                return self._append_all(entries, CONTINUE_TXN)
             except OutcomeUnknown:
                 raise  # it may be there, so the next intents must cover it
             except DetentError:
-                if not was_pending:
+                for journal in new:
                     del self._pending[journal]
                 raise
 
     def _append(self, journal: str, entries: Iterable[Entry], flags: int) -> ops.Appended:
-        if journal in self._promised:
-            # It would land before that acknowledgement with a higher clock, and be rolled back by it.
-            raise Invalid(f"intents for {journal!r} were built and not yet acknowledged; acknowledge them first")
-        unsettled = self._unsettled.get(journal)
-        if unsettled is not None:
-            self._send(journal, unsettled)
-        plain = plain_append(journal, entries)
+        return self._append_all({journal: entries}, flags)[journal]
+
+    def _append_all(self, entries: Mapping[str, Iterable[Entry]], flags: int) -> dict[str, ops.Appended]:
+        for journal in entries:
+            if journal in self._promised:
+                # It would land before that acknowledgement with a higher clock, and be rolled back by it.
+                raise Invalid(f"intents for {journal!r} were built and not yet acknowledged; acknowledge them first")
+        plain = {journal: plain_append(journal, some) for journal, some in entries.items()}
+        unsettled = {journal: self._unsettled[journal] for journal in plain if journal in self._unsettled}
+        if unsettled:
+            self._send(unsettled)
+        return self._send({journal: self._stamped(one, flags) for journal, one in plain.items()})
+
+    def _stamped(self, plain: ops.Append, flags: int) -> Operation:
+        """With ids of this producer. Its clock ticks here, under the lock that the append keeps until it is durable."""
         rows = len(plain.bodies)
         self._clock.update(self._now_ns())
         first = self._clock.reserve(rows)
-        operation = ops.AppendStamped(
-            journal,
+        return ops.AppendStamped(
+            plain.journal,
             plain.bodies,
             plain.keys,
             plain.headers,
@@ -135,25 +147,25 @@ class Publisher:
             list(range(first, first + rows * TICK, TICK)),
             [flags] * rows,
         )
-        return self._send(journal, operation)
 
-    def _send(self, journal: str, operation: Operation) -> ops.Appended:
+    def _send(self, operations: Mapping[str, Operation]) -> dict[str, ops.Appended]:
         try:
-            result: ops.Appended = self._commit([operation])[0]
+            results = self._commit(list(operations.values()))
         except OutcomeUnknown as error:
-            self._unsettled[journal] = operation
+            self._unsettled.update(operations)
             raise OutcomeUnknown(
                 f"{error}. This publisher keeps the messages, and sends them again, recognisably the same, before "
                 "anything else for that journal: do not publish them anew. settle() sends them now"
             ) from error
-        self._unsettled.pop(journal, None)
-        return result
+        for journal in operations:
+            self._unsettled.pop(journal, None)
+        return dict(zip(operations, results, strict=True))
 
     def settle(self) -> None:
         """Send again what nobody answered for. What had arrived is recognised and not committed twice."""
         with self._lock:
-            for journal, operation in list(self._unsettled.items()):
-                self._send(journal, operation)
+            if self._unsettled:
+                self._send(dict(self._unsettled))
 
     def build_ack_intents(self) -> list[AckIntent]:
         """Acknowledgements for everything that is pending, journal by journal, in the order of first use.
@@ -201,6 +213,10 @@ class AsyncPublisher:
     async def publish_uncommitted(self, journal: str, entries: Iterable[Entry]) -> ops.Appended:
         """Publish messages that nobody reads until they are acknowledged."""
         return await asyncio.to_thread(self._publisher.publish_uncommitted, journal, entries)
+
+    async def publish_uncommitted_many(self, entries: Mapping[str, Iterable[Entry]]) -> dict[str, ops.Appended]:
+        """The same to several journals, in one transaction."""
+        return await asyncio.to_thread(self._publisher.publish_uncommitted_many, entries)
 
     def build_ack_intents(self) -> list[AckIntent]:
         """Acknowledgements for everything that is pending. Nothing is written."""

@@ -14,6 +14,7 @@ Nothing waits behind an open span: an ACK releases its own span at once, however
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -28,6 +29,9 @@ RING_SIZE: Final = 8192
 
 HORIZON_NS: Final = 24 * 3600 * 1_000_000_000
 """A usual age, relative to the newest producer of the journal, at which an idle producer is forgotten."""
+
+
+logger = logging.getLogger("detent.message")
 
 
 class ProducerCheckpoint(NamedTuple):
@@ -123,6 +127,10 @@ class Sequencer:
         A consumer may wait a little with its checkpoint while this is true, and so have the span in one transaction.
         """
         return bool(self._pending)
+
+    def offset(self, journal: str) -> int:
+        """Up to where a journal is consumed: a run that is being delivered is not, until its last message is."""
+        return self._offsets.get(journal, 0)
 
     @property
     def is_delivering(self) -> bool:
@@ -270,16 +278,19 @@ class Sequencer:
         self._offsets[last.journal] = last.end
         self._delivery = None
 
-    def checkpoint(self, horizon_ns: int = 0) -> Checkpoint:
+    def checkpoint(self, horizon_ns: int = 0, *, open_horizon_ns: int = 0) -> Checkpoint:
         """Where to resume. May be taken at any time, also in the middle of a delivery.
 
         With a horizon, producers that lie further than that behind the newest of their journal are forgotten, unless
         they have an open span; their clocks stay behind as the journal's floor. 0 forgets nobody.
+
+        Open spans are forgotten only with an `open_horizon_ns`, and with a warning: give it where something else
+        refuses acknowledgements that come so late, as the owner of a journal does after its transaction deadline.
         """
-        if horizon_ns < 0:
-            raise Invalid(f"a horizon of {horizon_ns} ns is negative")
+        if horizon_ns < 0 or open_horizon_ns < 0:
+            raise Invalid(f"a horizon of {min(horizon_ns, open_horizon_ns)} ns is negative")
         if horizon_ns:
-            self._prune(horizon_ns // STEP_NS << COUNTER_BITS)
+            self._prune(_ticks(horizon_ns), _ticks(open_horizon_ns))
         self._pending.clear()
         producers = [
             ProducerCheckpoint(journal, producer, track.state.last_ack, track.state.begin, track.state.max_clock)
@@ -287,14 +298,28 @@ class Sequencer:
         ]
         return Checkpoint(dict(self._offsets), producers, dict(self._floors))
 
-    def _prune(self, horizon: int) -> None:
+    def _prune(self, horizon: int, open_horizon: int) -> None:
         newest: dict[str, int] = {}
         for (journal, _), track in self._producers.items():
             newest[journal] = max(newest.get(journal, 0), track.state.last_ack)
         busy = self._delivery.track if self._delivery else None
         for key, track in list(self._producers.items()):
             journal, state = key[0], track.state
-            if state.begin != NO_SPAN or track is busy or state.max_clock >= newest[journal] - horizon:
+            if track is busy or state.max_clock >= newest[journal] - horizon:
                 continue
-            self._floors[journal] = max(self._floors.get(journal, 0), state.last_ack)
+            if state.begin != NO_SPAN:
+                if not open_horizon or state.max_clock >= newest[journal] - open_horizon:
+                    continue
+                logger.warning(
+                    "producer %012x in %r never acknowledged what it began at position %d: it is dropped",
+                    key[1], journal, state.begin,
+                )  # fmt: skip
+                self._ring.clear(track.chain)
+                self._pending.discard(key)
+            self._floors[journal] = max(self._floors.get(journal, 0), state.max_clock)
             del self._producers[key]
+
+
+def _ticks(horizon_ns: int) -> int:
+    """A time as a difference of clocks."""
+    return horizon_ns // STEP_NS << COUNTER_BITS

@@ -235,7 +235,8 @@ def _page_messages(call: Call[None, ReadQuery], start: int, stop: int) -> list[J
     found: list[JournalMessage] = []
     size = 0
     for number, batch in batches:
-        for message in messages_of(batch, **{"offset" if committed else "position": number}):
+        places = {"offset" if committed else "position": number}
+        for message in messages_of(batch, journal=call.name, **places):
             found.append(journal_message(message))
             size += len(message.body) + len(message.key or b"")
             if size > ANSWER_BYTES_MAX:

@@ -1,0 +1,120 @@
+"""A checkpoint: how far a shard has read, and what it has promised to acknowledge.
+
+It commits with the state, in one transaction of the state's own store. Whoever restores it knows both halves of the
+truth: where to read on, and which messages of the last transaction downstream readers may see.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+import xxhash
+
+from detent.engine import MALFORMED
+from detent.errors import Corrupt, LimitExceeded
+from detent.journal import AckIntent
+from detent.message import Checkpoint as RawCheckpoint
+from detent.message import ProducerCheckpoint
+
+FORMAT: Final = 1
+_CHECKSUM_BYTES: Final = 8
+
+CHECKPOINT_BYTES_MAX: Final = 16 << 20
+"""About 300,000 producers of raw sources, or 200,000 journals: a checkpoint is written with every transaction."""
+
+OFFSET_MAX: Final = 1 << 62
+
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
+_Clock = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class RawProducer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a reader of raw rows knows of a producer: the last clock it took, and where an open span begins (or -1)."""
+
+    producer: Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
+    last_ack: _Clock
+    begin: Annotated[int, msgspec.Meta(ge=-1, le=OFFSET_MAX)]
+    max_clock: _Clock
+
+
+class RawPosition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How far a raw source is read: the position, the clock floor of forgotten producers, and the others' states."""
+
+    position: _Offset
+    floor: _Clock
+    producers: list[RawProducer]
+
+
+class Checkpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Progress of a shard, as its state keeps it.
+
+    `offsets` are the next committed offsets of its sources, `raw` the same for sources that are read raw. `intents`
+    are the acknowledgements to write, by the name of the output store (the consumer's own is ""). `generation` is the
+    newest reset whose offsets are in here, `transaction` counts the commits. `shard` is the shard's number in the
+    consumer's store, which no other shard ever has there.
+    """
+
+    offsets: dict[str, _Offset] = {}
+    raw: dict[str, RawPosition] = {}
+    intents: dict[str, list[AckIntent]] = {}
+    generation: Annotated[int, msgspec.Meta(ge=0)] = 0
+    transaction: Annotated[int, msgspec.Meta(ge=0)] = 0
+    shard: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    def encode(self) -> bytes:
+        """As bytes, with a checksum. `LimitExceeded` if nobody would read it back."""
+        content = bytes([FORMAT]) + _encode(self)
+        if len(content) + _CHECKSUM_BYTES > CHECKPOINT_BYTES_MAX:
+            raise LimitExceeded(
+                f"a checkpoint of {len(content)} bytes is over the limit of {CHECKPOINT_BYTES_MAX}: divide the sources "
+                "over more shards, or publish to fewer journals in one transaction"
+            )
+        return content + xxhash.xxh64_digest(content)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Checkpoint:
+        """From bytes; `Corrupt` if they are no checkpoint, or not as they were written."""
+        content, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+        if len(data) > CHECKPOINT_BYTES_MAX or len(data) <= _CHECKSUM_BYTES:
+            raise Corrupt(f"{len(data)} bytes are no checkpoint")
+        if xxhash.xxh64_digest(content) != checksum:
+            raise Corrupt("a checkpoint does not match its checksum")
+        if content[0] != FORMAT:
+            raise Corrupt(f"a checkpoint of format {content[0]}, and this release knows format {FORMAT}")
+        try:
+            found = _decoder.decode(content[1:])
+        except MALFORMED as error:
+            raise Corrupt(f"these bytes are no checkpoint: {error}") from error
+        for intent in (one for some in found.intents.values() for one in some):
+            if len(intent.producer) != 6 or not 0 < intent.clock < 1 << 64:
+                raise Corrupt("a checkpoint holds acknowledgement intents with impossible fields")
+        return found
+
+
+_encode: Final = msgspec.msgpack.Encoder(order="deterministic").encode
+_decoder: Final = msgspec.msgpack.Decoder(Checkpoint)
+
+
+def raw_checkpoint(raw: dict[str, RawPosition]) -> RawCheckpoint:
+    """What a sequencer resumes from."""
+    return RawCheckpoint(
+        {journal: found.position for journal, found in raw.items()},
+        [
+            ProducerCheckpoint(journal, one.producer, one.last_ack, one.begin, one.max_clock)
+            for journal, found in raw.items()
+            for one in found.producers
+        ],
+        {journal: found.floor for journal, found in raw.items() if found.floor},
+    )
+
+
+def raw_positions(found: RawCheckpoint) -> dict[str, RawPosition]:
+    """What a sequencer says of itself, by journal."""
+    producers: dict[str, list[RawProducer]] = {journal: [] for journal in found.offsets}
+    for one in found.producers:
+        producers[one.journal].append(RawProducer(one.producer, one.last_ack, one.begin, one.max_clock))
+    return {
+        journal: RawPosition(position, found.floors.get(journal, 0), producers[journal])
+        for journal, position in found.offsets.items()
+    }

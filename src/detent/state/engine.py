@@ -1,0 +1,107 @@
+"""State beside the journals: state, checkpoint and output messages of a transaction are one commit of the engine.
+
+Nothing has to be acknowledged afterwards, because nothing was pending: what the transaction published to the consumer's
+own store became visible in the very commit that moved its offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from detent.engine import Operation
+from detent.shard import operations as ops
+from detent.state.base import ShardName, ShardState, State
+from detent.state.checkpoint import Checkpoint
+from detent.state.keyed import Changes, Entries, KeyedState, Space
+
+if TYPE_CHECKING:
+    from detent.store import Store
+
+KEPT_MAX: Final = 200_000
+"""Values of one shard that are kept in memory between transactions; the others are read when they are asked for."""
+
+SCAN_PAGE: Final = 1_000
+
+
+class EngineState(State):
+    """Keeps state in the consumer's own store, as a dictionary of JSON values. The default, and the fastest: a
+    transaction is one commit, and its messages need no acknowledgement."""
+
+    def open(self, store: Store, shard: ShardName) -> EngineShardState:
+        return EngineShardState(store, shard)
+
+
+class EngineShardState(ShardState):
+    """One shard's part of the store."""
+
+    takes_outputs = True
+
+    def __init__(self, store: Store, shard: ShardName) -> None:
+        self._store = store
+        self._shard = shard
+        self._fence = 0
+        self._unsettled: Changes = {}
+        self._space: Space | None = None
+
+    def restore(self) -> Checkpoint | None:
+        opened: ops.ShardOpened = self._store.commit([ops.OpenShard(self._shard.consumer, self._shard.shard)])[0]
+        self._fence = opened.fence
+        self._unsettled = {}
+        self._space = Space(_StoredEntries(self._store, self._shard, opened.number), kept_max=KEPT_MAX)
+        return None if opened.checkpoint is None else Checkpoint.decode(opened.checkpoint)
+
+    def begin(self, settled: Callable[[], None]) -> KeyedState:
+        del settled  # what is not durable yet is in memory
+        assert self._space is not None, "restore() comes first"
+        self._space.begin(self._unsettled)
+        return KeyedState(self._space)
+
+    def is_full(self, handle: KeyedState) -> bool:
+        return handle.is_full
+
+    def seal(self, handle: KeyedState) -> Changes:
+        self._unsettled = handle.seal()
+        return self._unsettled
+
+    def commit(self, sealed: Changes, checkpoint: Checkpoint, outputs: Sequence[Operation]) -> None:
+        puts = {key: value for key, value in sealed.items() if value is not None}
+        deletes = [key for key, value in sealed.items() if value is None]
+        commit = ops.CommitShard(
+            self._shard.consumer,
+            self._shard.shard,
+            self._fence,
+            checkpoint.encode(),
+            puts,
+            deletes,
+        )
+        self._store.commit([commit, *outputs])
+        self._unsettled = {}
+
+    def discard(self, handle: KeyedState) -> None:
+        handle.discard()
+
+
+class _StoredEntries(Entries):
+    """The entries of one shard, in the store."""
+
+    def __init__(self, store: Store, shard: ShardName, number: int) -> None:
+        self._store = store
+        self._shard = shard
+        self._number = number
+
+    def load(self, key: str) -> bytes | None:
+        found = self._store.states.read(self._number, [key])
+        if found is None:  # no files here: the owner is asked
+            question = ops.ReadShardState(self._shard.consumer, self._shard.shard, [key])
+            found = self._store.commit([question])[0].values
+        return found[0]
+
+    def scan(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        after, more = "", True
+        while more:
+            question = ops.ScanShardState(self._shard.consumer, self._shard.shard, prefix, after, SCAN_PAGE)
+            page: ops.StatePage = self._store.commit([question])[0]
+            yield from page.items
+            more = page.more
+            after = page.items[-1][0] if page.items else ""

@@ -1,0 +1,96 @@
+"""The file of a recorded state: a copy as of some offset of its recovery log, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+import xxhash
+
+from detent import crash
+from detent.engine import MALFORMED
+from detent.errors import Corrupt
+from detent.state.base import ShardName
+from detent.state.checkpoint import Checkpoint
+from detent.state.recovery_log import Playback
+
+FORMAT: Final = 1
+FILE_BYTES_MAX: Final = 16 << 30
+
+
+class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The first line: what the rest is a copy of."""
+
+    format: int
+    log: int
+    at: int
+    sequence: int
+    digest: str
+    checkpoint: str
+    bytes_since_snapshot: int
+    checksum: str
+
+
+class StateFile:
+    """The state of one shard as a file: a line of JSON that says what it is, then the state as a JSON object."""
+
+    def __init__(self, folder: Path, shard: ShardName) -> None:
+        self.path = folder / f"{quote(shard.consumer, safe='')}-{shard.shard}.json"
+
+    def save(self, playback: Playback, log: int | None) -> None:
+        """Write it anew: beside the old one, synced, then in its place."""
+        assert playback.checkpoint is not None
+        assert log is not None
+        body = msgspec.json.encode({key: msgspec.Raw(value) for key, value in playback.entries.items()})
+        head = _Head(
+            FORMAT,
+            log,
+            playback.at,
+            playback.sequence,
+            playback.digest.hex(),
+            playback.checkpoint.encode().hex(),
+            playback.bytes_since_snapshot,
+            xxhash.xxh64_hexdigest(body),
+        )
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_suffix(f".{os.getpid()}.next")
+        with beside.open("wb") as file:
+            file.write(msgspec.json.encode(head) + b"\n" + body + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        crash.point("state.recorded.before_rename")
+        beside.replace(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def load(self, log: int | None) -> Playback | None:
+        """What was saved of the log with this number; None if nothing was."""
+        try:
+            if self.path.stat().st_size > FILE_BYTES_MAX:
+                raise Corrupt(f"{self.path} is larger than any state file")
+            first, _, rest = self.path.read_bytes().partition(b"\n")
+        except FileNotFoundError:
+            return None
+        body = rest.removesuffix(b"\n")
+        try:
+            head = msgspec.json.decode(first, type=_Head)
+            if head.format != FORMAT or xxhash.xxh64_hexdigest(body) != head.checksum:
+                raise Corrupt(f"{self.path} is of another format, or does not match its checksum")
+            playback = Playback()
+            entries = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+            playback.entries = {key: bytes(raw) for key, raw in entries.items()}
+            playback.checkpoint = Checkpoint.decode(bytes.fromhex(head.checkpoint))
+            playback.digest = bytes.fromhex(head.digest)
+        except (*MALFORMED, ValueError) as error:
+            raise Corrupt(f"{self.path} is no state file: {error}") from error
+        if head.log != log:
+            return None
+        playback.at, playback.sequence = head.at, head.sequence
+        playback.bytes_since_snapshot = head.bytes_since_snapshot
+        return playback

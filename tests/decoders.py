@@ -292,6 +292,14 @@ DECODERS: list[DecoderCase] = [
             shard.Shard(7, 7 * shard.FENCE_STEP + 3, "é", 1000, 2, {"a": shard.Reset(2**60, 2)}, 2).encode(),
         ],
     ),
+    DecoderCase(
+        "progress",
+        shard.Progress.decode,
+        [
+            shard.Progress({}, {}, 0).encode(),
+            shard.Progress({"a": 2**60, "b/c": 0}, {"far:x": 7}, 2).encode(),
+        ],
+    ),
     DecoderCase("consumer key", shard.decode_consumer_key, [shard.consumer_key("a é")]),
     DecoderCase("shard key", shard.decode_shard_key, [shard.shard_key("a é", 5), shard.shard_key("\0\1", 5)]),
     DecoderCase("state key", shard.decode_state_key, [shard.state_key(7, "a é")]),
@@ -299,6 +307,11 @@ DECODERS: list[DecoderCase] = [
         "checkpoint key",
         lambda data: shard.decode_number_key(shard.CHECKPOINT, data),
         [shard.checkpoint_key(7)],
+    ),
+    DecoderCase(
+        "progress key",
+        lambda data: shard.decode_number_key(shard.PROGRESS, data),
+        [shard.progress_key(7)],
     ),
     DecoderCase("shard counter", shard.decode_counter, [shard.encode_counter(7)]),
     DecoderCase("answers", decode_answers, [encode_answers([(b"s" * 16, 1, 2, b"answer")] * 2, 99)]),

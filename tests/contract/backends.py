@@ -10,12 +10,15 @@ import pytest
 
 import detent
 from detent import Store
-from remoteserver import serving
+from remoteserver import HttpServer, serving
 
 S3_MARKS = [pytest.mark.s3, pytest.mark.xdist_group("s3")]
 
 OWNERS: dict[str, Store] = {}
 """The stores of this process through which the clients under test go, by the URL that these open."""
+
+SERVERS: dict[str, HttpServer] = {}
+"""The servers among them."""
 
 
 @pytest.fixture(params=["memory", "file", "client", "http", pytest.param("s3", marks=S3_MARKS)])
@@ -36,11 +39,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             server = stack.enter_context(serving(found))
             assert server.store is not None
             found = server.url
-            OWNERS[found] = server.store
+            OWNERS[found], SERVERS[found] = server.store, server
         if request.param == "client":
             OWNERS[found] = stack.enter_context(detent.open(found))
         yield found
         OWNERS.pop(found, None)
+        SERVERS.pop(found, None)
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,11 @@ from typing import Any
 import pytest
 
 import detent
+from contract.backends import OWNERS, SERVERS
 from detent import AsyncStore, Conflict, Fenced, Invalid, NotFound, Store, Unavailable
 from detent.shard import operations as ops
 from detent.shard.reading import read_state, scan_state
+from remoteserver import serving
 
 TTL_MS = 60_000
 
@@ -168,6 +172,8 @@ def test_lag(store: Store) -> None:
     store.journal("b").append(b"x")
     store.commit([ops.ReportShard("c", 0, 0, processed={"a": 4})])
     assert consumer.lag() == {0: {"a": 1, "new": 0}, 1: {"b": 1}}
+    consumer.reset({"a": 3})
+    assert consumer.lag() == {0: {"a": 2, "new": 0}, 1: {"b": 1}}
 
 
 def test_lag_of_shards_by_key(store: Store) -> None:
@@ -218,6 +224,48 @@ def test_a_commit_says_how_far_it_is(store: Store) -> None:
     register(store)
     put(store, processed={"a": 5})
     assert store.consumer("c").await_processed("a", 4, "1s") == {}
+
+
+def test_progress_that_is_kept_is_known_when_nobody_runs(url: str) -> None:
+    if url == "memory:":
+        pytest.skip("a memory store ends with its last user")
+    with detent.open(url) as store:
+        store.journal("a").append_many([b"1", b"2", b"3"])
+        store.journal("b").append_many([b"1", b"2"])
+        register(store)
+        store.commit(
+            [
+                ops.ReportShard("c", 0, 0, "running", "", {"a": 3}, {"x": 7}, keep=True),
+                ops.ReportShard("c", 1, 0, "running", "", {"b": 1}, {"x": 8}, keep=True),
+            ]
+        )
+        store.commit([ops.ReportShard("c", 1, 0, "running", "", {"b": 1})])
+    with owned_anew(url) as store:
+        consumer = store.consumer("c")
+        assert [shard.status for shard in consumer.info().shards] == ["", ""], "somebody else is the owner"
+        assert consumer.await_processed("a", 2, "1ms") == {"x": 7}
+        assert consumer.await_processed("b", 0, "1ms") == {"x": 8}
+        assert consumer.lag() == {0: {"a": 0}, 1: {"b": 1}}
+        with pytest.raises(Unavailable, match="shard 1 has processed what is below offset 1; no member holds it"):
+            consumer.await_processed("b", 1, "1ms")
+        consumer.reset({"a": 1})
+        assert consumer.lag() == {0: {"a": 2}, 1: {"b": 1}}
+        with pytest.raises(Unavailable, match="shard 0 has not reported anything"):
+            consumer.await_processed("a", 0, "1ms")
+
+
+@contextlib.contextmanager
+def owned_anew(url: str) -> Iterator[Store]:
+    """The same store, with an owner that has just started."""
+    with contextlib.ExitStack() as stack:
+        owner = OWNERS.get(url)
+        if url in SERVERS:
+            SERVERS[url].stop()
+            assert owner is not None
+            url = stack.enter_context(serving(owner.url)).url
+        elif owner is not None:
+            owner.close()
+        yield stack.enter_context(detent.open(url))
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", " a", "x" * 501, None, "\ud800"])

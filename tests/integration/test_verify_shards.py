@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from detent.codec import shard as records
-from detent.codec.shard import FENCE_STEP, Consumer, Reset, Shard
+from detent.codec.shard import FENCE_STEP, Consumer, Progress, Reset, Shard
 from detent.engine.verify import Counts, Finding
 from detent.kv import Batch
 from detent.shard import operations as ops
@@ -26,6 +26,8 @@ def world() -> ShardWorld:
     for index in range(2):
         world.put(world.open(index, name="orders é").fence, index, name="orders é", k=b"1", l=b"")
         world.put(world.open(index, name="gone").fence, index, name="gone", k=b"1")
+        world.commit(ops.ReportShard("orders é", index, 0, "", "", {"ab"[index]: 5}, {"far:x": 7}, keep=True))
+        world.commit(ops.ReportShard("gone", index, 0, published={"x": 7}, keep=True))
     world.lease("m", 1, name="orders é")
     world.commit(ops.ResetShards("orders é", {"b": 7}), ops.PauseConsumer("keyed", True))
     world.commit(ops.DeleteConsumer("gone"))
@@ -106,7 +108,26 @@ DAMAGE: dict[str, tuple[bytes, bytes | None, str]] = {
     "a deleted shard to come": (records.doomed_key(8), b"", "still to be given"),
     "a deleted shard that says something": (records.doomed_key(4), b"x", "1 bytes where there should be none"),
     "a counter that ends early": (records.COUNTER.key(b"x"), b"\7\0\0\0", "a malformed counter of shards"),
-    "a record of another type": (b"\x09\x01\x07x", b"", "no known version and type (shard)"),
+    "progress that ends early": (records.progress_key(1), b"\0\0", "a malformed progress: progress"),
+    "progress of no shard": (records.progress_key(9), Progress({}, {}, 0).encode(), "no shard has or had the number 9"),
+    "progress in another's journal": (
+        records.progress_key(1),
+        Progress({"b": 1}, {}, 0).encode(),
+        "the journal 'b' was processed, and is not this shard's",
+    ),
+    "progress to come": (records.progress_key(2), Progress({}, {}, 2).encode(), "generation 2, and the shard is in 1"),
+    "progress to no offset": (records.progress_key(1), Progress({"a": 1 << 63}, {}, 0).encode(), "is no offset"),
+    "progress of a deleted shard to no offset": (
+        records.progress_key(4),
+        Progress({}, {"x": 1 << 63}, 9).encode(),
+        "is no offset",
+    ),
+    "progress in many journals": (
+        records.progress_key(1),
+        Progress({}, {f"j{n}": 1 for n in range(ops.PUBLISHED_JOURNALS_MAX + 1)}, 0).encode(),
+        "1001 journals that it has written",
+    ),
+    "a record of another type": (b"\x09\x01\x08x", b"", "no known version and type (shard)"),
     "a record of another version": (b"\x09\x02\x01x", WHOLE.encode(), "no known version and type (shard)"),
 }
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detent.codec import shard as records
-from detent.codec.shard import CHECKPOINT, DOOMED, FENCE_STEP, Consumer, Reset, Shard
+from detent.codec.shard import CHECKPOINT, DOOMED, FENCE_STEP, PROGRESS, Consumer, Progress, Reset, Shard
 from detent.errors import Corrupt
 
 TIME = 1_700_000_000_000
@@ -47,6 +47,15 @@ SHARDS: list[tuple[str, Shard, str]] = [
         "0100 61 0000000000000000 01000000 0100 62 0201000000000000 03000000",
     ),
 ]
+PROGRESSES: list[tuple[str, Progress, str]] = [
+    # processed, published: each a count and the text, and the offset; generation
+    ("nothing", Progress({}, {}, 0), "0000 0000 00000000"),
+    (
+        "journals in order",
+        Progress({"b": 258, "a/x": 0}, {"far:é": 1 << 62}, 3),
+        "0200 0300 612f78 0000000000000000 0100 62 0201000000000000 0100 0600 6661723ac3a9 0000000000000040 03000000",
+    ),
+]
 KEYS: list[tuple[str, bytes, str]] = [
     ("consumer", records.consumer_key("orders é"), "09 01 01 6f726465727320c3a9"),
     ("shard", records.shard_key("c\0", 258), "09 01 02 63 0101 00 00000102"),
@@ -54,6 +63,7 @@ KEYS: list[tuple[str, bytes, str]] = [
     ("state", records.state_key(258, "é"), "09 01 04 00000102 c3a9"),
     ("counter", records.COUNTER.raw, "09 01 05"),
     ("doomed", records.doomed_key(258), "09 01 06 00000102"),
+    ("progress", records.progress_key(258), "09 01 07 00000102"),
     ("the counter's value", records.encode_counter(258), "02010000"),
 ]
 
@@ -74,6 +84,12 @@ def test_the_bytes_of_shards(name: str, row: Shard, encoded: str) -> None:
     assert Shard.decode(bytes.fromhex(encoded)) == row
 
 
+@pytest.mark.parametrize(("name", "row", "encoded"), PROGRESSES, ids=[name for name, _, _ in PROGRESSES])
+def test_the_bytes_of_progress(name: str, row: Progress, encoded: str) -> None:
+    assert row.encode() == bytes.fromhex(encoded)
+    assert Progress.decode(bytes.fromhex(encoded)) == row
+
+
 @pytest.mark.parametrize(("name", "key", "encoded"), KEYS, ids=[name for name, _, _ in KEYS])
 def test_the_bytes_of_keys(name: str, key: bytes, encoded: str) -> None:
     assert key == bytes.fromhex(encoded)
@@ -92,6 +108,7 @@ def test_keys_of_state_are_in_the_order_of_numbers_and_keys(one: int, other: int
     assert records.decode_state_key(records.state_key(one, low)) == (one, low)
     assert records.decode_number_key(CHECKPOINT, records.checkpoint_key(one)) == one
     assert records.decode_number_key(DOOMED, records.doomed_key(one)) == one
+    assert records.decode_number_key(PROGRESS, records.progress_key(one)) == one
     assert records.decode_counter(records.encode_counter(one)) == one
 
 
@@ -109,6 +126,15 @@ def test_shards_read_back(
     resets = {journal: Reset(offset, generation) for journal, offset in offsets.items()}
     row = Shard(number, number * FENCE_STEP + opened, holder, ttl_ms, generation, resets, TIME)
     assert Shard.decode(row.encode()) == row
+
+
+OFFSETS = st.dictionaries(NAME, st.integers(0, (1 << 64) - 1))
+
+
+@given(OFFSETS, OFFSETS, U32)
+def test_progress_reads_back(processed: dict[str, int], published: dict[str, int], generation: int) -> None:
+    row = Progress(processed, published, generation)
+    assert Progress.decode(row.encode()) == row
 
 
 WHOLE = Shard(2, 2 * FENCE_STEP, "m", 1000, 1, {"a": Reset(1, 1)}, TIME)
@@ -132,15 +158,20 @@ WHOLE = Shard(2, 2 * FENCE_STEP, "m", 1000, 1, {"a": Reset(1, 1)}, TIME)
         Consumer(TIME, 2, "journal", False, {"a": 2}),
         Consumer(TIME, 2, "journal", False, {"": 0}),
         Consumer(TIME, 2, "key", False, {"a": 1}),
+        Progress({"": 1}, {}, 0),
+        Progress({}, {"": 1}, 0),
     ],
 )
-def test_rows_that_no_owner_writes_are_refused(row: Consumer | Shard) -> None:
-    with pytest.raises(Corrupt, match="shard" if isinstance(row, Shard) else "consumer"):
+def test_rows_that_no_owner_writes_are_refused(row: Consumer | Shard | Progress) -> None:
+    with pytest.raises(Corrupt, match=type(row).__name__.lower()):
         type(row).decode(row.encode())
 
 
-@pytest.mark.parametrize("row", [WHOLE, Consumer(TIME, 2, "journal", False, {"a": 1, "b": 0})])
-def test_rows_that_end_early_or_go_on_are_refused(row: Consumer | Shard) -> None:
+@pytest.mark.parametrize(
+    "row",
+    [WHOLE, Consumer(TIME, 2, "journal", False, {"a": 1, "b": 0}), Progress({"a": 1, "b": 0}, {"c": 2}, 1)],
+)
+def test_rows_that_end_early_or_go_on_are_refused(row: Consumer | Shard | Progress) -> None:
     whole = row.encode()
     for size in range(len(whole)):
         with pytest.raises(Corrupt):
@@ -163,6 +194,18 @@ def test_consumers_whose_bytes_no_owner_writes_are_refused(encoded: str) -> None
 
 
 @pytest.mark.parametrize(
+    "encoded",
+    [
+        "0200 0100 62 0000000000000000 0100 61 0000000000000000 0000 00000000",
+        "0000 0200 0100 61 0000000000000000 0100 61 0000000000000000 00000000",
+    ],
+)
+def test_progress_whose_bytes_no_owner_writes_is_refused(encoded: str) -> None:
+    with pytest.raises(Corrupt, match="out of order or twice"):
+        Progress.decode(bytes.fromhex(encoded))
+
+
+@pytest.mark.parametrize(
     ("decode", "encoded"),
     [
         (records.decode_consumer_key, "090101"),
@@ -180,6 +223,8 @@ def test_consumers_whose_bytes_no_owner_writes_are_refused(encoded: str) -> None
         (lambda key: records.decode_number_key(CHECKPOINT, key), "09010300000000"),
         (lambda key: records.decode_number_key(CHECKPOINT, key), "0901030000000100"),
         (lambda key: records.decode_number_key(CHECKPOINT, key), "09010600000001"),
+        (lambda key: records.decode_number_key(PROGRESS, key), "09010700000000"),
+        (lambda key: records.decode_number_key(PROGRESS, key), "09010300000001"),
         (records.decode_counter, "00000000"),
         (records.decode_counter, "010000"),
         (records.decode_counter, "0100000000"),

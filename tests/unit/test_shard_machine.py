@@ -379,6 +379,15 @@ class TestReports:
         made.reopen()
         assert (made.shard().status, made.shard().processed) == ("", {})
 
+    def test_a_late_report_of_a_deleted_consumer_counts_for_nothing(self, made: ShardWorld) -> None:
+        number = made.find().number
+        made.commit(ops.DeleteConsumer("c", True))
+        made.register(2, "a", "b")
+        made.commit(ops.ReportShard("c", 0, 0, "running", "", {"a": 5}, keep=True, number=number))
+        assert made.describe().states[0].processed == {}
+        made.commit(ops.ReportShard("c", 0, 0, "running", "", {"a": 5}, keep=True, number=made.find().number))
+        assert made.describe().states[0].processed == {"a": 5}
+
     def test_long_errors_are_cut_and_broken_ones_can_be_told(self, made: ShardWorld) -> None:
         made.commit(ops.ReportShard("c", 0, 0, "", "x\n" * 2_000))
         assert made.shard().error == "x\n" * 1_024
@@ -403,6 +412,146 @@ class TestReports:
         ):
             with pytest.raises(NotFound, match="'c' does not read the journal 'x'"):
                 made.commit(operation)
+
+
+class TestKeptProgress:
+    def test_the_next_owner_begins_with_it(self, made: ShardWorld) -> None:
+        made.commit(ops.ReportShard("c", 0, 0, "", "", {"a": 3}, {"x": 2}))
+        made.commit(ops.ReportShard("c", 0, 0, "running", "why", {"a": 5}, {"y": 9}, keep=True))
+        made.commit(ops.ReportShard("c", 0, 0, "", "", {"a": 6}, {"y": 10}))
+        made.reopen()
+        shard = made.shard()
+        assert (shard.status, shard.error) == ("", "")
+        assert (shard.processed, shard.published) == ({"a": 5}, {"x": 2, "y": 9}), "as merged, and what came later not"
+        assert made.shard(1).processed == {}
+        made.commit(ops.ReportShard("c", 0, 0, "", "", {"a": 4}))
+        assert made.shard().processed == {"a": 5}
+
+    def test_so_does_one_that_starts_over(self, made: ShardWorld) -> None:
+        made.commit(ops.ReportShard("c", 0, 0, "", "", {"a": 5}, {"x": 1}, keep=True))
+        made.writer.fail_before = 1
+        with pytest.raises(Unavailable):
+            made.commit(ops.ReportShard("c", 0, 0, "", "", {"a": 9}, {"x": 2}, keep=True))
+        assert (made.shard().processed, made.shard().published) == ({"a": 5}, {"x": 1})
+        made.writer.fail_after = 1
+        made.commit(ops.ReportShard("c", 0, 0, "", "", {"a": 7}, keep=True))
+        assert made.shard().processed == {"a": 7}
+
+    def test_the_same_again_is_not_written(self, made: ShardWorld) -> None:
+        commits = made.writer.commits
+        made.commit(ops.ReportShard("c", 0, 0, "running", keep=True))
+        assert made.writer.commits == commits, "nothing is what is there without a record"
+        keep = ops.ReportShard("c", 0, 0, "", "", {"a": 5}, {"x": 1}, keep=True)
+        made.commit(keep)
+        assert made.writer.commits == commits + 1
+        made.commit(keep)
+        made.commit(ops.ReportShard("c", 0, 0, "failed", "why", {"a": 4}, keep=True))
+        made.reopen()
+        commits = made.writer.commits
+        made.commit(keep)
+        assert made.writer.commits == commits
+        made.commit(ops.ReportShard("c", 0, 0, published={"x": 2}, keep=True))
+        assert made.writer.commits == commits + 1
+
+    def test_what_a_commit_reports_is_kept_with_the_rest(self, made: ShardWorld) -> None:
+        fence = made.open().fence
+        made.commit(ops.CommitShard("c", 0, fence, b"", {}, [], {"a": 5}), ops.ReportShard("c", 0, 0, keep=True))
+        made.reopen()
+        assert made.shard().processed == {"a": 5}
+
+    def test_a_shard_keeps_what_it_reads_itself(self, made: ShardWorld) -> None:
+        made.commit(ops.ReportShard("c", 0, 0, processed={"a": 5, "b": 6}, keep=True))
+        assert records.Progress.decode(made.stored()[records.progress_key(1)]) == ({"a": 5}, {}, 0)
+
+    def test_divided_by_key_each_keeps_its_own(self, world: ShardWorld) -> None:
+        world.register(2, "a", "b", partition="key")
+        for index in range(2):
+            world.commit(ops.ReportShard("c", index, 0, processed={"a": index, "b": 7}, keep=True))
+        world.reopen()
+        assert [shard.processed for shard in world.describe().states] == [{"a": 0, "b": 7}, {"a": 1, "b": 7}]
+
+    def test_a_reset_forgets_what_was_processed(self, made: ShardWorld) -> None:
+        made.commit(ops.ReportShard("c", 0, 0, processed={"a": 5}, published={"x": 1}, keep=True))
+        made.commit(ops.ReportShard("c", 1, 0, processed={"b": 5}, keep=True))
+        made.commit(ops.ReportShard("c", 0, 0, processed={"a": 6}, published={"x": 2}))
+        made.commit(ops.ResetShards("c", {"a": 2}))
+        assert records.Progress.decode(made.stored()[records.progress_key(1)]) == ({}, {"x": 1}, 1)
+        made.reopen()
+        assert [(shard.processed, shard.published) for shard in made.describe().states] == [
+            ({}, {"x": 1}),
+            ({"b": 5}, {}),
+        ]
+        commits = made.writer.commits
+        made.commit(ops.ReportShard("c", 0, 0, processed={"a": 6}, keep=True))
+        assert (made.shard().processed, made.writer.commits) == ({}, commits), "a report from before the reset"
+        made.commit(ops.ReportShard("c", 0, 1, processed={"a": 3}, keep=True))
+        made.reopen()
+        assert made.shard().processed == {"a": 3}
+
+    def test_a_reset_writes_none_where_none_is(self, made: ShardWorld) -> None:
+        made.commit(ops.ResetShards("c", {"a": 2}))
+        assert records.progress_key(1) not in made.stored()
+
+    def test_late_commits_from_before_a_reset_are_not_kept_by_the_next_owner(self, made: ShardWorld) -> None:
+        fence = made.open().fence
+        made.commit(ops.ResetShards("c", {"a": 2}))
+        made.reopen()
+        made.commit(ops.CommitShard("c", 0, fence, b"late", {}, [], {"a": 6}))
+        made.commit(ops.ReportShard("c", 0, 1, processed={"a": 3}, keep=True))
+        made.reopen()
+        assert made.shard().processed == {"a": 3}
+        made.commit(ops.CommitShard("c", 0, made.open().fence, b"", {}, [], {"a": 4}))
+        assert made.shard().processed == {"a": 4}
+
+    def test_of_another_generation_it_counts_for_nothing(self, made: ShardWorld) -> None:
+        made.commit(ops.ResetShards("c", {"a": 2}))
+        batch = Batch()
+        batch.put(records.progress_key(1), records.Progress({"a": 5}, {"x": 1}, 0).encode())
+        made.writer.commit(batch)
+        made.reopen()
+        assert (made.shard().processed, made.shard().published) == ({}, {"x": 1})
+
+    def test_it_goes_with_the_consumer(self, made: ShardWorld) -> None:
+        made.commit(ops.ReportShard("c", 0, 0, processed={"a": 5}, keep=True))
+        made.commit(ops.DeleteConsumer("c"))
+        made.register(2, "a", "b")
+        assert made.shard().processed == {}
+        made.reopen()
+        assert made.shard().processed == {}
+        assert records.progress_key(1) in made.stored()
+        made.pass_time(1_000)
+        assert records.progress_key(1) not in made.stored()
+
+    def test_kept_and_deleted_in_one_group(self, made: ShardWorld) -> None:
+        made.concurrent = True
+        tickets = made.group(
+            made.request(ops.ReportShard("c", 0, 0, processed={"a": 5}, keep=True)),
+            made.request(ops.DeleteConsumer("c")),
+            None,
+        )
+        for ticket in tickets:
+            ticket.outcome()
+        assert list(made.stored()) == [records.COUNTER.raw]
+
+    def test_a_refused_transaction_keeps_nothing(self, made: ShardWorld) -> None:
+        made.concurrent = True
+        made.commit(ops.ReportShard("c", 0, 0, processed={"a": 5}, published={"x": 1}, keep=True))
+        before, described = made.stored(), made.describe()
+        fails = ops.PauseConsumer("nobody", True)
+        keep = ops.ReportShard("c", 0, 0, processed={"a": 9}, published={"x": 9}, keep=True)
+        tickets = made.group(
+            made.request(keep, ops.ReportShard("c", 1, 0, processed={"b": 9}, keep=True), fails),
+            made.request(keep, ops.ResetShards("c", {"a": 0}), fails),
+            made.request(ops.DeleteConsumer("c"), ops.RegisterConsumer("c", 2, ["a"]), fails),
+            made.request(journals.Append("j", [b"x"])),
+        )
+        for ticket in tickets[:-1]:
+            with pytest.raises(NotFound, match="'nobody'"):
+                ticket.outcome()
+        assert (made.stored(), made.describe()) == (before, described)
+        made.commit(keep)
+        made.reopen()
+        assert made.shard().processed == {"a": 9}, "what was refused does not count as written"
 
 
 class TestResets:
@@ -546,6 +695,7 @@ class TestGroups:
             [ops.OpenShard("c", 0)],
             [ops.CommitShard("c", 0, fence, b"no", {"x": b"no", "z": b"no"}, ["y"], {"a": 9})],
             [ops.ReportShard("c", 0, 0, "no", "no", {"a": 9}, {"p": 9})],
+            [ops.ReportShard("c", 0, 0, "no", "no", {"a": 9}, {"p": 9}, keep=True)],
             [ops.PauseConsumer("c", True)],
             [ops.ResetShards("c", {"a": 0, "b": 0})],
             [ops.DeleteConsumer("c", True)],
@@ -607,6 +757,7 @@ class TestDamage:
             (records.shard_key("c", 2), records.Shard(9, 9 * FENCE_STEP, "", 0, 0, {}, 0).encode()),
             (records.consumer_key("x"), records.Consumer(0, 1, "key", False, {}).encode()),
             (records.shard_key("c", 0), b""),
+            (records.progress_key(1), b"x"),
         ],
     )
     def test_an_owner_does_not_work_on_what_does_not_go_together(
@@ -769,7 +920,7 @@ def test_what_cannot_be_is_invalid_and_changes_nothing(made: ShardWorld, what: s
         ops.CommitShard("x", 0, 1, b""),
         ops.ReadShardState("x", 0, ["k"]),
         ops.ScanShardState("x", 0),
-        ops.ReportShard("x", 0, 0),
+        ops.ReportShard("x", 0, 0, keep=True),
         ops.PauseConsumer("x", True),
         ops.ResetShards("x", {"a": 0}),
         ops.DescribeConsumers(name="x"),

@@ -2,8 +2,8 @@
 `docs/format.md` shows them.
 
 All keys start with subsystem 09, version 01 and a type. A consumer has its name in its key, and so have its shards.
-What a shard writes all the time, its checkpoint and its state, stands under the shard's number instead: it is shorter,
-and a consumer that is deleted and made anew finds nothing of what was there before.
+What a shard writes all the time, its checkpoint, its state and how far it is, stands under the shard's number instead:
+it is shorter, and a consumer that is deleted and made anew finds nothing of what was there before.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ CHECKPOINT: Final = Prefix(SUBSYSTEM_SHARD, 1, 0x03)
 STATE: Final = Prefix(SUBSYSTEM_SHARD, 1, 0x04)
 COUNTER: Final = Prefix(SUBSYSTEM_SHARD, 1, 0x05)
 DOOMED: Final = Prefix(SUBSYSTEM_SHARD, 1, 0x06)
+PROGRESS: Final = Prefix(SUBSYSTEM_SHARD, 1, 0x07)
 
 BY_JOURNAL: Final = "journal"
 BY_KEY: Final = "key"
@@ -39,6 +40,7 @@ _CONSUMER: Final = struct.Struct("<qIB")
 _SHARD: Final = struct.Struct("<IQIIq")
 _SOURCE_BYTES: Final = 7
 _RESET_BYTES: Final = 15
+_OFFSET_BYTES: Final = 11
 
 
 def consumer_key(name: str) -> bytes:
@@ -74,8 +76,13 @@ def doomed_key(number: int) -> bytes:
     return DOOMED.key(u32(number))
 
 
+def progress_key(number: int) -> bytes:
+    """The key of how far a shard has said it is."""
+    return PROGRESS.key(u32(number))
+
+
 def decode_number_key(prefix: Prefix, key: bytes) -> int:
-    """The number in the key of a checkpoint or of a doomed shard."""
+    """The number in the key of a checkpoint, of a doomed shard or of a shard's progress."""
     reader = prefix.reader(key, "shard number key")
     number = _number(reader)
     reader.finish()
@@ -211,6 +218,35 @@ class Shard(NamedTuple):
         if max(generations, default=0) != generation or not all(generations):
             raise reader.corrupt(f"{generation} resets, and the generations {generations}")
         return cls(number, fence, holder, ttl_ms, generation, dict(pairs), updated_ms)
+
+
+class Progress(NamedTuple):
+    """How far a shard is, as it was last written down: it may be further by now. Of each journal the offset after the
+    last message: of those that it has processed, in this generation, and of those that it has written."""
+
+    processed: dict[str, int]
+    published: dict[str, int]
+    generation: int
+
+    def encode(self) -> bytes:
+        writer = ByteWriter()
+        for offsets in (self.processed, self.published):
+            writer.array(sorted(offsets.items()), lambda w, item: w.utf8(item[0]).u64(item[1]))
+        return writer.u32(self.generation).finish()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Progress:
+        reader = ByteReader(value, "progress")
+        processed, published = _offsets(reader), _offsets(reader)
+        generation = reader.u32()
+        reader.finish()
+        return cls(processed, published, generation)
+
+
+def _offsets(reader: ByteReader) -> dict[str, int]:
+    pairs = reader.array(lambda r: (r.utf8(), r.u64()), element_bytes=_OFFSET_BYTES)
+    _check_order(pairs, reader)
+    return dict(pairs)
 
 
 def _check_order(pairs: Sequence[tuple[str, object]], reader: ByteReader) -> None:

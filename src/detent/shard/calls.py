@@ -66,14 +66,16 @@ def scan(name: str, shard: int, prefix: str, after: str) -> Operation:
 
 def lag(found: ops.ConsumerDescription, reader: Extents) -> dict[int, dict[str, int]]:
     """How many committed messages each shard has still to process, of each journal that it reads. Messages that are
-    gone are not among them. One that the shard has never reported counts from its first message on."""
+    gone are not among them. A journal that the shard has never reported counts from its first message on, or from where
+    it was reset to."""
     extents = {journal: _extent(reader, journal) for journal in found.sources}
     behind: dict[int, dict[str, int]] = {}
     for shard in found.states:
         behind[shard.index] = {}
         for journal in found.journals_of(shard.index):
             first, end = extents[journal]
-            behind[shard.index][journal] = max(0, end - max(first, shard.processed.get(journal, 0)))
+            far = shard.processed.get(journal, shard.resets.get(journal, 0))
+            behind[shard.index][journal] = max(0, end - max(first, far))
     return behind
 
 

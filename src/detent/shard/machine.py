@@ -1,7 +1,8 @@
 """The consumers' state machine: which shard reads which journal, who holds it, and what it has committed.
 
-Consumers and shards are read at the start and stay in memory, for they are few and small. Checkpoints and state are
-neither: they are written with their group, and read from the store, under what the group in progress has changed.
+Consumers and shards are read at the start and stay in memory, with how far each shard was, for they are few and small.
+Checkpoints and state are neither: they are written with their group, and read from the store, under what the group in
+progress has changed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 from detent.codec import shard as records
 from detent.codec.keys import u32
-from detent.codec.shard import BY_KEY, Consumer, Shard
+from detent.codec.shard import BY_KEY, Consumer, Progress, Shard
 from detent.engine import Context, Done, Operation, Result
 from detent.errors import Conflict, Fenced, LimitExceeded, NotFound
 from detent.kv import Batch, Reader, View
@@ -90,9 +91,12 @@ class ShardMachine:
         """Nothing here needs slow checks."""
 
     def load(self, view: View) -> None:
-        """Read all consumers and shards. Leases that are found begin again, with the first time that is told."""
+        """Read all consumers and shards, and the progress that was kept. Leases that are found begin again, with the
+        first time that is told."""
         self._rows.load(view)
         self._reports.clear()
+        for shard in self._rows.all_shards():
+            self._reports.restore(shard, self._rows.progress.get(shard.number))
         self._first_ms = None
 
     def flush(self, batch: Batch, now_ms: int) -> None:
@@ -173,7 +177,9 @@ class ShardMachine:
         for index, shard in enumerate(self._rows.shards(op.consumer)):
             offsets = {journal: offset for journal, offset in op.offsets.items() if consumer.reads(index, journal)}
             if offsets:
-                self._rows.set_shard(op.consumer, index, leasing.reset(shard, offsets, context.now_ms), context)
+                new = leasing.reset(shard, offsets, context.now_ms)
+                self._rows.set_shard(op.consumer, index, new, context)
+                self._rows.forget_processed(shard.number, new.generation, context)
                 self._reports.note_reset(shard.number, shard.fence, context)
         return Done()
 
@@ -334,14 +340,25 @@ class ShardMachine:
     # -- reports ------------------------------------------------------------------------------------------------
 
     def _report(self, op: ops.ReportShard, context: Context) -> Result:
-        context.idle += 1
         ops.check_report(op)
-        shard = self._shard(op.consumer, op.shard)
+        shard, kept = self._shard(op.consumer, op.shard), False
         self._check_sources(op.consumer, self._consumer(op.consumer), op.processed)
-        if op.generation >= shard.generation:
+        if op.generation >= shard.generation and op.number in {0, shard.number}:
             self._reports.note_state(shard.number, op.status, op.error, context)
             self._reports.note_progress(shard.number, op.processed, op.published, context)
+            kept = op.keep and self._keep(op.consumer, op.shard, context)
+        if not kept:
+            context.idle += 1
         return Done()
+
+    def _keep(self, name: str, index: int, context: Context) -> bool:
+        """Write down how far a shard is, by all that was reported. False if that is written already."""
+        consumer, shard = self._consumer(name), self._shard(name, index)
+        report = self._reports.report(shard.number)
+        processed = {journal: offset for journal, offset in report.processed.items() if consumer.reads(index, journal)}
+        return self._rows.keep_progress(
+            shard.number, Progress(processed, dict(report.published), shard.generation), context
+        )
 
     def _describe(self, op: ops.DescribeConsumers, context: Context) -> Result:
         context.idle += 1
@@ -400,6 +417,7 @@ class ShardMachine:
             self._rows.write(key, None, context)
         if len(found) < STEP_RECORDS:
             self._rows.write(records.checkpoint_key(op.number), None, context)
+            self._rows.write(records.progress_key(op.number), None, context)
             self._rows.write(records.doomed_key(op.number), None, context)
             set_undoably(self._rows.doomed, op.number, None, context)
         return Done()

@@ -180,9 +180,11 @@ class ScanShardState(Operation, frozen=True, tag=True, array_like=True):
 
 class ReportShard(Operation, frozen=True, tag=True, array_like=True):
     """How a shard is doing: how far each journal is done (the offset after the last message), and how far it has
-    written others. Nothing is written: an owner that takes over knows it when it is reported again.
+    written others. Nothing is written, and an owner that takes over knows it when it is reported again; unless it is to
+    `keep` how far the shard is, by this report and those before it.
 
-    A report from before the last reset of the shard (of a lower `generation`) counts for nothing.
+    A report from before the last reset of the shard (of a lower `generation`) counts for nothing; nor does one of a
+    shard with another `number`, which belongs to a consumer that was deleted. 0: who reports does not know it yet.
     """
 
     consumer: str
@@ -192,6 +194,8 @@ class ReportShard(Operation, frozen=True, tag=True, array_like=True):
     error: str = ""
     processed: dict[str, Offset] = msgspec.field(default_factory=dict)
     published: dict[str, Offset] = msgspec.field(default_factory=dict)
+    keep: bool = False
+    number: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     def weight(self) -> int:
         return OPERATION_WEIGHT + sum(len(journal) + 16 for journal in (*self.processed, *self.published))

@@ -1,11 +1,13 @@
 """What is known of shards and members without being written down: who is alive, who holds what until when, how far
-each shard says it is. An owner that takes over learns it anew, because members say it again and again."""
+each shard says it is. An owner that takes over learns it anew, because members say it again and again. Of progress it
+knows what was to be kept: nobody may be left to say it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from detent.codec.shard import Progress, Shard
 from detent.engine import Context
 from detent.errors import LimitExceeded
 from detent.shard import operations as ops
@@ -21,7 +23,8 @@ class Presence(NamedTuple):
 
 class Report(NamedTuple):
     """What a shard says of itself. `stale_fence` is the fence that the shard had when it was last reset: whoever has
-    opened it with that one commits progress of the generation before, until it reports that it knows of the reset."""
+    opened it with that one commits progress of the generation before, until it reports that it knows of the reset.
+    An owner that takes over does not know that fence, and takes the present one for it."""
 
     status: str
     error: str
@@ -46,6 +49,15 @@ class Reports:
         self._members.clear()
         self._lease_ends.clear()
         self._reports.clear()
+
+    def restore(self, shard: Shard, kept: Progress | None) -> None:
+        """Begin with what was written down of a shard. It is further by now, or just there."""
+        report = NOTHING._replace(stale_fence=shard.fence) if shard.generation else NOTHING
+        if kept is not None:
+            processed = kept.processed if kept.generation == shard.generation else {}
+            report = report._replace(processed=processed, published=kept.published)
+        if report != NOTHING:
+            self._reports[shard.number] = report
 
     def forget(self, name: str, numbers: list[int], context: Context) -> None:
         """The consumer is deleted."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, Final, TypeVar
 
 from detent.codec import shard as records
-from detent.codec.shard import FIRST_NUMBER, Consumer, Shard
+from detent.codec.shard import FIRST_NUMBER, Consumer, Progress, Shard
 from detent.engine import Context
 from detent.errors import Corrupt
 from detent.kv import Batch, View
@@ -37,13 +37,14 @@ def _put_back(mapping: dict[Any, Any], key: Any, old: Any) -> None:
 
 
 class Rows:
-    """All consumers and shards of a store. Checkpoints and state go through here on their way to the disk, and are
-    not kept."""
+    """All consumers and shards of a store, and how far each shard was when that was last written down. Checkpoints and
+    state go through here on their way to the disk, and are not kept."""
 
     def __init__(self) -> None:
         self._consumers: dict[str, Consumer] = {}
         self._names: list[str] = []  # sorted: text sorts by code points as its UTF-8 does by bytes
         self._shards: dict[str, list[Shard]] = {}
+        self.progress: dict[int, Progress] = {}
         self.shard_count = 0
         self.next_number = FIRST_NUMBER
         self.doomed: dict[int, bytes] = {}
@@ -68,6 +69,12 @@ class Rows:
             if len(shards) != self._consumers[name].shards:
                 raise Corrupt(f"the consumer {name!r} has {len(shards)} shards, and not {self._consumers[name].shards}")
         self.shard_count = sum(map(len, self._shards.values()))
+        numbers = {shard.number for shard in self.all_shards()}
+        self.progress = {
+            number: Progress.decode(value)
+            for key, value in view.scan(*records.PROGRESS.range())
+            if (number := records.decode_number_key(records.PROGRESS, key)) in numbers
+        }
         self.doomed = {
             records.decode_number_key(records.DOOMED, key): value for key, value in view.scan(*records.DOOMED.range())
         }
@@ -83,6 +90,10 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self._names)
+
+    def all_shards(self) -> Iterator[Shard]:
+        """The shards of all consumers."""
+        return chain.from_iterable(self._shards.values())
 
     def get(self, name: str) -> Consumer | None:
         """A consumer, as the group in progress has left it."""
@@ -123,6 +134,7 @@ class Rows:
             self.write(records.shard_key(name, index), None, context)
             self.write(records.doomed_key(shard.number), b"", context)
             set_undoably(self.doomed, shard.number, b"", context)
+            set_undoably(self.progress, shard.number, None, context)
 
     def _insert(self, name: str, consumer: Consumer, shards: list[Shard]) -> None:
         self._consumers[name] = consumer
@@ -147,6 +159,20 @@ class Rows:
         context.undo.append(partial(shards.__setitem__, index, shards[index]))
         shards[index] = shard
         self.write(records.shard_key(name, index), shard.encode(), context)
+
+    def keep_progress(self, number: int, progress: Progress, context: Context) -> bool:
+        """Write down how far a shard is. False if that stands there already."""
+        if progress == self.progress.get(number, Progress({}, {}, progress.generation)):
+            return False
+        set_undoably(self.progress, number, progress, context)
+        self.write(records.progress_key(number), progress.encode(), context)
+        return True
+
+    def forget_processed(self, number: int, generation: int, context: Context) -> None:
+        """What was written down of a shard's progress is of a generation that is over."""
+        kept = self.progress.get(number)
+        if kept is not None:
+            self.keep_progress(number, Progress({}, kept.published, generation), context)
 
     def write(self, key: bytes, value: bytes | None, context: Context) -> None:
         """Put a record, or delete it with None, when the group is flushed."""

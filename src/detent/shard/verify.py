@@ -7,7 +7,7 @@ from typing import Final
 
 from detent.codec import shard as records
 from detent.codec.keys import Prefix
-from detent.codec.shard import FIRST_NUMBER, Consumer, Shard
+from detent.codec.shard import FIRST_NUMBER, Consumer, Progress, Shard
 from detent.engine.verify import Finding, Tally, record_at
 from detent.errors import Corrupt, DetentError
 from detent.kv import View
@@ -20,6 +20,7 @@ KNOWN: Final = (
     records.STATE,
     records.COUNTER,
     records.DOOMED,
+    records.PROGRESS,
 )
 """All that this release writes of consumers."""
 
@@ -30,6 +31,7 @@ _WHAT: Final = {
     records.STATE.raw: "entry of state",
     records.COUNTER.raw: "counter of shards",
     records.DOOMED.raw: "deleted shard",
+    records.PROGRESS.raw: "progress",
 }
 
 
@@ -45,6 +47,7 @@ class _Survey:
         self._consumers: dict[str, Consumer] = {}
         self._counts: dict[str, int] = {}
         self._numbers: set[int] = set()
+        self._places: dict[int, tuple[Consumer, int, int]] = {}  # by number: whose, which one, its generation
         self._doomed: set[int] = set()
         self._next_number = FIRST_NUMBER
 
@@ -61,6 +64,7 @@ class _Survey:
         yield from self._each(records.DOOMED, self._check_doomed)
         yield from self._each(records.CHECKPOINT, self._check_checkpoint)
         yield from self._each(records.STATE, self._check_state)
+        yield from self._each(records.PROGRESS, self._check_progress)
 
     def _each(self, prefix: Prefix, check: Callable[[bytes, bytes], None]) -> Iterator[Finding]:
         for key, value in self._tally.scan(self._view, *prefix.range()):
@@ -93,6 +97,7 @@ class _Survey:
         if index != expected or index >= consumer.shards:
             raise Corrupt(f"shard {index} of {name!r}, where shard {expected} of {consumer.shards} should be")
         self._take_number(shard.number, self._numbers)
+        self._places[shard.number] = consumer, index, shard.generation
         if shard.holder:
             ops.check_member(shard.holder, shard.ttl_ms)
         ops.check_offsets({journal: reset.offset for journal, reset in shard.resets.items()})
@@ -127,6 +132,23 @@ class _Survey:
         ops.check_keys([name])
         if len(value) > ops.STATE_VALUE_BYTES_MAX:
             raise Corrupt(f"a value of {len(value)} bytes")
+
+    def _check_progress(self, key: bytes, value: bytes) -> None:
+        number = records.decode_number_key(records.PROGRESS, key)
+        progress = Progress.decode(value)
+        self._check_owned(number)
+        ops.check_offsets(progress.processed)
+        ops.check_offsets(progress.published)
+        if len(progress.published) > ops.PUBLISHED_JOURNALS_MAX:
+            raise Corrupt(f"{len(progress.published)} journals that it has written")
+        if number not in self._places:
+            return
+        consumer, index, generation = self._places[number]
+        strangers = [journal for journal in progress.processed if not consumer.reads(index, journal)]
+        if strangers:
+            raise Corrupt(f"the journal {strangers[0]!r} was processed, and is not this shard's")
+        if progress.generation > generation:
+            raise Corrupt(f"progress of the generation {progress.generation}, and the shard is in {generation}")
 
     def _check_owned(self, number: int) -> None:
         if number not in self._numbers and number not in self._doomed:

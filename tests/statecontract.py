@@ -181,6 +181,28 @@ class StateContract:
         assert other.restore() == numbered(3)
         assert self.found(other, "a") == 7
 
+    def test_the_next_transaction_may_begin_at_any_moment_of_a_commit(self, opened: Open) -> None:
+        """The consuming thread does not wait for the committing one."""
+        shard = opened()
+        shard.restore()
+        done = threading.Event()
+        failures: list[BaseException] = []
+
+        def consuming() -> None:
+            try:
+                while not done.is_set():
+                    shard.discard(shard.begin(at_once))
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=consuming)
+        thread.start()
+        for number in range(1, 30):
+            self.commit(shard, numbered(number))
+        done.set()
+        thread.join()
+        assert failures == []
+
     # -- two processes ------------------------------------------------------------------------------------------
 
     def test_who_restored_before_cannot_commit(self, opened: Open) -> None:

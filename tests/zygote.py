@@ -33,12 +33,19 @@ from typing import Any
 
 MODULES = (
     "detent.cli",
+    "detent.consumer.loading",
+    "detent.consumer.supervisor",
     "detent.kv.file",
     "detent.kv.memory",
     "detent.server.serving",
+    "detent.state.recorded",
+    "detent.state.sql",
     "detent.store",
     "detent.verify",
+    "psycopg",
     "rich.console",
+    "sqlalchemy.dialects.postgresql.psycopg",
+    "sqlalchemy.dialects.sqlite",
 )
 SPARK_MODULES = ("detent.ingest.running", "detent.spark.running", "pandas", "pyspark.sql", "sqlalchemy.dialects.sqlite")
 """What the programs of tests import, as far as it starts no threads: those do not survive a fork. Programs without

@@ -32,7 +32,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_command_that_takes_a_store_takes_it_as_an_option_too() -> None:
-    other: dict[str, set[str]] = {"demo": set(), "run": {"url"}}  # the one brings its store, the other's is in the file
+    # The one brings its store, that of the others is in the file that they run.
+    other: dict[str, set[str]] = {"demo": set(), "run": {"url"}, "consume": {"url"}}
     for path, command in commands():
         taken = {param.name for param in command.params} & {"url", "named"}
         expected = set() if path.startswith(("token ", "ingest ")) else {"url", "named"}

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 import click
 
+from detent.cli.consume import consume
+from detent.cli.consumer import consumer
 from detent.cli.demo import demo
 from detent.cli.doctor import doctor
 from detent.cli.ingest import ingest
@@ -63,6 +65,8 @@ def cli() -> None:
     """
 
 
+cli.add_command(consume)
+cli.add_command(consumer)
 cli.add_command(demo)
 cli.add_command(doctor)
 cli.add_command(ingest)

@@ -157,7 +157,8 @@ force_option = click.option(
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 
 
-def _check_url(url: str) -> None:
+def check_kept(url: str) -> None:
+    """Refuse a store that nobody could look into afterwards."""
     if url.startswith("memory:"):
         raise Invalid("a memory: store lives and ends with its process, so there is nothing to see; use file:PATH")
 
@@ -192,7 +193,7 @@ def open_for_reading(url: str) -> Iterator[Store]:
     """The store, read directly: no owner is needed, and none is disturbed."""
     from detent.store import open as open_store
 
-    _check_url(url)
+    check_kept(url)
     with _explained(url):
         store = open_store(url, role="reader")
     with store:
@@ -204,7 +205,7 @@ def open_for_writing(url: str, *, force: bool, create: bool = False) -> Iterator
     """The store through its owner, or owned by this process while the command runs."""
     from detent.store import open as open_store
 
-    _check_url(url)
+    check_kept(url)
     if not create and not is_server(url):
         with raw_reader(url):
             pass
@@ -217,7 +218,7 @@ def raw_reader(url: str) -> Iterator[Reader]:
     """The store's records themselves."""
     from detent.kv import open_reader
 
-    _check_url(url)
+    check_kept(url)
     if is_server(url):
         raise Invalid("a server does not show its store's records: do this where they are, with file:PATH")
     with _explained(url):

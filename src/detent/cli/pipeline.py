@@ -67,6 +67,7 @@ def run_pipeline(
       from detent.spark import Pipeline
       pipeline = Pipeline("shop", store="file:./data")
 
+    \b
       @pipeline.stream(read="orders", write="paid", json="id BIGINT NOT NULL, amount DOUBLE")
       def paid(orders):
           return orders.where("amount > 0")

@@ -52,7 +52,8 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     `offsets` are the next committed offsets of its sources, `raw` the same for sources that are read raw. `intents`
     are the acknowledgements to write, by the name of the output store (the consumer's own is ""). `generation` is the
     newest reset whose offsets are in here, `transaction` counts the commits. `shard` is the shard's number in the
-    consumer's store, which no other shard ever has there.
+    consumer's store, which no other shard ever has there, and `born_ms` when its consumer was made: together they tell
+    it from one of the same name in another store, or of an earlier consumer.
     """
 
     offsets: dict[str, _Offset] = {}
@@ -61,6 +62,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     generation: Annotated[int, msgspec.Meta(ge=0)] = 0
     transaction: Annotated[int, msgspec.Meta(ge=0)] = 0
     shard: Annotated[int, msgspec.Meta(ge=0)] = 0
+    born_ms: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     def encode(self) -> bytes:
         """As bytes, with a checksum. `LimitExceeded` if nobody would read it back."""

@@ -32,7 +32,12 @@ PART_BYTES: Final = 1 << 20
 
 def log_name(shard: ShardName) -> str:
     """The journal of a shard's changes."""
-    return f"{shard.consumer}/recovery/{shard.shard}"
+    return f"{log_prefix(shard.consumer)}{shard.shard}"
+
+
+def log_prefix(consumer: str) -> str:
+    """What the names of a consumer's logs begin with; the number of the shard follows."""
+    return f"{consumer}/recovery/"
 
 
 class Handoff(msgspec.Struct, frozen=True, array_like=True, tag="h", forbid_unknown_fields=True):

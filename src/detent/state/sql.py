@@ -283,14 +283,15 @@ class SqlShard(ShardState):
         if outputs:
             raise Invalid("a database cannot apply operations of a store: they are published, and acknowledged later")
         fence = self._require_restored()
-        self._fence = None  # unless all goes well: after a gap nothing may be committed
         try:
             with _reaching():
                 self._advance(sealed.ready(), checkpoint, fence)
             crash.point("state.sql.before_commit")
             with _committing():
                 sealed.commit()
-            self._fence = fence
+        except BaseException:
+            self._fence = None  # after a gap nothing may be committed
+            raise
         finally:
             self.discard(sealed)
         crash.point("state.sql.after_commit")

@@ -1,0 +1,222 @@
+"""`Consumer`: which journals an application reads, what it does with a message, and where its state is."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+
+from detent import names
+from detent.durations import Duration, milliseconds
+from detent.errors import Invalid
+from detent.journal import Message
+from detent.state.base import State
+from detent.state.engine import EngineState
+
+if TYPE_CHECKING:
+    from detent.store import Store
+
+NAME_MAX: Final = 150
+"""A consumer's name begins the names of its recovery logs."""
+
+SHARDS_MAX: Final = 1_024
+STANDBYS_MAX: Final = 8
+
+MAX_TRANSACTION: Final = "1s"
+MIN_TRANSACTION: Final = "0s"
+LEASE: Final = "10s"
+LEASE_MS_MIN: Final = 500
+"""A lease is renewed three times before it runs out; a shorter one would be all that its holder does."""
+
+Partition = Literal["journal", "key"]
+Start = Literal["earliest", "latest"] | int
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Publish(Protocol):
+    """What `consume` gets as `publish`: the message is part of the transaction."""
+
+    def __call__(
+        self,
+        journal: str,
+        body: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        store: str = "",
+    ) -> None: ...
+
+
+class Application(Protocol):
+    """An application as a class. Both methods may be ``async def``; `finalize` may be left out."""
+
+    def consume(self, message: Message, state: Any, publish: Publish) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A journal to read, or all whose names match a pattern such as ``orders/*``.
+
+    `start` says where a shard begins that has no checkpoint: "earliest", "latest", or an offset. `raw` reads the stored
+    rows and sequences them itself, instead of following the journal's committed index; the messages are the same.
+    """
+
+    journal: str
+    start: Start = "earliest"
+    raw: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.is_pattern:
+            names.check_name(self.journal, "journal")
+        if self.start not in {"earliest", "latest"} and (not isinstance(self.start, int) or self.start < 0):
+            raise Invalid(f"start is 'earliest', 'latest' or an offset, not {self.start!r}")
+        if self.raw and self.start not in {"earliest", "latest"}:
+            raise Invalid("a raw source starts at 'earliest' or 'latest': it has positions, not offsets")
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether it names more than one journal."""
+        return any(letter in self.journal for letter in "*?[")
+
+    def matches(self, journal: str) -> bool:
+        """Whether a journal is meant."""
+        return fnmatch.fnmatchcase(journal, self.journal) if self.is_pattern else journal == self.journal
+
+
+class Consumer:
+    """An application that reads journals, each message taking effect exactly once.
+
+    >>> app = Consumer("words", store="file:./data", read="lines")
+    >>> @app.consume
+    ... def count(message, state, publish):
+    ...     for word in message.body.decode().split():
+    ...         state[word] = state.get(word, 0) + 1
+    ...         publish("counted", word.encode())
+    >>> app.run(once=True)
+
+    `read` names the journals (or `Source`s, or patterns such as ``orders/*``). They are divided over `shards`: whole
+    journals with ``partition="journal"``; with ``partition="key"`` every shard reads all of them and takes the messages
+    whose keys are its own. The number of shards is fixed when the consumer first runs. `state` is where state and
+    progress are kept, together: `EngineState()` (the default), `SqlState(url)` or `RecordedState(folder)`. `outputs`
+    names other stores to publish to: ``outputs={"audit": "https://..."}``, then ``publish(..., store="audit")``.
+
+    A transaction has at least one message. It ends when no message is ready and it has lasted `min_transaction`, or
+    when it has lasted `max_transaction`. `standbys` processes follow each shard of a `RecordedState`, ready to take
+    over. `lease` is how long a process that vanished keeps its shards.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        read: str | Source | Iterable[str | Source],
+        store: str | None = None,
+        state: State | None = None,
+        application: Application | None = None,
+        shards: int = 1,
+        partition: Partition = "journal",
+        outputs: Mapping[str, str] | None = None,
+        min_transaction: Duration = MIN_TRANSACTION,
+        max_transaction: Duration = MAX_TRANSACTION,
+        standbys: int = 0,
+        lease: Duration = LEASE,
+    ) -> None:
+        names.check_name(name, "consumer")
+        if len(name) > NAME_MAX:
+            raise Invalid(f"a consumer's name has at most {NAME_MAX} letters, not {len(name)}")
+        self.name = name
+        self.store = store
+        self.state = EngineState() if state is None else state
+        if not isinstance(self.state, State):
+            raise Invalid("state is EngineState(), SqlState(url) or RecordedState(folder)")
+        self.sources = _sources(read)
+        self.shards = checked_number(shards, 1, SHARDS_MAX, "shards")
+        self.standbys = checked_number(standbys, 0, STANDBYS_MAX, "standbys")
+        if partition not in {"journal", "key"}:
+            raise Invalid(f"partition is 'journal' or 'key', not {partition!r}")
+        self.partition: Partition = partition
+        self.outputs = dict(outputs or {})
+        if "" in self.outputs:
+            raise Invalid("outputs name other stores; the consumer's own needs no name")
+        self.min_s = milliseconds(min_transaction) / 1000
+        self.max_s = milliseconds(max_transaction) / 1000
+        if not self.max_s > 0 or self.min_s > self.max_s:
+            raise Invalid(f"max_transaction ({max_transaction}) is above 0, and not below min_transaction")
+        self.lease_ms = milliseconds(lease)
+        if self.lease_ms < LEASE_MS_MIN:
+            raise Invalid(f"a lease lasts at least {LEASE_MS_MIN} ms, not {lease}")
+        self._consume: Callable[..., Any] | None = None
+        self._finalize: Callable[..., Any] | None = None
+        if application is not None:
+            self.consume(application.consume)
+            if (finalize := getattr(application, "finalize", None)) is not None:
+                self.finalize(finalize)
+
+    def consume(self, function: Function) -> Function:
+        """Decorator of the function that takes (message, state, publish). It may be ``async def``."""
+        if self._consume is not None:
+            raise Invalid(f"the consumer {self.name!r} has a consume function already")
+        self._consume = function
+        return function
+
+    def finalize(self, function: Function) -> Function:
+        """Decorator of the function that takes the transaction, once, after its last message."""
+        if self._finalize is not None:
+            raise Invalid(f"the consumer {self.name!r} has a finalize function already")
+        self._finalize = function
+        return function
+
+    @property
+    def consume_function(self) -> Callable[..., Any]:
+        """What is done with a message."""
+        if self._consume is None:
+            raise Invalid(f"the consumer {self.name!r} consumes nothing: decorate a function with @app.consume")
+        return self._consume
+
+    @property
+    def finalize_function(self) -> Callable[..., Any] | None:
+        """What is done at the end of a transaction, if anything."""
+        return self._finalize
+
+    @property
+    def is_async(self) -> bool:
+        """Whether some function is ``async def`` and needs an event loop."""
+        return any(inspect.iscoroutinefunction(one) for one in (self._consume, self._finalize))
+
+    def source_of(self, journal: str) -> Source:
+        """The source that a journal belongs to: the first one that names it."""
+        return next(source for source in self.sources if source.matches(journal))
+
+    def run(self, *, store: str | Store | None = None, once: bool = False) -> None:
+        """Run all shards in threads of this process, until SIGTERM or Ctrl-C; with `once`, until nothing is left to
+        read. `store` is another URL than the consumer's own, or a store that is open. `detent consume module:app` runs
+        the shards in several processes."""
+        from detent.consumer.running import run
+
+        run(self, store=store, once=once)
+
+    async def run_async(self, *, store: str | Store | None = None, once: bool = False) -> None:
+        """The same, while the functions that are ``async def`` run on the caller's event loop. Cancel it to stop."""
+        from detent.consumer.running import run_async
+
+        await run_async(self, store=store, once=once)
+
+
+def _sources(read: str | Source | Iterable[str | Source]) -> tuple[Source, ...]:
+    listed = [read] if isinstance(read, str | Source) else list(read)
+    sources = tuple(Source(one) if isinstance(one, str) else one for one in listed)
+    if not sources or not all(isinstance(one, Source) for one in sources):
+        raise Invalid("read names at least one journal: 'orders', ['orders', 'payments/*'] or Source(...)")
+    plain = [one.journal for one in sources]
+    if len(set(plain)) != len(plain):
+        raise Invalid(f"each journal is read once: {', '.join(plain)}")
+    return sources
+
+
+def checked_number(value: Any, low: int, high: int, what: str) -> int:
+    """A number within limits."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise Invalid(f"{what}: a number from {low} to {high}, not {value!r}")
+    return value

@@ -1,0 +1,132 @@
+"""The committing half of a shard: one thread that takes a transaction through its durable steps, one after another.
+
+    append        pending messages, in every journal that was published to
+    commit        state, checkpoint and intents, behind the state's fence
+    acknowledge   the intents
+
+One thread, one transaction: so data is durable before the checkpoint, the checkpoint before the acknowledgements, and
+the acknowledgements before the first message of the next transaction, in every journal. The consuming half meanwhile
+works on the next transaction, and hands it over when this one is done: two are under way, never three.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from detent import crash
+from detent.consumer.outbox import Outlets
+from detent.consumer.progress import Progress
+from detent.consumer.transaction import Sealed
+from detent.state.base import ShardState
+from detent.state.checkpoint import Checkpoint
+
+
+class Committer:
+    """Commits the transactions of one shard, in order. `stamp` is what every checkpoint of this life says of the shard:
+    its generation, its number, and when its consumer was made."""
+
+    def __init__(
+        self,
+        state: ShardState,
+        outlets: Outlets,
+        progress: Progress,
+        stamp: tuple[int, int, int],
+        rung: Callable[[], None],
+        name: str,
+    ) -> None:
+        self._state = state
+        self._outlets = outlets
+        self._progress = progress
+        self._stamp = stamp
+        self._rung = rung
+        self._changed = threading.Condition()
+        self._job: Sealed | None = None
+        self._is_committed = True
+        self._failure: BaseException | None = None
+        self._closed = False
+        self.has_promised = False
+        """Whether the last checkpoint has acknowledgements in it, which are written by now."""
+        self._thread = threading.Thread(target=self._run, name=f"detent-commit-{name}", daemon=True)
+        self._thread.start()
+
+    # -- the consuming half ---------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the last transaction is done: committed and acknowledged."""
+        self.raise_failure()
+        return self._job is None
+
+    def raise_failure(self) -> None:
+        """Raise what stopped the last transaction."""
+        if self._failure is not None:
+            raise self._failure
+
+    def submit(self, sealed: Sealed) -> None:
+        """Begin to commit a transaction. The one before is done."""
+        with self._changed:
+            assert self._job is None, "a transaction is handed over when the one before is done"
+            self._job = sealed
+            self._is_committed = False
+            self._changed.notify_all()
+
+    def wait_committed(self) -> None:
+        """Return once the last transaction's state is durable, whether or not it is acknowledged."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_committed or self._failure is not None)
+        self.raise_failure()
+
+    def wait_idle(self) -> None:
+        """Return once the last transaction is done."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._job is None or self._failure is not None)
+        self.raise_failure()
+
+    def close(self) -> None:
+        """End the thread, after the transaction that it is at."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    # -- the committing thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._job is not None or self._closed)
+                job = self._job
+            if job is None:
+                return
+            try:
+                self._commit(job)
+            except BaseException as error:  # noqa: BLE001 - the consuming half raises it
+                with self._changed:
+                    self._failure = error
+                    self._changed.notify_all()
+                self._rung()
+                return
+            with self._changed:
+                self._job = None
+                self._changed.notify_all()
+            self._rung()
+
+    def _commit(self, job: Sealed) -> None:
+        crash.point("consumer.before_append")
+        self._outlets.append(job.outbox)
+        crash.point("consumer.after_append")
+        intents = self._outlets.build_intents()
+        generation, shard, born_ms = self._stamp
+        checkpoint = Checkpoint(job.offsets, job.raw, intents, generation, job.number, shard, born_ms)
+        crash.point("consumer.before_commit")
+        self._state.commit(job.changes, checkpoint, self._outlets.operations(job.outbox))
+        crash.point("consumer.after_commit")
+        self.has_promised = bool(intents)
+        with self._changed:
+            self._is_committed = True
+            self._changed.notify_all()
+        crash.point("consumer.before_ack")
+        self._outlets.acknowledge(intents)
+        crash.point("consumer.after_ack")
+        self._progress.advance(job.progress, self._outlets.heads(job.outbox), job.messages)

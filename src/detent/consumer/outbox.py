@@ -1,0 +1,219 @@
+"""What a transaction publishes, and how it leaves the shard: with the engine's commit, or pending and acknowledged.
+
+The order that carries exactly once, kept by one committing thread a shard: pending messages are durable before the
+checkpoint, the checkpoint before the acknowledgements, and these before anything of the next transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from detent.codec.block import MESSAGE_BYTES_MAX
+from detent.engine import Operation
+from detent.errors import Denied, Fenced, Invalid, NotFound
+from detent.journal import AckIntent, Publisher, calls
+from detent.journal import operations as ops
+from detent.journal.calls import Entry
+
+if TYPE_CHECKING:
+    from detent.store import Store
+
+OWN: Final = ""
+"""The name of the consumer's own store among the outputs."""
+
+BYTES_MAX: Final = 16 << 20
+"""Bytes of messages after which a transaction ends, as if its time were over: they are in memory until it commits."""
+
+JOURNALS_MAX: Final = 5_000
+"""Journals that one transaction publishes to; it ends when it has so many."""
+
+CHUNK_BYTES: Final = 32 << 20
+"""What goes into one append: half of the limit, so that no estimate of sizes can exceed it."""
+
+MESSAGE_COST: Final = 64
+"""What a message takes besides its content."""
+
+logger = logging.getLogger("detent.consumer")
+
+
+class Outbox:
+    """The messages of one transaction, by store and journal, in the order in which they were published."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self.bytes = 0
+        self.entries: dict[str, dict[str, list[Entry]]] = {}
+        self._journals = 0
+
+    def publish(
+        self,
+        journal: str,
+        body: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        store: str = OWN,
+    ) -> None:
+        """Add a message to the transaction. Nobody reads it before the transaction has committed, and then everybody.
+
+        `store` is a name of the consumer's `outputs`, if the journal is not in the consumer's own store.
+        """
+        if store not in self._names:
+            raise Invalid(f"{store!r} is no output of this consumer; it has {sorted(self._names - {OWN})}")
+        is_plain = type(body) is bytes and len(body) <= MESSAGE_BYTES_MAX and key is None and not headers
+        entry: Entry = body if is_plain else _checked(journal, body, key, headers)
+        known = self.entries.get(store, {}).get(journal)
+        if known is None:
+            ops.check_name(journal)
+            known = self.entries.setdefault(store, {})[journal] = []
+            self._journals += 1
+        known.append(entry)
+        self.bytes += MESSAGE_COST + (len(body) if is_plain else _size(entry))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the transaction should end."""
+        return self.bytes >= BYTES_MAX or self._journals >= JOURNALS_MAX
+
+
+class Outlets:
+    """The stores that a shard publishes to, each with a producer of its own, new for each start of the shard."""
+
+    def __init__(self, own: Store, others: Mapping[str, Store], *, with_engine: bool) -> None:
+        self._stores: dict[str, Store] = {OWN: own, **others}
+        self._with_engine = with_engine
+        self._publishers: dict[str, Publisher] = {}
+        self.names = frozenset(self._stores)
+
+    def new_outbox(self) -> Outbox:
+        """For the next transaction."""
+        return Outbox(self.names)
+
+    def operations(self, outbox: Outbox) -> list[Operation]:
+        """The messages that commit with the state, if they can."""
+        if not self._with_engine:
+            return []
+        own = outbox.entries.get(OWN, {})
+        return [calls.append_many(journal, chunk) for journal, entries in own.items() for chunk in _chunks(entries)]
+
+    def append(self, outbox: Outbox) -> None:
+        """Make the others durable, pending."""
+        for name, by_journal in self._pending(outbox):
+            for some in _transactions(by_journal):
+                self._publisher(name).publish_uncommitted_many(some)
+
+    def build_intents(self) -> dict[str, list[AckIntent]]:
+        """The acknowledgements of all that was appended since the last ones; they go into the checkpoint."""
+        built = {name: publisher.build_ack_intents() for name, publisher in self._publishers.items()}
+        return {name: intents for name, intents in built.items() if intents}
+
+    def acknowledge(self, intents: Mapping[str, list[AckIntent]]) -> None:
+        """Let readers see what the checkpoint has committed."""
+        for name, some in intents.items():
+            self._publisher(name).acknowledge(some)
+
+    def recover(self, intents: Mapping[str, list[AckIntent]], *, is_reset: bool) -> list[str]:
+        """Send a checkpoint's acknowledgements again, as they were. Answers those that could not be sent because their
+        journal is gone.
+
+        An acknowledgement that comes after the journal's transaction deadline is refused, and its messages are lost.
+        That stops the shard, until somebody resets the consumer and so says that they know.
+        """
+        missing: list[str] = []
+        for name, some in intents.items():
+            if name not in self._stores:
+                raise Invalid(
+                    f"the checkpoint holds acknowledgements for the output {name!r}, which this consumer does not have "
+                    "any more: name it in outputs until they are written"
+                )
+            for intent in some:
+                try:
+                    self._stores[name].commit([intent.operation()])
+                except NotFound:
+                    logger.warning("the journal %r is gone, and so are the messages in it", intent.journal)
+                    missing.append(intent.journal)
+                except Fenced as error:
+                    if not is_reset:
+                        raise Invalid(_lost(intent.journal, error)) from error
+                    logger.error("%s", _lost(intent.journal, error))
+        return missing
+
+    def heads(self, outbox: Outbox) -> dict[str, int]:
+        """The next offsets of the journals that a finished transaction has published to; other stores' journals have
+        the store's name before them."""
+        found = {}
+        for name, by_journal in outbox.entries.items():
+            reader = self._stores[name].reader
+            for journal in by_journal:
+                with suppress(Denied):  # who may publish there may not be one who may read
+                    found[f"{name}:{journal}" if name else journal] = reader.next_offset(journal)
+        return found
+
+    def _pending(self, outbox: Outbox) -> Iterator[tuple[str, dict[str, list[Entry]]]]:
+        for name, by_journal in outbox.entries.items():
+            if name != OWN or not self._with_engine:
+                yield name, by_journal
+
+    def _publisher(self, name: str) -> Publisher:
+        known = self._publishers.get(name)
+        if known is None:
+            known = self._publishers[name] = self._stores[name].publisher()
+        return known
+
+
+def _checked(journal: str, body: bytes, key: bytes | None, headers: Mapping[str, str] | None) -> Entry:
+    """A message, if it can be stored: refused here, in the caller's own line, and not when everything commits."""
+    operation = calls.append(journal, body, key, headers)
+    ops.check_append(operation)
+    return (operation.bodies[0], key, None if operation.headers is None else operation.headers[0])
+
+
+def _lost(journal: str, error: Fenced) -> str:
+    return (
+        f"the last transaction published to {journal!r}, and its acknowledgement comes too late: {error}. Those "
+        "messages are lost. Raise the journal's transaction_deadline; to go on without them, reset the consumer"
+    )
+
+
+def _size(entry: Entry) -> int:
+    return MESSAGE_COST + (len(entry) if isinstance(entry, bytes) else sum(map(_part_size, entry)))
+
+
+def _part_size(part: object) -> int:
+    if isinstance(part, bytes):
+        return len(part)
+    return sum(len(name) + len(value) for name, value in part.items()) if isinstance(part, Mapping) else 0
+
+
+def _chunks(entries: list[Entry]) -> Iterator[list[Entry]]:
+    """Entries in pieces that one append takes."""
+    chunk: list[Entry] = []
+    size = 0
+    for entry in entries:
+        here = _size(entry)
+        if chunk and size + here > CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(entry)
+        size += here
+    if chunk:
+        yield chunk
+
+
+def _transactions(by_journal: dict[str, list[Entry]]) -> Iterator[dict[str, list[Entry]]]:
+    """The messages of several journals in pieces that one transaction takes: mostly one."""
+    some: dict[str, list[Entry]] = {}
+    size = 0
+    for journal, entries in by_journal.items():
+        for chunk in _chunks(entries):
+            here = sum(map(_size, chunk))
+            if some and (size + here > CHUNK_BYTES or journal in some):
+                yield some
+                some, size = {}, 0
+            some[journal] = chunk
+            size += here
+    if some:
+        yield some

@@ -1,0 +1,73 @@
+"""How far a shard has come, for whoever waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+from detent.durations import Duration, milliseconds
+from detent.errors import Unavailable
+
+
+class Progress:
+    """What a shard has done completely: committed and acknowledged.
+
+    `processed` is, for each journal that it reads, the offset after the last message whose effects are all visible.
+    `published` is, for each journal that it has written to since it started, an offset before which all of them lie.
+    `messages` is how many messages took effect since it started.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.processed: dict[str, int] = {}
+        self.published: dict[str, int] = {}
+        self.messages = 0
+        self.version = 0
+        self.status = "starting"
+        self.error = ""
+
+    def advance(self, processed: Mapping[str, int], published: Mapping[str, int], messages: int = 0) -> None:
+        """A transaction is done."""
+        with self._changed:
+            for known, new in ((self.processed, processed), (self.published, published)):
+                for journal, offset in new.items():
+                    known[journal] = max(known.get(journal, 0), offset)
+            self.messages += messages
+            self.version += 1
+            self._changed.notify_all()
+
+    def restart(self) -> None:
+        """A new life of the shard begins. It may have been reset: how far it was says nothing any more."""
+        with self._changed:
+            self.processed = {}
+            self.version += 1
+        self.say("restoring")
+
+    def say(self, status: str, error: str = "") -> None:
+        """What the shard is at."""
+        with self._changed:
+            if (status, error) != (self.status, self.error):
+                self.status, self.error = status, error
+                self.version += 1
+                self._changed.notify_all()
+
+    def snapshot(self) -> tuple[int, str, str, dict[str, int], dict[str, int]]:
+        """All of it, at one moment."""
+        with self._changed:
+            return self.version, self.status, self.error, dict(self.processed), dict(self.published)
+
+    def wait(self, read_through: Mapping[str, int], timeout: Duration | None = None) -> dict[str, int]:
+        """Return once each named journal is processed up to an offset (journals that the shard does not read are passed
+        over); what was published by then. `Unavailable` after the time."""
+        deadline = None if timeout is None else time.monotonic() + milliseconds(timeout) / 1000
+        with self._changed:
+            while not self._has(read_through):
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise Unavailable(f"the shard has processed {self.processed}, and not yet {dict(read_through)}")
+                self._changed.wait(left)
+            return dict(self.published)
+
+    def _has(self, read_through: Mapping[str, int]) -> bool:
+        return all(self.processed[name] >= offset for name, offset in read_through.items() if name in self.processed)

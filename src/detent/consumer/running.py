@@ -1,0 +1,119 @@
+"""A consumer in this process: its stores opened, its shards in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from detent.consumer.application import Consumer
+from detent.consumer.worker import Event, Worker
+from detent.errors import Invalid
+from detent.signals import stop_on_signals
+
+if TYPE_CHECKING:
+    from detent.remote import Role
+    from detent.store import Store
+
+
+def store_url(consumer: Consumer, store: str | None) -> str:
+    """The store that a consumer reads; `Invalid` if nobody names one."""
+    url = store or consumer.store or os.environ.get("DETENT_URL")
+    if not url:
+        raise Invalid(f"no store: write Consumer({consumer.name!r}, store='file:./data', ...), or set DETENT_URL")
+    return url
+
+
+@contextmanager
+def opened(
+    consumer: Consumer,
+    store: str | Store | None = None,
+    *,
+    role: Role = "auto",
+    member: str | None = None,
+    run_coroutine: Callable[[Any], Any] | None = None,
+    on_event: Event | None = None,
+) -> Iterator[Worker]:
+    """A worker for a consumer, with its stores open."""
+    import detent
+
+    with ExitStack() as stack:
+        own: Store
+        if isinstance(store, detent.Store):
+            own = store
+        else:
+            own = stack.enter_context(detent.open(store_url(consumer, store), role=role))
+        outputs = {name: stack.enter_context(detent.open(url)) for name, url in consumer.outputs.items()}
+        if run_coroutine is None and consumer.is_async:
+            run_coroutine = stack.enter_context(_loop_in_thread())
+        stack.callback(consumer.state.close)
+        yield Worker(consumer, own, outputs, member=member, run_coroutine=run_coroutine, on_event=on_event)
+
+
+def run(consumer: Consumer, *, store: str | Store | None = None, once: bool = False) -> None:
+    """Run all shards in threads of this process, until SIGTERM or Ctrl-C, or with `once` until nothing is left."""
+    if threading.current_thread() is not threading.main_thread():
+        with opened(consumer, store) as worker:
+            worker.run(once=once)
+        return
+    stopping = threading.Event()
+    with stop_on_signals(stopping), opened(consumer, store) as worker:
+        watcher = threading.Thread(target=_stop_when, args=(stopping, worker), daemon=True)
+        watcher.start()
+        try:
+            worker.run(once=once)
+        finally:
+            stopping.set()
+            watcher.join()
+
+
+def _stop_when(stopping: threading.Event, worker: Worker) -> None:
+    stopping.wait()
+    worker.stop()
+
+
+async def run_async(consumer: Consumer, *, store: str | Store | None = None, once: bool = False) -> None:
+    """The same, with ``async def`` functions on the caller's event loop. Cancel it to stop."""
+    loop = asyncio.get_running_loop()
+
+    def on_caller(coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    box: list[Worker] = []
+
+    def work() -> None:
+        with opened(consumer, store, run_coroutine=on_caller) as worker:
+            box.append(worker)
+            worker.run(once=once)
+
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():  # the shards' last messages may still need this loop
+            for worker in box:
+                worker.stop()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(task), 0.05)
+        raise
+
+
+@contextmanager
+def _loop_in_thread() -> Iterator[Callable[[Any], Any]]:
+    """An event loop for functions that are ``async def``."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="detent-loop", daemon=True)
+    thread.start()
+
+    def call(coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    try:
+        yield call
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,298 @@
+"""A shard at work: restore, then transaction after transaction, until it is told to stop or something fails.
+
+This is the consuming half; :mod:`detent.consumer.committer` is the other. A failure on either side ends the shard. To
+go on, it starts over: with a new fence, the checkpoint as it is durable, and new producers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from detent import crash
+from detent.consumer.application import Consumer
+from detent.consumer.committer import Committer
+from detent.consumer.outbox import Outbox, Outlets
+from detent.consumer.progress import Progress
+from detent.consumer.sources import Sources, key_filter
+from detent.consumer.transaction import ConsumerTransaction, Sealed
+from detent.errors import Conflict
+from detent.journal import Message
+from detent.shard import operations as ops
+from detent.state.base import ShardName, ShardState
+from detent.state.checkpoint import Checkpoint, RawPosition
+
+if TYPE_CHECKING:
+    from detent.store import Store
+
+IDLE_S: Final = 1.0
+"""How long a shard without messages waits before it looks around: for a stop, or for a failure."""
+
+SETTLE_S: Final = 1.0
+"""How long after its last transaction a shard without messages writes a checkpoint that promises nothing. Otherwise one
+that rests for days would, when it starts again, send acknowledgements of producers that everybody has forgotten."""
+
+MESSAGES_MAX: Final = 100_000
+"""Messages of one transaction, if it has the time for so many."""
+
+Caller = Callable[[Any], Any]
+"""Runs a coroutine to its end."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a shard is given to work with: which one it is, its journals, the stores."""
+
+    consumer: Consumer
+    shard: int
+    journals: tuple[str, ...]
+    store: Store
+    outputs: Mapping[str, Store]
+    run_coroutine: Caller | None = None
+
+    @property
+    def name(self) -> ShardName:
+        """Which shard of which consumer."""
+        return ShardName(self.consumer.name, self.shard)
+
+
+class Shard:
+    """One life of a shard in this process. `run` it once."""
+
+    def __init__(
+        self, assignment: Assignment, state: ShardState, progress: Progress, messages_max: int = MESSAGES_MAX
+    ) -> None:
+        self._given = assignment
+        self._app = assignment.consumer
+        self._state = state
+        self._progress = progress
+        self._bell = threading.Event()
+        self._stopping = False
+        self._outlets = Outlets(assignment.store, assignment.outputs, with_engine=state.takes_outputs)
+        self._sources = Sources(assignment.store, self._bell)
+        self._committer: Committer | None = None
+        self._number = 0
+        self._busy_at = 0.0
+        self._messages_max = messages_max
+        self.last_messages = 0
+        """How many messages the last transaction had that was handed over."""
+        self._stamp = (0, 0, 0)
+        self.generation = 0
+        self.missing: list[str] = []
+        """Journals whose acknowledgements could not be sent again, because they are gone."""
+
+    @property
+    def number(self) -> int:
+        """The shard's number in its store; 0 until it is restored."""
+        return self._stamp[1]
+
+    def stop(self) -> None:
+        """Finish the transaction under way, and end. For any thread."""
+        self._stopping = True
+        self._bell.set()
+
+    def run(self, *, once: bool = False) -> None:
+        """Work until stopped; with `once`, until no message is ready."""
+        self._progress.restart()
+        try:
+            checkpoint = self._restore()
+            self._open_sources(checkpoint)
+            self._committer = Committer(
+                self._state, self._outlets, self._progress, self._stamp, self._bell.set, str(self._given.name)
+            )
+            self._progress.advance(self._sources.progress(), {})
+            self._progress.say("running")
+            if self._begins_late(checkpoint):
+                self._commit_nothing()
+            self._work(once)
+            self._committer.wait_idle()
+            self._settle()
+            self._committer.wait_idle()
+        finally:
+            if self._committer is not None:
+                self._committer.close()
+            self._sources.close()
+            self._state.close()
+
+    def _work(self, once: bool) -> None:
+        """Transaction after transaction."""
+        assert self._committer is not None
+        try:
+            while self._transact(once):
+                pass
+        except BaseException:
+            self._committer.raise_failure()  # what failed first, if it is the reason of this
+            raise
+
+    # -- starting -------------------------------------------------------------------------------------------------
+
+    def _restore(self) -> Checkpoint:
+        """The checkpoint, behind the fence, with its acknowledgements sent again and pending resets applied."""
+        found = self._state.restore()
+        crash.point("consumer.after_restore")
+        checkpoint = Checkpoint() if found is None else found
+        name = self._given.name
+        # Read after the fence: whoever reset the consumer before it sees their offsets applied.
+        row, consumer = self._given.store.commit(
+            [
+                ops.FindShard(name.consumer, name.shard, checkpoint.generation),
+                ops.DescribeConsumers(name=name.consumer),
+            ]
+        )
+        born_ms = consumer.consumers[0].created_ms
+        if found is not None and (found.shard, found.born_ms) != (row.number, born_ms):
+            raise Conflict(
+                f"the state of {name} is of another shard of that name: its consumer was deleted, or is one of another "
+                "store. Delete the state too (its row in the database, its recovery log), or choose another name"
+            )
+        self._stamp = (row.generation, row.number, born_ms)
+        is_reset = row.generation > checkpoint.generation
+        self.missing = self._outlets.recover(checkpoint.intents, is_reset=is_reset)
+        crash.point("consumer.after_recover")
+        self.generation, self._number = row.generation, checkpoint.transaction
+        if not is_reset:
+            return checkpoint
+        raw = {j: RawPosition(row.resets[j], 0, []) if j in row.resets else p for j, p in checkpoint.raw.items()}
+        offsets = {**checkpoint.offsets, **row.resets}
+        return Checkpoint(offsets, raw, {}, row.generation, checkpoint.transaction)
+
+    def _open_sources(self, checkpoint: Checkpoint) -> None:
+        app = self._app
+        mine = key_filter(self._given.shard, app.shards) if app.partition == "key" and app.shards > 1 else None
+        for journal in self._given.journals:
+            self._sources.add(journal, app.source_of(journal), checkpoint, mine)
+
+    def _begins_late(self, checkpoint: Checkpoint) -> bool:
+        """Whether a source begins at the end of its journal, as it is now: where that was must be durable, or a restart
+        before the first message would skip what came meanwhile."""
+        known = {*checkpoint.offsets, *checkpoint.raw}
+        return any(
+            journal not in known and self._app.source_of(journal).start == "latest" for journal in self._given.journals
+        )
+
+    # -- one transaction ------------------------------------------------------------------------------------------
+
+    def _transact(self, once: bool) -> bool:
+        """Consume one transaction and hand it over. False when there will be no more."""
+        assert self._committer is not None
+        if not self._await_message(once):
+            return False
+        outbox = self._outlets.new_outbox()
+        handle = self._state.begin(self._committer.wait_committed)
+        transaction = ConsumerTransaction(self._number + 1, self._given.shard, handle, outbox, time.monotonic())
+        try:
+            self._consume(transaction)
+            if self._app.finalize_function is not None:
+                self._call(self._app.finalize_function, transaction)
+            self._committer.wait_idle()
+            changes = self._state.seal(handle)
+        except BaseException:
+            self._state.discard(handle)
+            raise
+        self._number += 1
+        self.last_messages = transaction.messages
+        self._submit(changes, outbox, transaction.messages)
+        self._busy_at = time.monotonic()
+        return True
+
+    def _await_message(self, once: bool) -> bool:
+        """Wait for the first message of a transaction; what was found is put aside for it."""
+        assert self._committer is not None
+        while not self._stopping:
+            self._bell.clear()
+            self._committer.raise_failure()
+            found = self._sources.take()
+            if found is not None:
+                found[0].put_back(found[1])
+                return True
+            if self._committer.is_idle:
+                self._progress.advance(self._sources.progress(), {})
+                if once:
+                    return False
+                if time.monotonic() - self._busy_at >= SETTLE_S:
+                    self._settle()
+            self._bell.wait(IDLE_S)
+        return False
+
+    def _settle(self) -> None:
+        """Commit that nothing is promised any more, if something was."""
+        assert self._committer is not None
+        if self._committer.has_promised:
+            self._commit_nothing()
+
+    def _commit_nothing(self) -> None:
+        """A checkpoint without a message."""
+        assert self._committer is not None
+        changes = self._state.seal(self._state.begin(self._committer.wait_committed))
+        self._submit(changes, self._outlets.new_outbox(), 0)
+
+    def _submit(self, changes: Any, outbox: Outbox, messages: int) -> None:
+        assert self._committer is not None
+        read = self._sources
+        sealed = Sealed(self._number, changes, read.offsets(), read.raw(), read.progress(), outbox, messages)
+        self._committer.submit(sealed)
+
+    def _consume(self, transaction: ConsumerTransaction) -> None:
+        """Consume messages until the transaction is to end."""
+        assert self._committer is not None
+        app, began = self._app, transaction.began
+        while True:
+            self._bell.clear()
+            self._committer.raise_failure()
+            if self._is_over(transaction):
+                return
+            found = self._sources.take()
+            if found is not None:
+                self._apply(transaction, *found)
+                continue
+            elapsed = time.monotonic() - began
+            waits_for_more = elapsed < app.min_s or self._sources.has_pending
+            if self._committer.is_idle and not (waits_for_more and not self._stopping):
+                return
+            self._bell.wait(max(0.0, (app.min_s if elapsed < app.min_s else app.max_s) - elapsed))
+
+    def _is_over(self, transaction: ConsumerTransaction) -> bool:
+        return (
+            time.monotonic() - transaction.began >= self._app.max_s
+            or transaction.messages >= self._messages_max
+            or transaction.outbox.is_full
+            or self._state.is_full(transaction.state)
+            or (self._stopping and transaction.messages > 0)
+        )
+
+    def _apply(self, transaction: ConsumerTransaction, source: Any, messages: list[Message]) -> None:
+        """Consume messages of one journal, in their order, as many as the transaction has room for."""
+        if self._given.run_coroutine is not None and self._app.is_async:
+            self._given.run_coroutine(self._apply_async(transaction, source, messages))
+            return
+        consume, state, publish = self._app.consume_function, transaction.state, transaction.publish
+        for index, message in enumerate(messages):
+            if transaction.messages and self._is_over(transaction):
+                source.put_back(messages[index:])
+                return
+            consume(message, state, publish)
+            transaction.messages += 1
+            source.consumed(message)
+        source.drained()
+
+    async def _apply_async(self, transaction: ConsumerTransaction, source: Any, messages: list[Message]) -> None:
+        consume, state, publish = self._app.consume_function, transaction.state, transaction.publish
+        for index, message in enumerate(messages):
+            if transaction.messages and self._is_over(transaction):
+                source.put_back(messages[index:])
+                return
+            answer = consume(message, state, publish)
+            if answer is not None and hasattr(answer, "__await__"):
+                await answer
+            transaction.messages += 1
+            source.consumed(message)
+        source.drained()
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
+        answer = function(*arguments)
+        if answer is not None and hasattr(answer, "__await__"):
+            assert self._given.run_coroutine is not None
+            self._given.run_coroutine(answer)

@@ -1,0 +1,359 @@
+"""What a shard reads: its journals, each in order, taken in turns.
+
+A journal is read up to where it ended at some moment, so that messages which were acknowledged together are read
+together. Whoever waits is woken by a bell: one thread a journal watches for growth.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import xxhash
+
+from detent.consumer.application import Source
+from detent.errors import DetentError, NotFound, Unavailable
+from detent.journal import Message
+from detent.journal.message import messages_of
+from detent.message import Checkpoint as RawCheckpoint
+from detent.message import Envelope, Sequencer
+from detent.message.sequencer import HORIZON_NS
+from detent.state.checkpoint import Checkpoint, RawPosition, raw_checkpoint, raw_positions
+
+if TYPE_CHECKING:
+    from detent.store import Store
+
+READ_ROWS: Final = 65_536
+"""Messages that one look at a journal plans for."""
+
+BELL_MS: Final = 20
+BELL_MS_MAX: Final = 1_000
+"""How often a thread that watches a journal looks whether it is still needed: at first, and when nothing happens for
+long."""
+
+DEADLINES: Final = 2
+"""After so many transaction deadlines of a journal, by its own clock, a transaction is not waited for any more."""
+
+RETRY_S: Final = 0.1
+
+logger = logging.getLogger("detent.consumer")
+
+Mine = Callable[[Message], bool]
+
+
+class CommittedSource:
+    """A journal by its committed offsets."""
+
+    has_pending = False
+
+    def __init__(self, store: Store, journal: str, source: Source, at: int | None, mine: Mine | None) -> None:
+        self.journal = journal
+        self._store = store
+        self._mine = mine
+        self._batches: Iterator[tuple[int, Any]] = iter(())
+        self.at = self._start(source) if at is None else at
+        """Offset after the last message that was consumed or passed over."""
+        self.read_to = self.at
+        """Offset after what was read and not yet handed out."""
+        self._ready: list[Message] = []
+
+    def _start(self, source: Source) -> int:
+        if isinstance(source.start, int):
+            return source.start
+        try:
+            first, after = self._store.reader.extent(self.journal)
+        except NotFound:
+            return 0
+        return after if source.start == "latest" else first
+
+    def take(self) -> list[Message]:
+        """Messages that are there, some at a time; none if there are none."""
+        if self._ready:
+            ready, self._ready = self._ready, []
+            return ready
+        while (found := self._next_batch()) is not None:
+            offset, batch = found
+            self.read_to = offset + batch.num_rows
+            messages = list(messages_of(batch, offset=offset, journal=self.journal))
+            if self._mine is not None:
+                messages = [message for message in messages if self._mine(message)]
+            if messages:
+                return messages
+            self.at = self.read_to
+        return []
+
+    def _next_batch(self) -> tuple[int, Any] | None:
+        found = next(self._batches, None)
+        if found is None:
+            self._batches = self._look()
+            found = next(self._batches, None)
+        return found
+
+    def _look(self) -> Iterator[tuple[int, Any]]:
+        """What the journal has by now."""
+        try:
+            first, after = self._store.reader.extent(self.journal)
+        except NotFound:
+            if self.at:
+                raise self._vanished() from None
+            return iter(())
+        if self.at < first:
+            raise NotFound(
+                f"the journal {self.journal!r} begins at {first} now, and this shard has read to {self.at}: messages "
+                f"were forgotten before they were consumed. Reset the consumer to {first} to go on without them"
+            )
+        if self.at > after:
+            raise self._vanished()
+        if self.at == after:
+            return iter(())
+        return self._store.reader.committed(self.journal, self.at, min(after, self.at + READ_ROWS))
+
+    def _vanished(self) -> NotFound:
+        return NotFound(
+            f"this shard has read {self.journal!r} to offset {self.at}, which is not there: the journal was deleted, "
+            "or is another one of that name. Reset the consumer to an offset that exists to go on"
+        )
+
+    @property
+    def done(self) -> int:
+        """The committed offset up to which everything is consumed."""
+        return self.at
+
+    def consumed(self, message: Message) -> None:
+        """A message's effect is part of the transaction."""
+        self.at = message.offset + 1
+
+    def drained(self) -> None:
+        """All messages that were handed out are consumed."""
+        self.at = self.read_to
+
+    def put_back(self, messages: list[Message]) -> None:
+        """These were handed out and will be consumed in the next transaction."""
+        self._ready = messages
+
+
+class RawSource:
+    """A journal by its stored rows: duplicates, pending messages and acknowledgements, sequenced here."""
+
+    def __init__(
+        self, store: Store, journal: str, source: Source, position: RawPosition | None, mine: Mine | None
+    ) -> None:
+        self.journal = journal
+        self._store = store
+        self._mine = mine
+        known = {} if position is None else {journal: position}
+        start = self._start(source) if position is None else position.position
+        begin = raw_checkpoint(known) if known else RawCheckpoint({journal: start}, [], {})
+        self._sequencer = Sequencer(checkpoint=begin)
+        self._rows: Iterator[Envelope] = iter(())
+        self._read_to = start
+        self._next: Message | None = None
+        self._mark = (0, 0)
+        self._done = 0
+        self._open_horizon_ns = 0
+        """How old a transaction is that the owner has surely rolled back; learned when the journal is looked at."""
+
+    def _start(self, source: Source) -> int:
+        try:
+            info = self._store.reader.info(self.journal)
+        except NotFound:
+            return 0
+        return info.next_position if source.start == "latest" else info.first_position
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether somebody's transaction was begun since the last checkpoint and is open."""
+        return self._sequencer.has_pending
+
+    @property
+    def done(self) -> int:
+        """The committed offset up to which everything is consumed: what it was when the journal ended at the position
+        up to which this has read by now."""
+        position, offset = self._mark
+        if self._sequencer.offset(self.journal) >= position:
+            self._done = offset
+        return self._done
+
+    def take(self) -> list[Message]:
+        """The next committed message, alone: it counts as consumed when the one after it is looked for."""
+        message = self._next or self._step()
+        self._next = None
+        return [] if message is None else [message]
+
+    def _step(self) -> Message | None:
+        while True:
+            again = self._sequencer.replay_range()
+            if again is not None:
+                self._sequencer.start_replay(self._envelopes(again[1], again[2]))
+            envelope = self._sequencer.step()
+            if envelope is not None:
+                if not envelope.is_ack and (self._mine is None or self._mine(envelope.message)):
+                    return envelope.message  # type: ignore[no-any-return]
+                continue
+            row = next(self._rows, None)
+            if row is None:
+                self._rows = self._look()
+                row = next(self._rows, None)
+                if row is None:
+                    return None
+            self._sequencer.queue(row)
+            self._read_to = row.end
+
+    def _look(self) -> Iterator[Envelope]:
+        try:
+            info = self._store.reader.info(self.journal)
+        except NotFound:
+            return iter(())
+        after = info.next_position
+        self._mark = (after, info.next_offset)
+        self._open_horizon_ns = max(HORIZON_NS, DEADLINES * info.span_deadline_ms * 1_000_000)
+        if not info.span_deadline_ms:
+            self._open_horizon_ns = 0  # nobody rolls it back, ever
+        return self._envelopes(self._read_to, after) if after > self._read_to else iter(())
+
+    def _envelopes(self, start: int, end: int) -> Iterator[Envelope]:
+        for position, batch in self._store.reader.uncommitted(self.journal, start, end):
+            for message in messages_of(batch, position=position, journal=self.journal):
+                producer = int.from_bytes(message.producer, "big")
+                at = message.position
+                yield Envelope(self.journal, at, at + 1, producer, message.clock, message.flags, message)
+
+    def consumed(self, message: Message) -> None:
+        """Its effect is part of the transaction: look for the next one, which says so to the sequencer."""
+        del message
+        self._next = self._step()
+
+    def drained(self) -> None:
+        """Nothing is kept but what the sequencer knows."""
+
+    def put_back(self, messages: list[Message]) -> None:
+        """It was handed out and will be consumed in the next transaction."""
+        self._next = messages[0]
+
+    def position(self) -> RawPosition:
+        """Where to resume."""
+        found = self._sequencer.checkpoint(HORIZON_NS, open_horizon_ns=self._open_horizon_ns)
+        return raw_positions(found)[self.journal]
+
+
+class Sources:
+    """All journals of a shard."""
+
+    def __init__(self, store: Store, bell: threading.Event) -> None:
+        self._store = store
+        self._bell = bell
+        self._sources: dict[str, CommittedSource | RawSource] = {}
+        self._turn = 0
+        self._watches: list[_Watch] = []
+
+    def add(self, journal: str, source: Source, checkpoint: Checkpoint, mine: Mine | None) -> None:
+        """Read a journal, from the checkpoint on if it names it."""
+        made: CommittedSource | RawSource
+        if source.raw:
+            made = RawSource(self._store, journal, source, checkpoint.raw.get(journal), mine)
+        else:
+            made = CommittedSource(self._store, journal, source, checkpoint.offsets.get(journal), mine)
+        self._sources[journal] = made
+        self._watches.append(_Watch(self._store, made, self._bell))
+
+    def __contains__(self, journal: str) -> bool:
+        return journal in self._sources
+
+    def take(self) -> tuple[CommittedSource | RawSource, list[Message]] | None:
+        """Messages of one journal, of the next one each time; None if no journal has any."""
+        sources = list(self._sources.values())
+        for step in range(len(sources)):
+            source = sources[(self._turn + step) % len(sources)]
+            messages = source.take()
+            if messages:
+                self._turn = (self._turn + step + 1) % len(sources)
+                return source, messages
+        return None
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a raw source waits for an acknowledgement."""
+        return any(source.has_pending for source in self._sources.values())
+
+    def offsets(self) -> dict[str, int]:
+        """Up to where each committed source is consumed."""
+        return {name: one.at for name, one in self._sources.items() if isinstance(one, CommittedSource)}
+
+    def raw(self) -> dict[str, RawPosition]:
+        """The same of raw sources."""
+        return {name: one.position() for name, one in self._sources.items() if isinstance(one, RawSource)}
+
+    def progress(self) -> dict[str, int]:
+        """Up to which committed offset each source is consumed."""
+        return {name: one.done for name, one in self._sources.items()}
+
+    def close(self) -> None:
+        """Stop watching."""
+        for watch in self._watches:
+            watch.stop()
+        for watch in self._watches:
+            watch.join()
+
+
+class _Watch:
+    """A thread that rings when a journal has grown past what was read."""
+
+    def __init__(self, store: Store, source: CommittedSource | RawSource, bell: threading.Event) -> None:
+        self._store = store
+        self._source = source
+        self._bell = bell
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"detent-watch-{source.journal}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        source, slice_ms = self._source, BELL_MS
+        seen = 0  # what is news to a raw source, which counts positions: what was committed since it was rung last
+        while not self._stopped.is_set():
+            try:
+                at = source.read_to if isinstance(source, CommittedSource) else seen
+                if not self._store.wait(source.journal, at, slice_ms):
+                    slice_ms = min(BELL_MS_MAX, slice_ms * 2)
+                    continue
+                slice_ms = BELL_MS
+                self._bell.set()
+                if isinstance(source, CommittedSource):
+                    self._pause_at(source, at)
+                else:
+                    seen = self._store.reader.next_offset(source.journal)
+            except (DetentError, OSError) as error:
+                if not isinstance(error, Unavailable):
+                    logger.warning("watching %r: %s", source.journal, error)
+                self._stopped.wait(RETRY_S)
+
+    def _pause_at(self, source: CommittedSource, at: int) -> None:
+        """Until somebody has read on: a shard that is busy is not to be rung all the time."""
+        pause = 0.0005
+        while source.read_to <= at and not self._stopped.wait(pause):
+            pause = min(pause * 2, 0.05)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def join(self) -> None:
+        self._thread.join()
+
+
+def key_filter(shard: int, shards: int) -> Mine:
+    """Whether a message belongs to a shard, by its key. Messages without a key are the first shard's."""
+
+    def mine(message: Message) -> bool:
+        key = message.key
+        return shard == (0 if key is None else xxhash.xxh3_64_intdigest(key) % shards)
+
+    return mine
+
+
+def shard_journals(sources: Sequence[Source], listed: Sequence[str]) -> list[str]:
+    """The journals that sources name: those that are named outright, and those that match a pattern and exist."""
+    named = [source.journal for source in sources if not source.is_pattern]
+    patterns = [source for source in sources if source.is_pattern]
+    found = [name for name in listed if any(pattern.matches(name) for pattern in patterns)]
+    return list(dict.fromkeys([*named, *found]))

@@ -1,0 +1,50 @@
+"""One transaction of a shard: from its first message until it is acknowledged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from detent.consumer.outbox import Outbox
+from detent.state.checkpoint import RawPosition
+
+
+class ConsumerTransaction:
+    """What `finalize` gets: the transaction whose messages were all consumed, and which is about to commit.
+
+    `state` and `publish` are those that `consume` had; `messages` is how many messages there were, `number` counts the
+    shard's transactions over all its lives, `shard` is the shard's number.
+    """
+
+    def __init__(self, number: int, shard: int, state: Any, outbox: Outbox, began: float) -> None:
+        self.number = number
+        self.shard = shard
+        self.state = state
+        self.outbox = outbox
+        self.publish = outbox.publish
+        self.messages = 0
+        self.began = began
+
+
+class Sealed:
+    """A transaction that only has to be committed: what changed, how far it read, what it publishes. `progress` is how
+    far it read by committed offsets, for raw sources too."""
+
+    __slots__ = ("changes", "messages", "number", "offsets", "outbox", "progress", "raw")
+
+    def __init__(
+        self,
+        number: int,
+        changes: Any,
+        offsets: dict[str, int],
+        raw: dict[str, RawPosition],
+        progress: dict[str, int],
+        outbox: Outbox,
+        messages: int,
+    ) -> None:
+        self.number = number
+        self.changes = changes
+        self.offsets = offsets
+        self.raw = raw
+        self.progress = progress
+        self.outbox = outbox
+        self.messages = messages

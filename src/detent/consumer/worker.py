@@ -1,0 +1,322 @@
+"""The shards that one process works on: it says that it is alive, takes free shards, gives back what is too much.
+
+Every process of a consumer runs one, on any machine that reaches the store. They share the work through leases in the
+store: a shard is taken over when its holder gives it back, or says nothing for the time of its lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from detent import crash
+from detent.consumer import sharing
+from detent.consumer.application import Consumer
+from detent.consumer.lives import Following, Held
+from detent.consumer.progress import Progress
+from detent.consumer.reporting import Reporter
+from detent.consumer.shard import Assignment, Caller
+from detent.consumer.sources import shard_journals
+from detent.errors import Busy, Conflict, Fenced, NotFound, Unavailable
+from detent.shard import operations as ops
+from detent.shard.operations import ConsumerDescription
+from detent.state.base import ShardName, ShardState
+
+if TYPE_CHECKING:
+    from detent.store import Store
+
+BEAT_S: Final = 0.2
+"""How often a process looks at the table of shards. A look changes nothing in the store, and costs it little."""
+
+LEASE_BEATS: Final = 4
+"""At least so many looks fall into the time of a lease, each of which renews it."""
+
+LIST_S: Final = 2.0
+"""How often journals are looked for that match a pattern and are new."""
+
+REBALANCE_S: Final = 3.0
+"""How long a process keeps more than its share: one that has just started may be gone in a moment."""
+
+logger = logging.getLogger("detent.consumer")
+
+Event = Callable[[str, int, str], None]
+"""Is told what happens to a shard: (what, which, more)."""
+
+
+def new_member() -> str:
+    """A name for this process."""
+    return f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def register(consumer: Consumer, store: Store) -> dict[str, int]:
+    """Tell the store of the consumer and the journals that there are; which shard reads which of them. `Conflict` if it
+    is divided otherwise."""
+    listed = store.journals() if any(source.is_pattern for source in consumer.sources) else []
+    journals = shard_journals(consumer.sources, listed)
+    question = ops.RegisterConsumer(consumer.name, consumer.shards, journals, consumer.partition)
+    plan: ops.ConsumerPlan = store.commit([question])[0]
+    named = set(journals)  # a journal that is not named any more is left alone
+    return {journal: shard for journal, shard in plan.sources.items() if journal in named}
+
+
+class Worker:
+    """One member of a consumer. `run` it in a thread or as a process's main task."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        store: Store,
+        outputs: Mapping[str, Store],
+        *,
+        member: str | None = None,
+        run_coroutine: Caller | None = None,
+        on_event: Event | None = None,
+    ) -> None:
+        self._app = consumer
+        self.store = store
+        self._outputs = outputs
+        self.member = member or new_member()
+        self._run_coroutine = run_coroutine
+        self._on_event = on_event or _ignore
+        self._held: dict[int, Held] = {}
+        self._standbys: dict[int, Following] = {}
+        self._free_since: dict[int, float] = {}
+        self._crowded_since: float | None = None
+        self._listed_at = 0.0
+        self._sources: dict[str, int] = {}
+        self._stopping = threading.Event()
+        self._beat_s = min(BEAT_S, consumer.lease_ms / LEASE_BEATS / 1000)
+        self.progress: dict[int, Progress] = {}
+        """How far the shards are that this member works on, or had worked on when it ended."""
+
+    def stop(self) -> None:
+        """Finish the transactions under way, give the shards back, and end. For any thread."""
+        self._stopping.set()
+
+    def run(self, *, once: bool = False) -> None:
+        """Work until stopped; with `once`, until every shard has read what there is. Raises what made a shard fail,
+        with `once`, and what is wrong with the consumer itself."""
+        self._app.consume_function  # noqa: B018 - refused here if there is none
+        self._register()
+        self._reporter = Reporter(self.store, self._app.name, lambda: list(self._held.values()))
+        try:
+            if once:
+                self._run_once()
+            else:
+                while not self._stopping.wait(self._beat_s):
+                    self._beat_safely()
+        finally:
+            self._reporter.stop()
+            self._leave()
+
+    # -- the table ------------------------------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        """Say which journals there are, and learn which shard reads which."""
+        self._sources = register(self._app, self.store)
+        self._listed_at = time.monotonic()
+
+    def _journals_of(self, shard: int) -> tuple[str, ...]:
+        is_shared = self._app.partition == "key"
+        return tuple(sorted(name for name, index in self._sources.items() if is_shared or index == shard))
+
+    def _heartbeat(self) -> ConsumerDescription:
+        beat = ops.Heartbeat(self._app.name, self.member, self._app.lease_ms, f"pid {os.getpid()}")
+        table: ConsumerDescription = self.store.commit([beat])[0]
+        return table
+
+    def _beat_safely(self) -> None:
+        try:
+            self._beat()
+        except (Unavailable, Busy) as error:
+            logger.warning("the store does not answer, shards go on as long as they can: %s", error)
+
+    def _beat(self) -> None:
+        table = self._heartbeat()
+        if any(source.is_pattern for source in self._app.sources) and time.monotonic() - self._listed_at > LIST_S:
+            self._register()
+        self._note_free(table)
+        self._end_some(table)
+        self._reap()
+        if table.paused:
+            return
+        self._follow_some(table)
+        self._give_back(table)
+        for index in sharing.wanted(table, self.member, self._app.standbys, self._free_s(table), list(self._held)):
+            self._take(index)
+        for held in list(self._held.values()):
+            if held.is_due:
+                self._start(held)
+
+    def _note_free(self, table: ConsumerDescription) -> None:
+        free = {shard.index for shard in table.states if not shard.holder}
+        now = time.monotonic()
+        self._free_since = {index: self._free_since.get(index, now) for index in free}
+
+    def _free_s(self, table: ConsumerDescription) -> list[float]:
+        now = time.monotonic()
+        return [now - self._free_since.get(shard.index, now) for shard in table.states]
+
+    # -- taking and leaving shards ----------------------------------------------------------------------------------
+
+    def _take(self, index: int) -> None:
+        if index in self._held:
+            return
+        with contextlib.suppress(Conflict):  # somebody was quicker
+            self._start(self._lease(index))
+
+    def _lease(self, index: int) -> Held:
+        """Take the lease of a shard; `Conflict` while another member has it."""
+        lease = ops.LeaseShard(self._app.name, index, self.member, self._app.lease_ms)
+        leased: ops.Leased = self.store.commit([lease])[0]
+        crash.point("consumer.after_lease")
+        self._on_event("taken", index, self.member)
+        held = self._held[index] = Held(index, leased.generation)
+        self.progress[index] = held.progress
+        return held
+
+    def _start(self, held: Held, *, once: bool = False) -> None:
+        """A new life of a shard: from where a standby is, if one has followed it here."""
+        name = ShardName(self._app.name, held.index)
+        journals = self._journals_of(held.index)
+        given = Assignment(self._app, held.index, journals, self.store, self._outputs, self._run_coroutine)
+        following = self._standbys.pop(held.index, None)
+
+        def opening() -> ShardState:
+            return self._app.state.open(self.store, name) if following is None else following.take_over()
+
+        held.start(given, opening, once=once)
+
+    def _end_some(self, table: ConsumerDescription) -> None:
+        """Stop shards that somebody else has, that were reset, that have new journals, or that shall rest."""
+        for held in list(self._held.values()):
+            row = table.states[held.index]
+            if row.holder != self.member:
+                held.leave()
+            is_running = held.progress.status == "running"
+            is_old = is_running and held.shard is not None and row.generation > held.shard.generation
+            if table.paused or is_old or self._journals_of(held.index) != held.journals:
+                held.stop()
+            if table.paused and not held.is_alive:
+                held.progress.say("paused")
+
+    def _reap(self) -> None:
+        """Look at shards whose life has ended."""
+        for held in list(self._held.values()):
+            if held.is_alive:
+                continue
+            error, held.error = held.error, None
+            if isinstance(error, Fenced):
+                logger.warning("shard %d was taken over: %s", held.index, error)
+                self._on_event("fenced", held.index, str(error))
+                held.progress.say("fenced", str(error))
+                held.leaving = True
+            elif error is not None:
+                self._on_event("failed", held.index, held.failed(error))
+                logger.error("shard %d failed and starts over", held.index, exc_info=error)
+            if held.leaving:
+                self._drop(held)
+
+    def _drop(self, held: Held) -> None:
+        """Give a shard back, whose life has ended."""
+        self._reporter.report(last=True)
+        del self._held[held.index]
+        self._reporter.forget(held.index)
+        with contextlib.suppress(Unavailable, NotFound):
+            self.store.commit([ops.ReleaseShards(self._app.name, self.member, [held.index])])
+        self._on_event("released", held.index, self.member)
+
+    def _give_back(self, table: ConsumerDescription) -> None:
+        """Let go of what is beyond this member's share, if it has been for a while."""
+        too_many = sharing.excess(table, [one.index for one in self._held.values() if not one.leaving])
+        if not too_many:
+            self._crowded_since = None
+            return
+        now = time.monotonic()
+        if self._crowded_since is None:
+            self._crowded_since = now
+        if now - self._crowded_since >= REBALANCE_S:
+            for index in too_many:
+                self._held[index].leave()
+
+    def _leave(self) -> None:
+        """Stop everything, and give everything back."""
+        for following in self._standbys.values():
+            following.stop()
+        self._standbys.clear()
+        for held in self._held.values():
+            held.leave()
+        for held in self._held.values():
+            held.join()
+        self._reporter.report(last=True)
+        with contextlib.suppress(Unavailable, NotFound):
+            self.store.commit([ops.ReleaseShards(self._app.name, self.member, None)])
+        for index in self._held:
+            self._on_event("released", index, self.member)
+        self._held.clear()
+
+    # -- standbys ---------------------------------------------------------------------------------------------------
+
+    def _follow_some(self, table: ConsumerDescription) -> None:
+        """Follow the shards that this member stands by for."""
+        for shard in table.states:
+            index = shard.index
+            stands_by = (
+                self._app.standbys > 0
+                and index not in self._held
+                and self.member in sharing.standbys_of(table, shard, self._app.standbys)
+            )
+            if stands_by and index not in self._standbys:
+                made = self._app.state.standby(self.store, ShardName(self._app.name, index))
+                if made is not None:
+                    self._standbys[index] = Following(made, index)
+                    self._on_event("following", index, self.member)
+            elif not stands_by and index in self._standbys:
+                self._standbys.pop(index).stop()
+
+    # -- once -------------------------------------------------------------------------------------------------------
+
+    def _run_once(self) -> None:
+        """Take every shard and let it read what there is."""
+        for index in range(self._app.shards):
+            held = self._wait_for(index)
+            if held is None:
+                return
+            self._start(held, once=True)
+        beat_at = time.monotonic()
+        while any(held.is_alive for held in self._held.values()):
+            if self._stopping.wait(self._beat_s / 20):
+                return
+            if time.monotonic() - beat_at >= self._beat_s:
+                beat_at = time.monotonic()
+                self._heartbeat()
+        for held in self._held.values():
+            if held.error is not None:
+                raise held.error
+
+    def _wait_for(self, index: int) -> Held | None:
+        """Take a shard, if need be when the lease of whoever had it is over. None if told to stop."""
+        is_told = False
+        while not self._stopping.is_set():
+            try:
+                return self._lease(index)
+            except Conflict as error:
+                if not is_told:
+                    logger.info("shard %d: %s", index, error)
+                    self._on_event("waiting", index, str(error))
+                is_told = True
+            self._heartbeat()
+            self._stopping.wait(self._beat_s)
+        return None
+
+
+def _ignore(what: str, shard: int, more: str) -> None:
+    """Nobody wants to know."""
+    del what, shard, more

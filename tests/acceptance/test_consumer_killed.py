@@ -1,0 +1,93 @@
+"""A consumer is killed at each durable step, in each kind of state; whoever starts next finishes or drops its work.
+
+Downstream readers count: nothing is lost, doubled, reordered or torn, in the output and in the state.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import detent
+from consumerworld import KINDS, check, consumes, place_of
+from detent import crash
+from processes import Processes
+
+TRANSACTION = (
+    "consumer.before_append", "consumer.after_append", "consumer.before_commit", "consumer.after_commit",
+    "consumer.before_ack", "consumer.after_ack",
+)  # fmt: skip
+STARTING = ("consumer.after_restore", "consumer.after_recover")
+SQL = ("state.sql.after_fence", "state.sql.after_restore", "state.sql.before_commit", "state.sql.after_commit")
+RECORDED = (
+    "state.recorded.before_handoff", "state.recorded.after_handoff", "state.recorded.after_snapshot",
+    "state.recorded.before_rename",
+)  # fmt: skip
+ONCE_A_LIFE = {*STARTING, "state.sql.after_fence", "state.sql.after_restore", *RECORDED[:2]}
+OWN = {"engine": (), "recorded": RECORDED, "sqlite": SQL, "postgres": SQL}
+CASES = [(kind, point) for kind in KINDS for point in (*STARTING, *TRANSACTION, *OWN[kind])]
+
+SENT = [b"m%d" % number for number in range(40)]
+SLOW = {"max_transaction": "10ms", "sleep": 0.002, "lease_ms": 50}
+"""A few messages a transaction, so that there are many."""
+
+
+def test_every_point_is_visited() -> None:
+    here = {point for point in crash.POINTS if point.startswith(("consumer.", "state."))}
+    assert here == {*STARTING, *TRANSACTION, *SQL, *RECORDED, "consumer.after_lease"}
+
+
+@pytest.fixture
+def url(store_dir: Path) -> str:
+    url = f"file:{store_dir}"
+    with detent.open(url) as store:
+        store.journal("in").append_many(SENT)
+    return url
+
+
+@pytest.mark.parametrize(("kind", "point"), CASES)
+def test_killed_at(url: str, tmp_path: Path, processes: Processes, kind: str, point: str) -> None:
+    place = place_of(kind, tmp_path)
+    given = {"url": url, "name": "c", "kind": kind, "place": place, "once": True, "options": SLOW}
+    if point in ONCE_A_LIFE:  # let there be something to restore
+        first = processes.start(consumes, environment={"DETENT_CRASH_AT": "consumer.after_commit:2"}, **given)
+        assert first.was_killed()
+    times = 1 if point in ONCE_A_LIFE else 2
+    child = processes.start(consumes, environment={"DETENT_CRASH_AT": f"{point}:{times}"}, **given)
+    assert child.was_killed(), f"{point} was never reached\n{child.errors()}"
+    again = processes.start(consumes, **given)
+    assert again.wait() == 0, again.errors()
+    with detent.open(url) as store:
+        check(store, "c", kind, place, SENT)
+        info = store.journal("out").info()
+        assert info.open_spans <= 1, "one transaction that died, at most"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_again_and_again(url: str, tmp_path: Path, processes: Processes, kind: str) -> None:
+    """At another step each time, before anybody has finished."""
+    place = place_of(kind, tmp_path)
+    given = {"url": url, "name": "c", "kind": kind, "place": place, "once": True, "options": SLOW}
+    for point in ("consumer.after_commit", "consumer.after_recover", "consumer.before_ack", "consumer.after_append"):
+        child = processes.start(consumes, environment={"DETENT_CRASH_AT": point}, **given)
+        assert child.was_killed(), point
+    again = processes.start(consumes, **given)
+    assert again.wait() == 0, again.errors()
+    with detent.open(url) as store:
+        check(store, "c", kind, place, SENT)
+
+
+def test_killed_between_the_lease_and_the_work(url: str, tmp_path: Path, processes: Processes) -> None:
+    """The shard is free again when the lease of the dead has run out."""
+    place = place_of("engine", tmp_path)
+    given = {"url": url, "name": "c", "kind": "engine", "place": place, "options": {"lease_ms": 50}}
+    child = processes.start(consumes, environment={"DETENT_CRASH_AT": "consumer.after_lease"}, **given)
+    assert child.was_killed(), child.errors()
+    other = processes.start(consumes, **given)
+    other.expect("started")
+    assert other.expect("taken")["shard"] == 0
+    with detent.open(url) as store:
+        store.consumer("c").await_processed("in", len(SENT) - 1, timeout="30s")
+        check(store, "c", "engine", place, SENT)
+    other.finish()

@@ -205,6 +205,7 @@ def test_where_a_source_begins(store: detent.Store, start: Any, raw: bool) -> No
 
 def test_a_full_outbox_ends_a_transaction(store: detent.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outboxes, "BYTES_MAX", 1000)
+    monkeypatch.setattr(shards, "LOOK_EVERY", 1)
     state = GatedState()
     store.journal("in").append_many([b"x" * 100] * 30)
     shard_of(store, echo(state=state)).run(once=True)
@@ -216,6 +217,7 @@ def test_a_state_with_many_changed_keys_ends_a_transaction(
     store: detent.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("detent.state.keyed.TOUCHED_MAX", 10)
+    monkeypatch.setattr(shards, "LOOK_EVERY", 1)
     state = GatedState(EngineState())
     app = Consumer("c", read="in", state=state)
 
@@ -477,6 +479,48 @@ def test_progress_is_in_committed_offsets(store: detent.Store, raw: bool) -> Non
         store.journal("in").append(b"3")
         life.wait_processed(**{"in": 4})
     assert committed(store, "out") == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_raw_source_that_has_not_committed_is_reset_too(store: detent.Store) -> None:
+    app = echo(read=Source("in", raw=True))
+    store.journal("in").append_many([b"a", b"b"])
+    register(store, app)
+    store.consumer("c").reset({"in": 1})
+    shard_of(store, app).run(once=True)
+    assert committed(store, "out") == [b"b"]
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_journal_that_is_named_again_goes_on_where_it_was(store: detent.Store, raw: bool) -> None:
+    store.journal("in").append(b"a")
+    store.journal("in2").append(b"x")
+    sources = [Source("in", raw=raw), Source("in2", raw=raw)]
+    shard_of(store, echo(read=sources)).run(once=True)
+    store.journal("in").append(b"b")
+    store.journal("in2").append(b"y")
+    shard_of(store, echo(read=sources[:1])).run(once=True)
+    shard_of(store, echo(read=sources)).run(once=True)
+    assert sorted(committed(store, "out")) == [b"a", b"b", b"x", b"y"]
+
+
+def test_a_coroutine_that_nobody_would_await_is_refused(store: detent.Store) -> None:
+    """A function that is not declared with `async def` and answers a coroutine would do nothing, in silence."""
+
+    async def consume(message: Any) -> None:
+        raise AssertionError("nobody calls this")
+
+    app = Consumer("c", read="in", state=PendingState())
+    made = []
+    app.consume(lambda message, state, publish: made.append(consume(message)) or made[-1])
+    store.journal("in").append(b"a")
+    with pytest.raises(Invalid, match="nobody awaits it"):
+        app.run(store=store, once=True)
+    made[0].close()
+    assert committed_offsets(store) is None
+
+
+def committed_offsets(store: detent.Store) -> Any:
+    return store.commit([shards.ops.FindShard("c", 0)])[0].checkpoint
 
 
 # -- keys, class, async -----------------------------------------------------------------------------------------

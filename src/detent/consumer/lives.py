@@ -106,10 +106,10 @@ class Held:
 
     def failed(self, error: BaseException) -> str:
         """Its life ended so. It starts over after a rest; answers what to tell of it."""
+        if time.monotonic() - self._started > STEADY_S:
+            self._retry_s, self._messages_max = RETRY_S, MESSAGES_MAX
         if isinstance(error, LimitExceeded) and self.shard is not None and self.shard.last_messages > 1:
             self._messages_max = self.shard.last_messages // 2  # a smaller transaction may fit
-        if time.monotonic() - self._started > STEADY_S:
-            self._retry_s = RETRY_S
         self._retry_at = time.monotonic() + self._retry_s
         self._retry_s = min(RETRY_S_MAX, self._retry_s * 2)
         text = why(error)

@@ -97,12 +97,13 @@ class Outlets:
         if not self._with_engine:
             return []
         own = outbox.entries.get(OWN, {})
-        return [calls.append_many(journal, chunk) for journal, entries in own.items() for chunk in _chunks(entries)]
+        parts = [own] if outbox.bytes <= CHUNK_BYTES else _transactions(own)
+        return [calls.append_many(journal, entries) for some in parts for journal, entries in some.items()]
 
     def append(self, outbox: Outbox) -> None:
         """Make the others durable, pending."""
         for name, by_journal in self._pending(outbox):
-            for some in _transactions(by_journal):
+            for some in [by_journal] if outbox.bytes <= CHUNK_BYTES else _transactions(by_journal):
                 self._publisher(name).publish_uncommitted_many(some)
 
     def build_intents(self) -> dict[str, list[AckIntent]]:
@@ -129,16 +130,26 @@ class Outlets:
                     f"the checkpoint holds acknowledgements for the output {name!r}, which this consumer does not have "
                     "any more: name it in outputs until they are written"
                 )
-            for intent in some:
-                try:
-                    self._stores[name].commit([intent.operation()])
-                except NotFound:
-                    logger.warning("the journal %r is gone, and so are the messages in it", intent.journal)
-                    missing.append(intent.journal)
-                except Fenced as error:
-                    if not is_reset:
-                        raise Invalid(_lost(intent.journal, error)) from error
-                    logger.error("%s", _lost(intent.journal, error))
+            try:
+                self._stores[name].commit([intent.operation() for intent in some])
+            except (NotFound, Fenced):
+                missing += self._recover_one_by_one(self._stores[name], some, is_reset)
+        return missing
+
+    @staticmethod
+    def _recover_one_by_one(store: Store, intents: list[AckIntent], is_reset: bool) -> list[str]:
+        """Those that can be sent, when not all can; the journals that are gone."""
+        missing: list[str] = []
+        for intent in intents:
+            try:
+                store.commit([intent.operation()])
+            except NotFound:
+                logger.warning("the journal %r is gone, and so are the messages in it", intent.journal)
+                missing.append(intent.journal)
+            except Fenced as error:
+                if not is_reset:
+                    raise Invalid(_lost(intent.journal, error)) from error
+                logger.error("%s", _lost(intent.journal, error))
         return missing
 
     def heads(self, outbox: Outbox) -> dict[str, int]:

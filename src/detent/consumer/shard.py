@@ -19,7 +19,7 @@ from detent.consumer.outbox import Outbox, Outlets
 from detent.consumer.progress import Progress
 from detent.consumer.sources import Sources, key_filter
 from detent.consumer.transaction import ConsumerTransaction, Sealed
-from detent.errors import Conflict
+from detent.errors import Conflict, Invalid
 from detent.journal import Message
 from detent.shard import operations as ops
 from detent.state.base import ShardName, ShardState
@@ -38,8 +38,16 @@ that rests for days would, when it starts again, send acknowledgements of produc
 MESSAGES_MAX: Final = 100_000
 """Messages of one transaction, if it has the time for so many."""
 
+LOOK_EVERY: Final = 16
+"""After how many messages it is looked whether a transaction is full, or the shard is to stop."""
+
 Caller = Callable[[Any], Any]
 """Runs a coroutine to its end."""
+
+_NOT_AWAITED: Final = (
+    "a function of the application answered a coroutine and is not declared with `async def`, so nobody awaits it: "
+    "declare it so, or decorate the asynchronous function itself"
+)
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,8 @@ class Shard:
         self._committer: Committer | None = None
         self._number = 0
         self._busy_at = 0.0
+        self._offsets_left: dict[str, int] = {}
+        self._raw_left: dict[str, RawPosition] = {}
         self._messages_max = messages_max
         self.last_messages = 0
         """How many messages the last transaction had that was handed over."""
@@ -153,17 +163,25 @@ class Shard:
         self.missing = self._outlets.recover(checkpoint.intents, is_reset=is_reset)
         crash.point("consumer.after_recover")
         self.generation, self._number = row.generation, checkpoint.transaction
-        if not is_reset:
-            return checkpoint
-        raw = {j: RawPosition(row.resets[j], 0, []) if j in row.resets else p for j, p in checkpoint.raw.items()}
-        offsets = {**checkpoint.offsets, **row.resets}
-        return Checkpoint(offsets, raw, {}, row.generation, checkpoint.transaction)
+        return self._reset(checkpoint, row.resets)
+
+    def _reset(self, checkpoint: Checkpoint, resets: Mapping[str, int]) -> Checkpoint:
+        """The checkpoint with other places to read from. Those of raw sources are positions."""
+        raw = {name for name in self._given.journals if self._app.source_of(name).raw}
+        return Checkpoint(
+            {**checkpoint.offsets, **{name: at for name, at in resets.items() if name not in raw}},
+            {**checkpoint.raw, **{name: RawPosition(at, 0, []) for name, at in resets.items() if name in raw}},
+        )
 
     def _open_sources(self, checkpoint: Checkpoint) -> None:
         app = self._app
         mine = key_filter(self._given.shard, app.shards) if app.partition == "key" and app.shards > 1 else None
         for journal in self._given.journals:
             self._sources.add(journal, app.source_of(journal), checkpoint, mine)
+        # Journals that are not read any more keep their places: they may be named again.
+        mine_now = set(self._given.journals)
+        self._offsets_left = {name: at for name, at in checkpoint.offsets.items() if name not in mine_now}
+        self._raw_left = {name: at for name, at in checkpoint.raw.items() if name not in mine_now}
 
     def _begins_late(self, checkpoint: Checkpoint) -> bool:
         """Whether a source begins at the end of its journal, as it is now: where that was must be durable, or a restart
@@ -182,7 +200,10 @@ class Shard:
             return False
         outbox = self._outlets.new_outbox()
         handle = self._state.begin(self._committer.wait_committed)
-        transaction = ConsumerTransaction(self._number + 1, self._given.shard, handle, outbox, time.monotonic())
+        began = time.monotonic()
+        transaction = ConsumerTransaction(
+            self._number + 1, self._given.shard, handle, outbox, began, began + self._app.max_s
+        )
         try:
             self._consume(transaction)
             if self._app.finalize_function is not None:
@@ -231,9 +252,10 @@ class Shard:
 
     def _submit(self, changes: Any, outbox: Outbox, messages: int) -> None:
         assert self._committer is not None
-        read = self._sources
-        sealed = Sealed(self._number, changes, read.offsets(), read.raw(), read.progress(), outbox, messages)
-        self._committer.submit(sealed)
+        offsets = {**self._offsets_left, **self._sources.offsets()}
+        raw = {**self._raw_left, **self._sources.raw()}
+        progress = self._sources.progress()
+        self._committer.submit(Sealed(self._number, changes, offsets, raw, progress, outbox, messages))
 
     def _consume(self, transaction: ConsumerTransaction) -> None:
         """Consume messages until the transaction is to end."""
@@ -254,13 +276,22 @@ class Shard:
                 return
             self._bell.wait(max(0.0, (app.min_s if elapsed < app.min_s else app.max_s) - elapsed))
 
+    def _is_full(self, transaction: ConsumerTransaction) -> bool:
+        """Whether the transaction takes no more messages. Asked before each one, it looks at the clock only, and now
+        and then at the rest."""
+        count = transaction.messages
+        if count % LOOK_EVERY == 0 or count >= self._messages_max:
+            return self._is_over(transaction)
+        return time.monotonic() >= transaction.ends
+
     def _is_over(self, transaction: ConsumerTransaction) -> bool:
-        return (
-            time.monotonic() - transaction.began >= self._app.max_s
+        """Whether the transaction is to end. One without a message is not."""
+        return transaction.messages > 0 and (
+            time.monotonic() >= transaction.ends
             or transaction.messages >= self._messages_max
             or transaction.outbox.is_full
             or self._state.is_full(transaction.state)
-            or (self._stopping and transaction.messages > 0)
+            or self._stopping
         )
 
     def _apply(self, transaction: ConsumerTransaction, source: Any, messages: list[Message]) -> None:
@@ -270,29 +301,29 @@ class Shard:
             return
         consume, state, publish = self._app.consume_function, transaction.state, transaction.publish
         for index, message in enumerate(messages):
-            if transaction.messages and self._is_over(transaction):
+            if self._is_full(transaction):
                 source.put_back(messages[index:])
                 return
-            consume(message, state, publish)
+            if hasattr(consume(message, state, publish), "__await__"):
+                raise Invalid(_NOT_AWAITED)
             transaction.messages += 1
-            source.consumed(message)
         source.drained()
 
     async def _apply_async(self, transaction: ConsumerTransaction, source: Any, messages: list[Message]) -> None:
         consume, state, publish = self._app.consume_function, transaction.state, transaction.publish
         for index, message in enumerate(messages):
-            if transaction.messages and self._is_over(transaction):
+            if self._is_full(transaction):
                 source.put_back(messages[index:])
                 return
             answer = consume(message, state, publish)
-            if answer is not None and hasattr(answer, "__await__"):
+            if hasattr(answer, "__await__"):
                 await answer
             transaction.messages += 1
-            source.consumed(message)
         source.drained()
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
         answer = function(*arguments)
-        if answer is not None and hasattr(answer, "__await__"):
-            assert self._given.run_coroutine is not None
+        if hasattr(answer, "__await__"):
+            if self._given.run_coroutine is None:
+                raise Invalid(_NOT_AWAITED)
             self._given.run_coroutine(answer)

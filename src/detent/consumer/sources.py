@@ -121,16 +121,13 @@ class CommittedSource:
         """The committed offset up to which everything is consumed."""
         return self.at
 
-    def consumed(self, message: Message) -> None:
-        """A message's effect is part of the transaction."""
-        self.at = message.offset + 1
-
     def drained(self) -> None:
         """All messages that were handed out are consumed."""
         self.at = self.read_to
 
     def put_back(self, messages: list[Message]) -> None:
-        """These were handed out and will be consumed in the next transaction."""
+        """These were handed out and will be consumed in the next transaction; those before them are consumed."""
+        self.at = messages[0].offset
         self._ready = messages
 
 
@@ -220,13 +217,9 @@ class RawSource:
                 at = message.position
                 yield Envelope(self.journal, at, at + 1, producer, message.clock, message.flags, message)
 
-    def consumed(self, message: Message) -> None:
-        """Its effect is part of the transaction: look for the next one, which says so to the sequencer."""
-        del message
-        self._next = self._step()
-
     def drained(self) -> None:
-        """Nothing is kept but what the sequencer knows."""
+        """The message that was handed out is consumed: look for the next one, which says so to the sequencer."""
+        self._next = self._step()
 
     def put_back(self, messages: list[Message]) -> None:
         """It was handed out and will be consumed in the next transaction."""

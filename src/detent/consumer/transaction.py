@@ -15,7 +15,7 @@ class ConsumerTransaction:
     shard's transactions over all its lives, `shard` is the shard's number.
     """
 
-    def __init__(self, number: int, shard: int, state: Any, outbox: Outbox, began: float) -> None:
+    def __init__(self, number: int, shard: int, state: Any, outbox: Outbox, began: float, ends: float) -> None:
         self.number = number
         self.shard = shard
         self.state = state
@@ -23,6 +23,7 @@ class ConsumerTransaction:
         self.publish = outbox.publish
         self.messages = 0
         self.began = began
+        self.ends = ends
 
 
 class Sealed:

@@ -298,12 +298,12 @@ class ShardMachine:
                 "another process has opened the shard; stop this one"
             )
         self._check_sources(op.consumer, self._consumer(op.consumer), op.processed)
-        number, write = shard.number, self._rows.write
-        write(records.checkpoint_key(number), op.checkpoint, context)
-        for key, value in op.puts.items():
-            write(records.state_key(number, key), value, context)
-        for key in op.deletes:
-            write(records.state_key(number, key), None, context)
+        number = shard.number
+        prefix = records.state_key(number, "")
+        changes: dict[bytes, bytes | None] = {prefix + key.encode(): value for key, value in op.puts.items()}
+        changes.update((prefix + key.encode(), None) for key in op.deletes)
+        changes[records.checkpoint_key(number)] = op.checkpoint
+        self._rows.write_many(changes, context)
         if op.fence > self._reports.report(number).stale_fence:
             self._reports.note_progress(number, op.processed, {}, context)
         return Done()

@@ -4,6 +4,7 @@ store before it and need not ask the owner."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -64,6 +65,10 @@ class StateReader:
             return None
         with self._reader.view() as view:
             return read_state(view, number, keys)
+
+    def view(self) -> AbstractContextManager[View] | None:
+        """What is there at this moment, for many reads in a row; let go of it soon."""
+        return None if self._reader is None else self._reader.view()
 
     def scan(self, number: int, prefix: str = "", after: str = "", limit: int | None = None) -> Page | None:
         """A page of the entries whose keys begin with a prefix and come after a key."""

@@ -174,6 +174,17 @@ class Rows:
         if kept is not None:
             self.keep_progress(number, Progress({}, kept.published, generation), context)
 
+    def write_many(self, changes: dict[bytes, bytes | None], context: Context) -> None:
+        """The same for many records, taken back together."""
+        before = {key: self.writes[key] for key in changes.keys() & self.writes.keys()}
+        context.undo.append(partial(self._take_back, list(changes), before))
+        self.writes.update(changes)
+
+    def _take_back(self, keys: list[bytes], before: dict[bytes, bytes | None]) -> None:
+        for key in keys:
+            del self.writes[key]
+        self.writes.update(before)
+
     def write(self, key: bytes, value: bytes | None, context: Context) -> None:
         """Put a record, or delete it with None, when the group is flushed."""
         context.undo.append(partial(_put_back, self.writes, key, self.writes.get(key, _MISSING)))

@@ -7,10 +7,13 @@ own store became visible in the very commit that moved its offsets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
 from detent.engine import Operation
+from detent.kv import View
 from detent.shard import operations as ops
+from detent.shard.reading import read_state
 from detent.state.base import ShardName, ShardState, State
 from detent.state.checkpoint import Checkpoint
 from detent.state.keyed import Changes, Entries, KeyedState, Space
@@ -42,13 +45,16 @@ class EngineShardState(ShardState):
         self._shard = shard
         self._fence = 0
         self._unsettled: Changes = {}
+        self._entries: _StoredEntries | None = None
         self._space: Space | None = None
 
     def restore(self) -> Checkpoint | None:
         opened: ops.ShardOpened = self._store.commit([ops.OpenShard(self._shard.consumer, self._shard.shard)])[0]
         self._fence = opened.fence
         self._unsettled = {}
-        self._space = Space(_StoredEntries(self._store, self._shard, opened.number), kept_max=KEPT_MAX)
+        self._let_go()
+        self._entries = _StoredEntries(self._store, self._shard, opened.number)
+        self._space = Space(self._entries, kept_max=KEPT_MAX)
         return None if opened.checkpoint is None else Checkpoint.decode(opened.checkpoint)
 
     def begin(self, settled: Callable[[], None]) -> KeyedState:
@@ -62,6 +68,7 @@ class EngineShardState(ShardState):
 
     def seal(self, handle: KeyedState) -> Changes:
         self._unsettled = handle.seal()
+        self._let_go()
         return self._unsettled
 
     def commit(self, sealed: Changes, checkpoint: Checkpoint, outputs: Sequence[Operation]) -> None:
@@ -80,22 +87,42 @@ class EngineShardState(ShardState):
 
     def discard(self, handle: KeyedState) -> None:
         handle.discard()
+        self._let_go()
+
+    def close(self) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._entries is not None:
+            self._entries.let_go()
 
 
 class _StoredEntries(Entries):
-    """The entries of one shard, in the store."""
+    """The entries of one shard, in the store. Where there are files, a transaction reads through one view of them: what
+    it reads is changed by nobody else, and what is not durable yet is in memory."""
 
     def __init__(self, store: Store, shard: ShardName, number: int) -> None:
         self._store = store
         self._shard = shard
         self._number = number
+        self._viewing: AbstractContextManager[View] | None = None
+        self._view: View | None = None
 
     def load(self, key: str) -> bytes | None:
-        found = self._store.states.read(self._number, [key])
-        if found is None:  # no files here: the owner is asked
-            question = ops.ReadShardState(self._shard.consumer, self._shard.shard, [key])
-            found = self._store.commit([question])[0].values
-        return found[0]
+        if self._view is None:
+            self._viewing = self._store.states.view()
+            if self._viewing is None:  # no files here: the owner is asked
+                question = ops.ReadShardState(self._shard.consumer, self._shard.shard, [key])
+                values: list[bytes | None] = self._store.commit([question])[0].values
+                return values[0]
+            self._view = self._viewing.__enter__()
+        return read_state(self._view, self._number, [key])[0]
+
+    def let_go(self) -> None:
+        """A transaction has ended, and its view with it."""
+        viewing, self._viewing, self._view = self._viewing, None, None
+        if viewing is not None:
+            viewing.__exit__(None, None, None)
 
     def scan(self, prefix: str) -> Iterator[tuple[str, bytes]]:
         after, more = "", True

@@ -22,13 +22,15 @@ KEY_BYTES_MAX: Final = 400
 VALUE_BYTES_MAX: Final = 1 << 20
 """A value is read and written whole. What is larger belongs under several keys."""
 
-TOUCHED_MAX: Final = 20_000
+TOUCHED_MAX: Final = 50_000
 """Keys that a transaction uses before it ends: they are encoded, compared and written together."""
 
 Changes = dict[str, bytes | None]
 """What a transaction changed: the new value of each key as JSON, None for those that were removed."""
 
 _ABSENT: Final = object()
+_UNKNOWN: Final = object()
+_MUTABLE: Final = (dict, list)
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
 
@@ -63,10 +65,15 @@ class Space:
             self._values = {key: self._values[key] for key in unsettled}
             self._encoded = dict(unsettled)
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is in memory. A key that is there can be given another value; for others there is `put`."""
+        return self._values
+
     def get(self, key: str) -> Any:
         """A value, or `_ABSENT`."""
-        found = self._values.get(key, self)
-        if found is not self:
+        found = self._values.get(key, _UNKNOWN)
+        if found is not _UNKNOWN:
             return found
         check_key(key)
         raw = self._entries.load(key)
@@ -122,6 +129,7 @@ class KeyedState(MutableMapping[str, Any]):
 
     def __init__(self, space: Space) -> None:
         self._space = space
+        self._known = space.values
         self._touched: dict[str, None] = {}
         self._sealed = False
 
@@ -130,19 +138,31 @@ class KeyedState(MutableMapping[str, Any]):
             raise Invalid("this state belongs to a transaction that has ended: use the one that consume() was given")
         return self._space
 
-    def __getitem__(self, key: str) -> Any:
-        value = self._live().get(key)
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or the default."""
+        value = self._known.get(key, _UNKNOWN)
+        if value is _UNKNOWN:
+            value = self._live().get(key)
         if value is _ABSENT:
-            raise KeyError(key)
-        if isinstance(value, dict | list):
+            return default
+        if type(value) in _MUTABLE:
             self._touched[key] = None  # it may be changed in place
+        return value
+
+    def __getitem__(self, key: str) -> Any:
+        value = self.get(key, _UNKNOWN)
+        if value is _UNKNOWN:
+            raise KeyError(key)
         return value
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and self._live().get(key) is not _ABSENT
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._live().put(key, value)
+        if key in self._known:
+            self._known[key] = value
+        else:
+            self._live().put(key, value)
         self._touched[key] = None
 
     def __delitem__(self, key: str) -> None:
@@ -170,14 +190,18 @@ class KeyedState(MutableMapping[str, Any]):
     def seal(self) -> Changes:
         """What the transaction changed. Nobody uses this object afterwards."""
         changes = self._live().changes(list(self._touched))
-        self._sealed = True
+        self._end()
         return changes
 
     def discard(self) -> None:
         """The transaction will not commit."""
         if not self._sealed:
-            self._sealed = True
+            self._end()
             self._space.take_back(list(self._touched))
+
+    def _end(self) -> None:
+        self._sealed = True
+        self._known = {}
 
 
 def check_key(key: str) -> None:

@@ -25,6 +25,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 import postgresserver
 from detent import crash, databases
 from detent.errors import Fenced, Invalid, OutcomeUnknown, Unavailable
+from detent.state import sql
 from detent.state.base import ShardName, State
 from detent.state.sql import SqlHandle, SqlShard, SqlState
 from processes import Io, Processes, eventually
@@ -41,6 +42,12 @@ CREATE = "CREATE TABLE totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL)"
 PUT = "INSERT INTO totals (name, value) VALUES (:name, :value) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 GET = "SELECT value FROM totals WHERE name = :name"
 FENCE = "SELECT fence FROM detent_shards WHERE shard = 0"
+
+
+@pytest.fixture(autouse=True)
+def count_fences_from_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that tests can say which fence is expected; they begin at random otherwise."""
+    monkeypatch.setattr(sql, "_FENCE_BITS", 0)
 
 
 class Database:
@@ -693,6 +700,7 @@ def test_an_engine_of_the_users_own_is_durable_here_and_left_alone_elsewhere(dat
 
 def in_child_process(io: Io, url: str, point: str) -> None:
     """Restore, commit once, and commit again with a crash point armed."""
+    sql._FENCE_BITS = 0
     shard = SqlState(url).open(STORE, SHARD)
     shard.restore()
     commit(shard, 1, a=1)
@@ -841,3 +849,28 @@ def test_a_connection_that_is_lost_in_a_transaction_is_unavailable(postgres: Dat
     shard.discard(handle)
     commit(shard, 1, a=2)
     assert postgres.value("a") == 2
+
+
+def test_a_zombie_of_a_shard_whose_row_was_deleted_stays_out(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To begin anew somebody deletes the row. The next fence must be none that was ever given."""
+    monkeypatch.undo()
+    zombie = database.shard()
+    handle = zombie.begin(at_once)
+    database.execute("DELETE FROM detent_shards")
+    heir = database.shard()
+    commit(heir, 1, a=1)
+    with pytest.raises(Fenced):
+        zombie.commit(zombie.seal(handle), numbered(9), [])
+    commit(heir, 2, a=2)
+
+
+@pytest.mark.parametrize("statement", ["/* done */ COMMIT", "-- x\nCOMMIT", " ; commit", "/**/ROLLBACK"])
+def test_comments_do_not_hide_an_ending(database: Database, statement: str) -> None:
+    shard = database.shard()
+    handle = shard.begin(at_once)
+    put(handle, "a", 1)
+    with pytest.raises(Invalid, match="ended the transaction"):
+        handle.execute(statement)
+    shard.discard(handle)

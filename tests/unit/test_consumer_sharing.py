@@ -14,7 +14,7 @@ import pytest
 import detent
 from detent.consumer import Consumer, Worker, lives, sharing, worker
 from detent.consumer.progress import Progress
-from detent.errors import NotFound, Unavailable
+from detent.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Unavailable
 from detent.shard.operations import ConsumerDescription, MemberDescription, ShardDescription
 from detent.state import RecordedState
 from processes import eventually
@@ -53,7 +53,7 @@ def test_a_shard_that_became_free_is_left_to_its_standby_for_a_while() -> None:
     assert sharing.wanted(found, standby, 1, [0.0], []) == [0]
     assert [sharing.wanted(found, other, 1, [0.0], []) for other in others] == [[], []]
     assert sharing.wanted(found, others[0], 1, [sharing.STANDBY_FIRST_S], []) == [0]
-    assert sharing.wanted(found, standby, 1, [0.0], [7, 8]) == [0], "also beyond its share"
+    assert sharing.wanted(found, standby, 1, [5.0], [7]) == [], "one that has its share gives the others the time"
 
 
 def test_standbys_do_not_hold_the_shard_and_all_agree_on_them() -> None:
@@ -267,6 +267,79 @@ def test_a_standby_takes_over(store: detent.Store, tmp_path: Path) -> None:
             store.journal("in/0").append(b"1")
             store.consumer("c").await_processed("in/0", 1, timeout="30s")
     assert committed(store, "out/0") == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("lost", ["LeaseShard", "ReleaseShards"])
+def test_a_lost_answer_leaves_no_shard_to_nobody(store: detent.Store, lost: str) -> None:
+    """The lease is this member's, or still is, and it does not know: every heartbeat would renew it."""
+    app = copying(read="in/0", shards=1)
+    store.journal("in/0").append(b"0")
+    real, failures = store.commit, [1]
+
+    def losing(operations: list[Any]) -> list[Any]:
+        is_it = type(operations[0]).__name__ == lost and failures
+        if is_it and lost == "ReleaseShards":
+            failures.pop()
+            raise Unavailable("not sent")
+        done = real(operations)
+        if is_it:
+            failures.pop()
+            raise OutcomeUnknown("nobody answered")
+        return done
+
+    store.commit = losing  # type: ignore[method-assign]
+    a = Member(app, store, "a")
+    with members(a):
+        eventually(lambda: store.consumers())
+        if lost == "ReleaseShards":
+            store.consumer("c").await_processed("in/0", 0, timeout="30s")
+            a.worker._held[0].leave()
+            eventually(lambda: not failures, what="the lost word")
+            store.journal("in/0").append(b"1")
+        store.consumer("c").await_processed("in/0", store.journal("in/0").next_offset() - 1, timeout="30s")
+    assert failures == []
+
+
+def test_a_member_that_joins_gets_its_share_although_others_stand_by(store: detent.Store, tmp_path: Path) -> None:
+    """Whoever gives a shard back does not take it again as its standby."""
+    apps = [copying(read=["in/0", "in/1"], shards=2, standbys=1, state=RecordedState(tmp_path / name)) for name in "ab"]
+    a = Member(apps[0], store, "a")
+    with members(a):
+        eventually(lambda: store.consumers() and holders(store) == ["a"] * 2)
+        b = Member(apps[1], store, "b")
+        with members(b):
+            eventually(lambda: Counter(holders(store)) == {"a": 1, "b": 1}, what="a share for each")
+
+
+def test_a_paused_consumer_does_not_run_once(store: detent.Store) -> None:
+    app = copying(read="in/0", shards=1)
+    app.run(store=store, once=True)
+    store.consumer("c").pause()
+    with pytest.raises(Conflict, match="resume it first"):
+        app.run(store=store, once=True)
+
+
+def test_an_error_of_the_application_is_not_taken_for_a_fence(store: detent.Store) -> None:
+    app = Consumer("c", read="in", state=PendingState())
+
+    @app.consume
+    def consume(message: Any, state: Any, publish: Any) -> None:
+        raise Fenced("of something else")
+
+    store.journal("in").append(b"a")
+    a = Member(app, store, "a")
+    with members(a):
+        eventually(lambda: store.consumers() and store.consumer("c").info().shards[0].status == "failed")
+        assert holders(store) == ["a"]
+
+
+def test_a_pattern_does_not_match_the_consumers_own_log(store: detent.Store, tmp_path: Path) -> None:
+    app = Consumer("c", read="c/*", state=RecordedState(tmp_path))
+    app.consume(lambda message, state, publish: state.update(n=state.get("n", 0) + 1))
+    store.journal("c/in").append(b"a")
+    app.run(store=store, once=True)
+    app.run(store=store, once=True)
+    assert store.consumer("c").info().sources == {"c/in": 0}
 
 
 def test_the_owner_forgets_reports_and_hears_them_again(store: detent.Store) -> None:

@@ -184,13 +184,8 @@ def test_a_journal_that_does_not_exist_yet(store: detent.Store) -> None:
     assert committed(store, "out") == [b"first"]
 
 
-@pytest.mark.parametrize("start", ["earliest", "latest", 2])
-@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize(("start", "raw"), [("earliest", False), ("latest", False), (2, False), ("earliest", True)])
 def test_where_a_source_begins(store: detent.Store, start: Any, raw: bool) -> None:
-    if raw and start == 2:
-        with pytest.raises(Invalid, match="positions"):
-            Source("in", start=2, raw=True)
-        return
     store.journal("in").append_many([b"a", b"b", b"c"])
     app = echo(read=Source("in", start=start, raw=raw))
     shard_of(store, app).run(once=True)
@@ -521,6 +516,106 @@ def test_a_coroutine_that_nobody_would_await_is_refused(store: detent.Store) -> 
 
 def committed_offsets(store: detent.Store) -> Any:
     return store.commit([shards.ops.FindShard("c", 0)])[0].checkpoint
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("read", ["in", "in*"])
+def test_a_longer_journal_of_the_same_name_is_another_one(store: detent.Store, raw: bool, read: str) -> None:
+    """Nothing of it is skipped in silence, although the offset that the shard has is there."""
+    app = echo(read=Source(read, raw=raw))
+    given: Any = {"journals": ["in"]}
+    store.journal("in").append_many([b"a", b"b"])
+    shard_of(store, app, **given).run(once=True)
+    store.journal("in").delete()
+    store.journal("in").append_many([b"%d" % number for number in range(10)])
+    with pytest.raises(NotFound, match="deleted, or is another one"):
+        shard_of(store, app, **given).run(once=True)
+    store.consumer("c").reset({"in": 0})
+    shard_of(store, app, **given).run(once=True)
+    assert committed(store, "out")[2:] == [b"%d" % number for number in range(10)]
+
+
+def test_a_source_is_not_read_in_two_ways(store: detent.Store) -> None:
+    store.journal("in").append(b"a")
+    for one, other in ((False, True), (True, False)):
+        name = f"c-{one}"
+        shard_of(store, echo(name, read=Source("in", raw=one))).run(once=True)
+        with pytest.raises(Conflict, match="is to read it otherwise"):
+            shard_of(store, echo(name, read=Source("in", raw=other))).run(once=True)
+        store.consumer(name).reset({"in": 1})
+        shard_of(store, echo(name, read=Source("in", raw=other))).run(once=True)
+    assert committed(store, "out") == [b"a", b"a"]
+
+
+def test_promises_of_an_earlier_life_are_settled_too(store: detent.Store) -> None:
+    app = echo()
+    store.journal("in").append(b"a")
+    fail_after_commit(shard_of(store, app))
+    shard_of(store, app).run(once=True)
+    assert committed(store, "out") == [b"a"]
+    assert Checkpoint.decode(committed_offsets(store)).intents == {}
+
+
+def test_what_a_shard_passes_over_is_durable(store: detent.Store) -> None:
+    """Or it would look for it again after it is gone."""
+    app = Consumer("c", read="in", state=PendingState(), shards=2, partition="key")
+    app.consume(lambda message, state, publish: publish("out", message.body))
+    keys = [b"k%d" % number for number in range(50)]
+    others = [key for key in keys if not key_filter(1, 2)(detent.Message(body=b"", key=key, producer=b"", clock=0))]
+    store.journal("in").append_many([(b"x", key) for key in others])
+    shard_of(store, app, shard=1).run(once=True)
+    store.journal("in").trim(len(others))
+    shard_of(store, app, shard=1).run(once=True)
+    assert committed(store, "out") == []
+
+
+def test_a_shard_that_starts_again_says_how_far_it_has_written(store: detent.Store) -> None:
+    for state in (PendingState(), EngineState()):
+        app = echo(type(state).__name__, state=state)
+        store.journal("in").append(b"a")
+        with pytest.raises(Unavailable):
+            one = shard_of(store, app)
+            commit = one._state.commit
+            one._state.commit = lambda *given, commit=commit: (commit(*given), fail())  # type: ignore[method-assign]
+            one.run(once=True)
+        again = shard_of(store, app)
+        again.run(once=True)
+        assert again._progress.published == {"out": store.journal("out").next_offset()}
+
+
+def fail() -> None:
+    raise Unavailable("died after the commit")
+
+
+def test_what_ended_with_its_transaction_cannot_be_used(store: detent.Store) -> None:
+    kept: list[Any] = []
+    app = Consumer("c", read="in", state=PendingState())
+
+    @app.consume
+    def consume(message: Any, state: Any, publish: Any) -> None:
+        kept.append(publish)
+        kept[0]("out", message.body)
+
+    store.journal("in").append(b"a")
+    shard_of(store, app).run(once=True)
+    store.journal("in").append(b"b")
+    with pytest.raises(Invalid, match="belongs to a transaction that has ended"):
+        shard_of(store, app).run(once=True)
+    assert committed(store, "out") == [b"a"]
+
+
+def test_a_function_with_a_yield_is_refused() -> None:
+    app = Consumer("c", read="in")
+
+    def consume(message: Any, state: Any, publish: Any) -> Any:
+        yield message
+
+    async def finalize(transaction: Any) -> Any:
+        yield transaction
+
+    for decorate, function in ((app.consume, consume), (app.finalize, finalize), (app.consume, 7)):
+        with pytest.raises(Invalid):
+            decorate(function)
 
 
 # -- keys, class, async -----------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -102,6 +104,25 @@ def test_what_is_not_durable_yet_is_never_let_go() -> None:
     assert dict(KeyedState(space)) == {f"k{number}": number for number in range(5)}
 
 
+def test_a_value_is_a_copy_and_nobody_elses() -> None:
+    """Whether two keys share an object must not depend on when a process was restarted between them."""
+    space = Space(Stored(), kept_max=10)
+    state = KeyedState(space)
+    mine = [1]
+    state["a"] = mine
+    state["b"] = state["a"]
+    mine.append(2)
+    state["a"].append(3)
+    held = state["a"]
+    assert dict(state) == {"a": [1, 3], "b": [1]}
+    state.seal()
+    held.append(4)
+    assert dict(KeyedState(space)) == {"a": [1, 3], "b": [1]}
+    later = KeyedState(space)
+    later.setdefault("c", {})["n"] = 1
+    assert later.seal() == {"c": b'{"n":1}'}
+
+
 @pytest.mark.parametrize("key", ["", 7, None, "\ud800", "x" * (KEY_BYTES_MAX + 1)])
 def test_what_is_no_key(key: Any) -> None:
     state = KeyedState(Space(Stored(), kept_max=10))
@@ -114,8 +135,14 @@ def test_what_is_no_key(key: Any) -> None:
 
 def test_what_is_no_value() -> None:
     state = KeyedState(Space(Stored(), kept_max=10))
-    state["a"] = object()
     with pytest.raises(Invalid, match="'a' cannot be written as JSON"):
+        state["a"] = object()
+    for value in ({1: 2}, {1, 2}, (1,), math.inf, math.nan, [math.inf], {"a": (1,)}, datetime.now(UTC), b"bytes"):
+        with pytest.raises(Invalid, match="is not JSON"):
+            state["a"] = value
+    state["a"] = []
+    state["a"].append({1: 2})
+    with pytest.raises(Invalid, match="is not JSON"):
         state.seal()
     state["a"] = "x" * VALUE_BYTES_MAX
     with pytest.raises(LimitExceeded, match="use several keys"):

@@ -60,7 +60,8 @@ class Source:
     """A journal to read, or all whose names match a pattern such as ``orders/*``.
 
     `start` says where a shard begins that has no checkpoint: "earliest", "latest", or an offset. `raw` reads the stored
-    rows and sequences them itself, instead of following the journal's committed index; the messages are the same.
+    rows from the earliest on and sequences them itself, instead of following the journal's committed index; the
+    messages are the same.
     """
 
     journal: str
@@ -72,8 +73,11 @@ class Source:
             names.check_name(self.journal, "journal")
         if self.start not in {"earliest", "latest"} and (not isinstance(self.start, int) or self.start < 0):
             raise Invalid(f"start is 'earliest', 'latest' or an offset, not {self.start!r}")
-        if self.raw and self.start not in {"earliest", "latest"}:
-            raise Invalid("a raw source starts at 'earliest' or 'latest': it has positions, not offsets")
+        if self.raw and self.start != "earliest":
+            raise Invalid(
+                "a raw source starts at 'earliest': it has positions, not offsets, and from the middle of a journal on "
+                "it would see transactions without their beginning"
+            )
 
     @property
     def is_pattern(self) -> bool:
@@ -138,8 +142,8 @@ class Consumer:
             raise Invalid(f"partition is 'journal' or 'key', not {partition!r}")
         self.partition: Partition = partition
         self.outputs = dict(outputs or {})
-        if "" in self.outputs:
-            raise Invalid("outputs name other stores; the consumer's own needs no name")
+        for output in self.outputs:
+            names.check_name(output, "output")
         self.min_s = milliseconds(min_transaction) / 1000
         self.max_s = milliseconds(max_transaction) / 1000
         if not self.max_s > 0 or self.min_s > self.max_s:
@@ -158,6 +162,7 @@ class Consumer:
         """Decorator of the function that takes (message, state, publish). It may be ``async def``."""
         if self._consume is not None:
             raise Invalid(f"the consumer {self.name!r} has a consume function already")
+        _check_function(function, "consume")
         self._consume = function
         return function
 
@@ -165,6 +170,7 @@ class Consumer:
         """Decorator of the function that takes the transaction, once, after its last message."""
         if self._finalize is not None:
             raise Invalid(f"the consumer {self.name!r} has a finalize function already")
+        _check_function(function, "finalize")
         self._finalize = function
         return function
 
@@ -202,6 +208,14 @@ class Consumer:
         from detent.consumer.running import run_async
 
         await run_async(self, store=store, once=once)
+
+
+def _check_function(function: Any, what: str) -> None:
+    """Refuse what would do nothing when it is called."""
+    if not callable(function):
+        raise Invalid(f"{what} is a function, not {function!r}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise Invalid(f"the {what} function has a `yield` in it, so that calling it does nothing: publish() instead")
 
 
 def _sources(read: str | Source | Iterable[str | Source]) -> tuple[Source, ...]:

@@ -13,39 +13,46 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Final
+
+import msgspec
 
 from detent import crash
 from detent.consumer.outbox import Outlets
 from detent.consumer.progress import Progress
 from detent.consumer.transaction import Sealed
+from detent.errors import Fenced
 from detent.state.base import ShardState
 from detent.state.checkpoint import Checkpoint
 
+WROTE_MAX: Final = 100
+"""Journals that a checkpoint names because they were published to lately: who waits for a message is told how far they
+are, also by a shard that has just started."""
+
 
 class Committer:
-    """Commits the transactions of one shard, in order. `stamp` is what every checkpoint of this life says of the shard:
-    its generation, its number, and when its consumer was made."""
+    """Commits the transactions of one shard, in order. `restored` is the checkpoint that this life began with."""
 
     def __init__(
         self,
         state: ShardState,
         outlets: Outlets,
         progress: Progress,
-        stamp: tuple[int, int, int],
+        restored: Checkpoint,
         rung: Callable[[], None],
         name: str,
     ) -> None:
         self._state = state
         self._outlets = outlets
         self._progress = progress
-        self._stamp = stamp
+        self._wrote = dict.fromkeys(restored.wrote)
         self._rung = rung
         self._changed = threading.Condition()
         self._job: Sealed | None = None
         self._is_committed = True
         self._failure: BaseException | None = None
         self._closed = False
-        self.has_promised = False
+        self.has_promised = bool(restored.intents)
         """Whether the last checkpoint has acknowledgements in it, which are written by now."""
         self._thread = threading.Thread(target=self._run, name=f"detent-commit-{name}", daemon=True)
         self._thread.start()
@@ -57,6 +64,11 @@ class Committer:
         """Whether the last transaction is done: committed and acknowledged."""
         self.raise_failure()
         return self._job is None
+
+    @property
+    def was_fenced(self) -> bool:
+        """Whether a commit was refused because another process has the state."""
+        return isinstance(self._failure, Fenced)
 
     def raise_failure(self) -> None:
         """Raise what stopped the last transaction."""
@@ -117,8 +129,9 @@ class Committer:
         self._outlets.append(job.outbox)
         crash.point("consumer.after_append")
         intents = self._outlets.build_intents()
-        generation, shard, born_ms = self._stamp
-        checkpoint = Checkpoint(job.offsets, job.raw, intents, generation, job.number, shard, born_ms)
+        written = job.outbox.written()
+        self._note_written(written)
+        checkpoint = msgspec.structs.replace(job.read, intents=intents, wrote=list(self._wrote))
         crash.point("consumer.before_commit")
         self._state.commit(job.changes, checkpoint, self._outlets.operations(job.outbox))
         crash.point("consumer.after_commit")
@@ -129,4 +142,12 @@ class Committer:
         crash.point("consumer.before_ack")
         self._outlets.acknowledge(intents)
         crash.point("consumer.after_ack")
-        self._progress.advance(job.progress, self._outlets.heads(job.outbox), job.messages)
+        self._progress.advance(job.progress, self._outlets.heads(written), job.messages)
+
+    def _note_written(self, written: list[tuple[str, str]]) -> None:
+        """Remember which journals were written to last."""
+        for one in written[-WROTE_MAX:]:
+            self._wrote.pop(one, None)
+            self._wrote[one] = None
+        while len(self._wrote) > WROTE_MAX:
+            del self._wrote[next(iter(self._wrote))]

@@ -64,9 +64,9 @@ class Held:
         return max(self._generation, 0 if self.shard is None else self.shard.generation)
 
     @property
-    def number(self) -> int:
-        """The shard's number in the store; 0 as long as it is not known."""
-        return 0 if self.shard is None else self.shard.number
+    def was_fenced(self) -> bool:
+        """Whether it ended because another process has its state."""
+        return self.shard is not None and self.shard.was_fenced
 
     def start(self, given: Assignment, opening: Opening, *, once: bool = False) -> None:
         """A new life, in a thread of its own."""
@@ -130,8 +130,8 @@ class Following:
         while not self._stopped:
             try:
                 self._standby.follow(lambda: self._stopped)
-            except DetentError as error:
-                logger.warning("following a shard failed, and is tried again: %s", error)
+            except Exception as error:
+                logger.warning("following a shard failed, and is tried again: %s", error, exc_info=error)
                 time.sleep(RETRY_S)
 
     def take_over(self) -> ShardState:

@@ -7,7 +7,7 @@ checkpoint, the checkpoint before the acknowledgements, and these before anythin
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +17,7 @@ from detent.errors import Denied, Fenced, Invalid, NotFound
 from detent.journal import AckIntent, Publisher, calls
 from detent.journal import operations as ops
 from detent.journal.calls import Entry
+from detent.names import NAME_MAX
 
 if TYPE_CHECKING:
     from detent.store import Store
@@ -44,6 +45,7 @@ class Outbox:
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
+        self._sealed = False
         self.bytes = 0
         self.entries: dict[str, dict[str, list[Entry]]] = {}
         self._journals = 0
@@ -61,6 +63,8 @@ class Outbox:
 
         `store` is a name of the consumer's `outputs`, if the journal is not in the consumer's own store.
         """
+        if self._sealed:
+            raise Invalid("this publish belongs to a transaction that has ended: use the one that consume() was given")
         if store not in self._names:
             raise Invalid(f"{store!r} is no output of this consumer; it has {sorted(self._names - {OWN})}")
         is_plain = type(body) is bytes and len(body) <= MESSAGE_BYTES_MAX and key is None and not headers
@@ -72,6 +76,14 @@ class Outbox:
             self._journals += 1
         known.append(entry)
         self.bytes += MESSAGE_COST + (len(body) if is_plain else _size(entry))
+
+    def seal(self) -> None:
+        """The transaction takes no more messages."""
+        self._sealed = True
+
+    def written(self) -> list[tuple[str, str]]:
+        """The journals that get messages, with the names of their stores."""
+        return [(name, journal) for name, by_journal in self.entries.items() for journal in by_journal]
 
     @property
     def is_full(self) -> bool:
@@ -152,15 +164,15 @@ class Outlets:
                 logger.error("%s", _lost(intent.journal, error))
         return missing
 
-    def heads(self, outbox: Outbox) -> dict[str, int]:
-        """The next offsets of the journals that a finished transaction has published to; other stores' journals have
-        the store's name before them."""
+    def heads(self, written: Iterable[tuple[str, str]]) -> dict[str, int]:
+        """The next offsets of journals that were published to; other stores' journals have the store's name before
+        them. What is too long for a name then is left out."""
         found = {}
-        for name, by_journal in outbox.entries.items():
-            reader = self._stores[name].reader
-            for journal in by_journal:
+        for name, journal in written:
+            shown = f"{name}:{journal}" if name else journal
+            if name in self._stores and len(shown) <= NAME_MAX:
                 with suppress(Denied):  # who may publish there may not be one who may read
-                    found[f"{name}:{journal}" if name else journal] = reader.next_offset(journal)
+                    found[shown] = self._stores[name].reader.next_offset(journal)
         return found
 
     def _pending(self, outbox: Outbox) -> Iterator[tuple[str, dict[str, list[Entry]]]]:
@@ -184,8 +196,9 @@ def _checked(journal: str, body: bytes, key: bytes | None, headers: Mapping[str,
 
 def _lost(journal: str, error: Fenced) -> str:
     return (
-        f"the last transaction published to {journal!r}, and its acknowledgement comes too late: {error}. Those "
-        "messages are lost. Raise the journal's transaction_deadline; to go on without them, reset the consumer"
+        f"the last transaction published to {journal!r}, and its acknowledgement comes too late: {error}. If nobody "
+        "has acknowledged those messages before, they are lost. Raise the journal's transaction_deadline; to go on, "
+        "reset the consumer"
     )
 
 

@@ -5,9 +5,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from detent.durations import Duration, milliseconds
 from detent.errors import Unavailable
+
+PUBLISHED_MAX: Final = 1_000
+"""Journals of which it is known how far they were written; those that were written last."""
+
+
+class Snapshot(NamedTuple):
+    """What can be told of a shard at one moment. Without a number it is not yet known how far it is."""
+
+    version: int
+    generation: int
+    number: int
+    status: str
+    error: str
+    processed: dict[str, int]
+    published: dict[str, int]
 
 
 class Progress:
@@ -26,13 +42,16 @@ class Progress:
         self.version = 0
         self.status = "starting"
         self.error = ""
+        self._identity = (0, 0)
 
     def advance(self, processed: Mapping[str, int], published: Mapping[str, int], messages: int = 0) -> None:
         """A transaction is done."""
         with self._changed:
             for known, new in ((self.processed, processed), (self.published, published)):
                 for journal, offset in new.items():
-                    known[journal] = max(known.get(journal, 0), offset)
+                    known[journal] = max(known.pop(journal, 0), offset)
+            while len(self.published) > PUBLISHED_MAX:
+                del self.published[next(iter(self.published))]
             self.messages += messages
             self.version += 1
             self._changed.notify_all()
@@ -41,8 +60,14 @@ class Progress:
         """A new life of the shard begins. It may have been reset: how far it was says nothing any more."""
         with self._changed:
             self.processed = {}
+            self._identity = (0, 0)
             self.version += 1
         self.say("restoring")
+
+    def identify(self, generation: int, number: int) -> None:
+        """What is known from now on is of this generation of the shard with this number."""
+        with self._changed:
+            self._identity = (generation, number)
 
     def say(self, status: str, error: str = "") -> None:
         """What the shard is at."""
@@ -52,10 +77,12 @@ class Progress:
                 self.version += 1
                 self._changed.notify_all()
 
-    def snapshot(self) -> tuple[int, str, str, dict[str, int], dict[str, int]]:
+    def snapshot(self) -> Snapshot:
         """All of it, at one moment."""
         with self._changed:
-            return self.version, self.status, self.error, dict(self.processed), dict(self.published)
+            return Snapshot(
+                self.version, *self._identity, self.status, self.error, dict(self.processed), dict(self.published)
+            )
 
     def wait(self, read_through: Mapping[str, int], timeout: Duration | None = None) -> dict[str, int]:
         """Return once each named journal is processed up to an offset (journals that the shard does not read are passed

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from detent.consumer.lives import Held
 from detent.engine import Operation
-from detent.errors import DetentError
+from detent.errors import DetentError, Unavailable
 from detent.shard import operations as ops
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Reporter:
         self._held = held
         self._reported: dict[int, int] = {}
         self._kept: dict[int, tuple[float, int]] = {}
+        self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="detent-report", daemon=True)
         self._thread.start()
@@ -46,33 +47,35 @@ class Reporter:
     def report(self, *, last: bool = False) -> None:
         """What is news, now. The last one is written down. A store that does not take it is asked again later."""
         try:
-            news = [one for held in self._held() if (one := self._news(held, last)) is not None]
-            if news:
-                self._store.commit(news)
+            with self._lock:  # the worker reports too, and what is older must not come later
+                news = [one for held in self._held() if (one := self._news(held, last)) is not None]
+                if news:
+                    self._store.commit(news)
         except DetentError as error:
             self._reported.clear()
             self._kept.clear()
-            logger.debug("a report of progress was not taken: %s", error)
+            level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
+            logger.log(level, "a report of progress was not taken: %s", error)
 
     def _news(self, held: Held, last: bool) -> Operation | None:
-        version, status, error, processed, published = held.progress.snapshot()
+        seen = held.progress.snapshot()
         at, kept = self._kept.get(held.index, (0.0, -1))
-        keep = bool(held.number) and version != kept and (last or time.monotonic() - at >= KEEP_S)
-        if version == self._reported.get(held.index) and not keep:
+        keep = bool(seen.number) and seen.version != kept and (last or time.monotonic() - at >= KEEP_S)
+        if seen.version == self._reported.get(held.index) and not keep:
             return None
-        self._reported[held.index] = version
+        self._reported[held.index] = seen.version
         if keep:
-            self._kept[held.index] = (time.monotonic(), version)
+            self._kept[held.index] = (time.monotonic(), seen.version)
         return ops.ReportShard(
             self._consumer,
             held.index,
-            held.generation,
-            status,
-            error,
-            processed if held.number else {},
-            published,
+            seen.generation if seen.number else held.generation,
+            seen.status,
+            seen.error,
+            seen.processed if seen.number else {},
+            seen.published,
             keep=keep,
-            number=held.number,
+            number=seen.number,
         )
 
     def forget(self, index: int) -> None:

@@ -93,11 +93,11 @@ async def run_async(consumer: Consumer, *, store: str | Store | None = None, onc
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        while not task.done():  # the shards' last messages may still need this loop
+        while not task.done():  # the shards' last messages may still need this loop, however often it is cancelled
             for worker in box:
                 worker.stop()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(task), 0.05)
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task}, timeout=0.05)
         raise
 
 

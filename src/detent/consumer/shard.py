@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from detent import crash
 from detent.consumer.application import Consumer
 from detent.consumer.committer import Committer
@@ -32,8 +34,9 @@ IDLE_S: Final = 1.0
 """How long a shard without messages waits before it looks around: for a stop, or for a failure."""
 
 SETTLE_S: Final = 1.0
-"""How long after its last transaction a shard without messages writes a checkpoint that promises nothing. Otherwise one
-that rests for days would, when it starts again, send acknowledgements of producers that everybody has forgotten."""
+"""How long after its last commit a shard without messages writes a checkpoint that promises nothing, and that it has
+passed over what is not its own. Otherwise one that rests for days would, when it starts again, send acknowledgements of
+producers that everybody has forgotten, and look for messages that are gone."""
 
 MESSAGES_MAX: Final = 100_000
 """Messages of one transaction, if it has the time for so many."""
@@ -84,20 +87,19 @@ class Shard:
         self._committer: Committer | None = None
         self._number = 0
         self._busy_at = 0.0
-        self._offsets_left: dict[str, int] = {}
-        self._raw_left: dict[str, RawPosition] = {}
         self._messages_max = messages_max
         self.last_messages = 0
         """How many messages the last transaction had that was handed over."""
-        self._stamp = (0, 0, 0)
+        self._read = Checkpoint()
+        """What this life began with, as far as it is not read anew."""
         self.generation = 0
         self.missing: list[str] = []
         """Journals whose acknowledgements could not be sent again, because they are gone."""
 
     @property
-    def number(self) -> int:
-        """The shard's number in its store; 0 until it is restored."""
-        return self._stamp[1]
+    def was_fenced(self) -> bool:
+        """Whether another process has the state now."""
+        return self._committer is not None and self._committer.was_fenced
 
     def stop(self) -> None:
         """Finish the transaction under way, and end. For any thread."""
@@ -111,9 +113,9 @@ class Shard:
             checkpoint = self._restore()
             self._open_sources(checkpoint)
             self._committer = Committer(
-                self._state, self._outlets, self._progress, self._stamp, self._bell.set, str(self._given.name)
+                self._state, self._outlets, self._progress, checkpoint, self._bell.set, str(self._given.name)
             )
-            self._progress.advance(self._sources.progress(), {})
+            self._progress.advance(self._sources.progress(), self._outlets.heads(checkpoint.wrote))
             self._progress.say("running")
             if self._begins_late(checkpoint):
                 self._commit_nothing()
@@ -158,19 +160,26 @@ class Shard:
                 f"the state of {name} is of another shard of that name: its consumer was deleted, or is one of another "
                 "store. Delete the state too (its row in the database, its recovery log), or choose another name"
             )
-        self._stamp = (row.generation, row.number, born_ms)
         is_reset = row.generation > checkpoint.generation
         self.missing = self._outlets.recover(checkpoint.intents, is_reset=is_reset)
         crash.point("consumer.after_recover")
         self.generation, self._number = row.generation, checkpoint.transaction
-        return self._reset(checkpoint, row.resets)
+        self._progress.identify(row.generation, row.number)
+        known = self._reset(checkpoint, row.resets)
+        return msgspec.structs.replace(known, generation=row.generation, shard=row.number, born_ms=born_ms)
 
     def _reset(self, checkpoint: Checkpoint, resets: Mapping[str, int]) -> Checkpoint:
-        """The checkpoint with other places to read from. Those of raw sources are positions."""
-        raw = {name for name in self._given.journals if self._app.source_of(name).raw}
-        return Checkpoint(
-            {**checkpoint.offsets, **{name: at for name, at in resets.items() if name not in raw}},
-            {**checkpoint.raw, **{name: RawPosition(at, 0, []) for name, at in resets.items() if name in raw}},
+        """The checkpoint with other places to read from, in whichever journal of that name there is. Those of raw
+        sources are positions."""
+        named = {name for name in self._given.journals if self._app.source_of(name).raw}
+        raw = named | (checkpoint.raw.keys() - set(self._given.journals))
+        offsets = {name: at for name, at in checkpoint.offsets.items() if name not in resets}
+        positions = {name: at for name, at in checkpoint.raw.items() if name not in resets}
+        return msgspec.structs.replace(
+            checkpoint,
+            offsets={**offsets, **{name: at for name, at in resets.items() if name not in raw}},
+            raw={**positions, **{name: RawPosition(at, 0, []) for name, at in resets.items() if name in raw}},
+            numbers={name: number for name, number in checkpoint.numbers.items() if name not in resets},
         )
 
     def _open_sources(self, checkpoint: Checkpoint) -> None:
@@ -178,10 +187,7 @@ class Shard:
         mine = key_filter(self._given.shard, app.shards) if app.partition == "key" and app.shards > 1 else None
         for journal in self._given.journals:
             self._sources.add(journal, app.source_of(journal), checkpoint, mine)
-        # Journals that are not read any more keep their places: they may be named again.
-        mine_now = set(self._given.journals)
-        self._offsets_left = {name: at for name, at in checkpoint.offsets.items() if name not in mine_now}
-        self._raw_left = {name: at for name, at in checkpoint.raw.items() if name not in mine_now}
+        self._read = checkpoint
 
     def _begins_late(self, checkpoint: Checkpoint) -> bool:
         """Whether a source begins at the end of its journal, as it is now: where that was must be durable, or a restart
@@ -216,7 +222,6 @@ class Shard:
         self._number += 1
         self.last_messages = transaction.messages
         self._submit(changes, outbox, transaction.messages)
-        self._busy_at = time.monotonic()
         return True
 
     def _await_message(self, once: bool) -> bool:
@@ -239,9 +244,10 @@ class Shard:
         return False
 
     def _settle(self) -> None:
-        """Commit that nothing is promised any more, if something was."""
+        """Commit that nothing is promised any more, if something was, and what was passed over, if anything."""
         assert self._committer is not None
-        if self._committer.has_promised:
+        has_passed = any(self._read.offsets.get(name) != at for name, at in self._sources.offsets().items() if at)
+        if self._committer.has_promised or has_passed:
             self._commit_nothing()
 
     def _commit_nothing(self) -> None:
@@ -252,10 +258,18 @@ class Shard:
 
     def _submit(self, changes: Any, outbox: Outbox, messages: int) -> None:
         assert self._committer is not None
-        offsets = {**self._offsets_left, **self._sources.offsets()}
-        raw = {**self._raw_left, **self._sources.raw()}
-        progress = self._sources.progress()
-        self._committer.submit(Sealed(self._number, changes, offsets, raw, progress, outbox, messages))
+        outbox.seal()
+        read, known = self._sources, self._read
+        # Journals that are not read any more keep their places: they may be named again.
+        self._read = msgspec.structs.replace(
+            known,
+            offsets={**known.offsets, **read.offsets()},
+            raw={**known.raw, **read.raw()},
+            numbers={**known.numbers, **read.numbers()},
+            transaction=self._number,
+        )
+        self._committer.submit(Sealed(changes, self._read, read.progress(), outbox, messages))
+        self._busy_at = time.monotonic()
 
     def _consume(self, transaction: ConsumerTransaction) -> None:
         """Consume messages until the transaction is to end."""

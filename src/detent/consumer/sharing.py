@@ -40,7 +40,8 @@ def wanted(
         if shard.holder:
             continue
         followers = standbys_of(table, shard, standbys) if standbys else []
-        if member in followers or (len(mine) < room and (not followers or free_s[shard.index] >= STANDBY_FIRST_S)):
+        is_first = not followers or member in followers
+        if len(mine) < room and (is_first or free_s[shard.index] >= STANDBY_FIRST_S):
             mine.append(shard.index)
     return mine
 

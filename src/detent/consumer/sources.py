@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 
 from detent.consumer.application import Source
-from detent.errors import DetentError, NotFound, Unavailable
-from detent.journal import Message
+from detent.errors import Conflict, DetentError, NotFound, Unavailable
+from detent.journal import JournalInfo, Message
 from detent.journal.message import messages_of
 from detent.message import Checkpoint as RawCheckpoint
 from detent.message import Envelope, Sequencer
@@ -43,14 +43,44 @@ logger = logging.getLogger("detent.consumer")
 Mine = Callable[[Message], bool]
 
 
-class CommittedSource:
+class _Place:
+    """A journal that is read, and which one of that name it is."""
+
+    def __init__(self, store: Store, journal: str, number: int | None) -> None:
+        self._store = store
+        self.journal = journal
+        self.number = number
+        """The journal's number; None until it exists."""
+
+    def _info(self, at: int) -> JournalInfo | None:
+        """The journal as it is; None if it does not exist yet. `NotFound` if it is not the one that was read."""
+        try:
+            info = self._store.reader.info(self.journal)
+        except NotFound:
+            if self.number is not None or at:
+                raise self._vanished(at) from None
+            return None
+        self.number = info.id if self.number is None else self.number
+        if info.id != self.number:
+            raise self._vanished(at)
+        return info
+
+    def _vanished(self, at: int) -> NotFound:
+        return NotFound(
+            f"this shard has read {self.journal!r} to {at}, which is not there: the journal was deleted, or is another "
+            "one of that name. Reset the consumer to an offset that exists to go on"
+        )
+
+
+class CommittedSource(_Place):
     """A journal by its committed offsets."""
 
     has_pending = False
 
-    def __init__(self, store: Store, journal: str, source: Source, at: int | None, mine: Mine | None) -> None:
-        self.journal = journal
-        self._store = store
+    def __init__(
+        self, store: Store, journal: str, source: Source, at: int | None, number: int | None, mine: Mine | None
+    ) -> None:
+        super().__init__(store, journal, number)
         self._mine = mine
         self._batches: Iterator[tuple[int, Any]] = iter(())
         self.at = self._start(source) if at is None else at
@@ -62,11 +92,10 @@ class CommittedSource:
     def _start(self, source: Source) -> int:
         if isinstance(source.start, int):
             return source.start
-        try:
-            first, after = self._store.reader.extent(self.journal)
-        except NotFound:
+        info = self._info(0)
+        if info is None:
             return 0
-        return after if source.start == "latest" else first
+        return info.next_offset if source.start == "latest" else info.first_offset
 
     def take(self) -> list[Message]:
         """Messages that are there, some at a time; none if there are none."""
@@ -93,28 +122,19 @@ class CommittedSource:
 
     def _look(self) -> Iterator[tuple[int, Any]]:
         """What the journal has by now."""
-        try:
-            first, after = self._store.reader.extent(self.journal)
-        except NotFound:
-            if self.at:
-                raise self._vanished() from None
+        info = self._info(self.at)
+        if info is None:
             return iter(())
-        if self.at < first:
+        if self.at < info.first_offset:
             raise NotFound(
-                f"the journal {self.journal!r} begins at {first} now, and this shard has read to {self.at}: messages "
-                f"were forgotten before they were consumed. Reset the consumer to {first} to go on without them"
+                f"the journal {self.journal!r} begins at {info.first_offset} now, and this shard has read to "
+                f"{self.at}: messages were forgotten before they were consumed. Reset the consumer to "
+                f"{info.first_offset} to go on without them"
             )
-        if self.at > after:
-            raise self._vanished()
-        if self.at == after:
-            return iter(())
-        return self._store.reader.committed(self.journal, self.at, min(after, self.at + READ_ROWS))
-
-    def _vanished(self) -> NotFound:
-        return NotFound(
-            f"this shard has read {self.journal!r} to offset {self.at}, which is not there: the journal was deleted, "
-            "or is another one of that name. Reset the consumer to an offset that exists to go on"
-        )
+        if self.at > info.next_offset:
+            raise self._vanished(self.at)
+        end = min(info.next_offset, self.at + READ_ROWS)
+        return self._store.reader.committed(self.journal, self.at, end, journal=info.id)
 
     @property
     def done(self) -> int:
@@ -131,17 +151,16 @@ class CommittedSource:
         self._ready = messages
 
 
-class RawSource:
+class RawSource(_Place):
     """A journal by its stored rows: duplicates, pending messages and acknowledgements, sequenced here."""
 
     def __init__(
-        self, store: Store, journal: str, source: Source, position: RawPosition | None, mine: Mine | None
+        self, store: Store, journal: str, position: RawPosition | None, number: int | None, mine: Mine | None
     ) -> None:
-        self.journal = journal
-        self._store = store
+        super().__init__(store, journal, number)
         self._mine = mine
         known = {} if position is None else {journal: position}
-        start = self._start(source) if position is None else position.position
+        start = self._start() if position is None else position.position
         begin = raw_checkpoint(known) if known else RawCheckpoint({journal: start}, [], {})
         self._sequencer = Sequencer(checkpoint=begin)
         self._rows: Iterator[Envelope] = iter(())
@@ -152,12 +171,9 @@ class RawSource:
         self._open_horizon_ns = 0
         """How old a transaction is that the owner has surely rolled back; learned when the journal is looked at."""
 
-    def _start(self, source: Source) -> int:
-        try:
-            info = self._store.reader.info(self.journal)
-        except NotFound:
-            return 0
-        return info.next_position if source.start == "latest" else info.first_position
+    def _start(self) -> int:
+        info = self._info(0)
+        return 0 if info is None else info.first_position
 
     @property
     def has_pending(self) -> bool:
@@ -199,19 +215,19 @@ class RawSource:
             self._read_to = row.end
 
     def _look(self) -> Iterator[Envelope]:
-        try:
-            info = self._store.reader.info(self.journal)
-        except NotFound:
+        info = self._info(self._read_to)
+        if info is None:
             return iter(())
-        after = info.next_position
-        self._mark = (after, info.next_offset)
-        self._open_horizon_ns = max(HORIZON_NS, DEADLINES * info.span_deadline_ms * 1_000_000)
-        if not info.span_deadline_ms:
-            self._open_horizon_ns = 0  # nobody rolls it back, ever
-        return self._envelopes(self._read_to, after) if after > self._read_to else iter(())
+        if self._read_to > info.next_position:
+            raise self._vanished(self._read_to)
+        self._mark = (info.next_position, info.next_offset)
+        # Without a deadline nobody ever rolls a transaction back.
+        deadline_ns = info.span_deadline_ms * 1_000_000
+        self._open_horizon_ns = max(HORIZON_NS, DEADLINES * deadline_ns) if deadline_ns else 0
+        return self._envelopes(self._read_to, info.next_position)
 
     def _envelopes(self, start: int, end: int) -> Iterator[Envelope]:
-        for position, batch in self._store.reader.uncommitted(self.journal, start, end):
+        for position, batch in self._store.reader.uncommitted(self.journal, start, end, journal=self.number):
             for message in messages_of(batch, position=position, journal=self.journal):
                 producer = int.from_bytes(message.producer, "big")
                 at = message.position
@@ -243,11 +259,17 @@ class Sources:
 
     def add(self, journal: str, source: Source, checkpoint: Checkpoint, mine: Mine | None) -> None:
         """Read a journal, from the checkpoint on if it names it."""
+        if journal in (checkpoint.offsets if source.raw else checkpoint.raw):
+            raise Conflict(
+                f"this shard has read {journal!r} {'by offsets' if source.raw else 'raw'}, and is to read it "
+                "otherwise: leave it as it was, or reset the consumer to where it shall go on"
+            )
         made: CommittedSource | RawSource
+        number = checkpoint.numbers.get(journal)
         if source.raw:
-            made = RawSource(self._store, journal, source, checkpoint.raw.get(journal), mine)
+            made = RawSource(self._store, journal, checkpoint.raw.get(journal), number, mine)
         else:
-            made = CommittedSource(self._store, journal, source, checkpoint.offsets.get(journal), mine)
+            made = CommittedSource(self._store, journal, source, checkpoint.offsets.get(journal), number, mine)
         self._sources[journal] = made
         self._watches.append(_Watch(self._store, made, self._bell))
 
@@ -277,6 +299,10 @@ class Sources:
     def raw(self) -> dict[str, RawPosition]:
         """The same of raw sources."""
         return {name: one.position() for name, one in self._sources.items() if isinstance(one, RawSource)}
+
+    def numbers(self) -> dict[str, int]:
+        """Which journals these are."""
+        return {name: one.number for name, one in self._sources.items() if one.number is not None}
 
     def progress(self) -> dict[str, int]:
         """Up to which committed offset each source is consumed."""

@@ -236,7 +236,7 @@ class Supervisor:
         """What a worker tells. The last line of one that was killed may be half of one."""
         try:
             what, shard, text = json.loads(line)
-        except ValueError:
+        except (ValueError, TypeError):  # something that the application printed while it was loaded
             return
         if what in BY_NAME:
             self._failure = BY_NAME[what](text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from detent.consumer.outbox import Outbox
-from detent.state.checkpoint import RawPosition
+from detent.state.checkpoint import Checkpoint
 
 
 class ConsumerTransaction:
@@ -27,25 +27,15 @@ class ConsumerTransaction:
 
 
 class Sealed:
-    """A transaction that only has to be committed: what changed, how far it read, what it publishes. `progress` is how
-    far it read by committed offsets, for raw sources too."""
+    """A transaction that only has to be committed: what changed, how far it read (`read`, a checkpoint that lacks what
+    only the committing thread knows), what it publishes. `progress` is how far it read by committed offsets, for raw
+    sources too."""
 
-    __slots__ = ("changes", "messages", "number", "offsets", "outbox", "progress", "raw")
+    __slots__ = ("changes", "messages", "outbox", "progress", "read")
 
-    def __init__(
-        self,
-        number: int,
-        changes: Any,
-        offsets: dict[str, int],
-        raw: dict[str, RawPosition],
-        progress: dict[str, int],
-        outbox: Outbox,
-        messages: int,
-    ) -> None:
-        self.number = number
+    def __init__(self, changes: Any, read: Checkpoint, progress: dict[str, int], outbox: Outbox, messages: int) -> None:
         self.changes = changes
-        self.offsets = offsets
-        self.raw = raw
+        self.read = read
         self.progress = progress
         self.outbox = outbox
         self.messages = messages

@@ -59,7 +59,8 @@ def register(consumer: Consumer, store: Store) -> dict[str, int]:
     """Tell the store of the consumer and the journals that there are; which shard reads which of them. `Conflict` if it
     is divided otherwise."""
     listed = store.journals() if any(source.is_pattern for source in consumer.sources) else []
-    journals = shard_journals(consumer.sources, listed)
+    logs = f"{consumer.name}/recovery/"  # a consumer that read its own would write it for ever
+    journals = shard_journals(consumer.sources, [name for name in listed if not name.startswith(logs)])
     question = ops.RegisterConsumer(consumer.name, consumer.shards, journals, consumer.partition)
     plan: ops.ConsumerPlan = store.commit([question])[0]
     named = set(journals)  # a journal that is not named any more is left alone
@@ -143,6 +144,7 @@ class Worker:
         if any(source.is_pattern for source in self._app.sources) and time.monotonic() - self._listed_at > LIST_S:
             self._register()
         self._note_free(table)
+        self._disown(table)
         self._end_some(table)
         self._reap()
         if table.paused:
@@ -194,6 +196,13 @@ class Worker:
 
         held.start(given, opening, once=once)
 
+    def _disown(self, table: ConsumerDescription) -> None:
+        """Give back what this member holds and does not know of: the answer to its lease was lost, or the word that it
+        gave the shard back. Every heartbeat would renew that lease, and nobody would do the work."""
+        unknown = [row.index for row in table.states if row.holder == self.member and row.index not in self._held]
+        if unknown:
+            self.store.commit([ops.ReleaseShards(self._app.name, self.member, unknown)])
+
     def _end_some(self, table: ConsumerDescription) -> None:
         """Stop shards that somebody else has, that were reset, that have new journals, or that shall rest."""
         for held in list(self._held.values()):
@@ -213,7 +222,7 @@ class Worker:
             if held.is_alive:
                 continue
             error, held.error = held.error, None
-            if isinstance(error, Fenced):
+            if isinstance(error, Fenced) and held.was_fenced:
                 logger.warning("shard %d was taken over: %s", held.index, error)
                 self._on_event("fenced", held.index, str(error))
                 held.progress.say("fenced", str(error))
@@ -285,6 +294,8 @@ class Worker:
 
     def _run_once(self) -> None:
         """Take every shard and let it read what there is."""
+        if self._heartbeat().paused:
+            raise Conflict(f"the consumer {self._app.name!r} is paused: resume it first")
         for index in range(self._app.shards):
             held = self._wait_for(index)
             if held is None:

@@ -274,6 +274,8 @@ class JournalReader:
                     raise NotFound(f"position {at} of {name!r} is gone: it now begins at {head.first_position}")
                 if end > head.next_position:
                     raise NotFound(f"position {end - 1} does not exist yet: the next one is {head.next_position}")
+                if at >= end:
+                    return
                 found = self._raw_blocks(view, journal, at, end)
             for base, value in found:
                 batch = block.decode_block(value)

@@ -53,7 +53,9 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     are the acknowledgements to write, by the name of the output store (the consumer's own is ""). `generation` is the
     newest reset whose offsets are in here, `transaction` counts the commits. `shard` is the shard's number in the
     consumer's store, which no other shard ever has there, and `born_ms` when its consumer was made: together they tell
-    it from one of the same name in another store, or of an earlier consumer.
+    it from one of the same name in another store, or of an earlier consumer. `numbers` are those of the journals that
+    are read, which a journal of the same name that is made later does not have. `wrote` are journals that were
+    published to lately, with the names of their stores.
     """
 
     offsets: dict[str, _Offset] = {}
@@ -63,6 +65,8 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     transaction: Annotated[int, msgspec.Meta(ge=0)] = 0
     shard: Annotated[int, msgspec.Meta(ge=0)] = 0
     born_ms: Annotated[int, msgspec.Meta(ge=0)] = 0
+    numbers: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
+    wrote: list[tuple[str, str]] = []
 
     def encode(self) -> bytes:
         """As bytes, with a checksum. `LimitExceeded` if nobody would read it back."""

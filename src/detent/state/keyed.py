@@ -30,7 +30,8 @@ Changes = dict[str, bytes | None]
 
 _ABSENT: Final = object()
 _UNKNOWN: Final = object()
-_MUTABLE: Final = (dict, list)
+_SCALARS: Final = (str, int, bool, type(None))
+"""What cannot be changed in place, and is JSON as it is. (A float may be none: there is no infinity in JSON.)"""
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
 
@@ -112,6 +113,9 @@ class Space:
         for key in touched:
             value = self._values[key]
             raw = None if value is _ABSENT else encoded(key, value)
+            if raw is not None and type(value) not in _SCALARS:
+                # From here on as after a restart, and out of reach of whoever still holds the old one.
+                self._values[key] = same(key, value, raw)
             if raw != self._encoded[key]:
                 changes[key] = self._encoded[key] = raw
         return changes
@@ -122,6 +126,7 @@ class KeyedState(MutableMapping[str, Any]):
 
     >>> state["words"] = state.get("words", 0) + 1
     >>> state.setdefault("orders", []).append(7)        # values may be changed in place
+    >>> state["orders"] = orders                         # a copy: what becomes of `orders` later does not matter
     >>> dict(state.items_with("user/"))
 
     It is good for the transaction only in which it was handed out.
@@ -145,7 +150,7 @@ class KeyedState(MutableMapping[str, Any]):
             value = self._live().get(key)
         if value is _ABSENT:
             return default
-        if type(value) in _MUTABLE:
+        if type(value) not in _SCALARS:
             self._touched[key] = None  # it may be changed in place
         return value
 
@@ -159,6 +164,8 @@ class KeyedState(MutableMapping[str, Any]):
         return isinstance(key, str) and self._live().get(key) is not _ABSENT
 
     def __setitem__(self, key: str, value: Any) -> None:
+        if type(value) not in _SCALARS:
+            value = normal(key, value)
         if key in self._known:
             self._known[key] = value
         else:
@@ -170,6 +177,12 @@ class KeyedState(MutableMapping[str, Any]):
             raise KeyError(key)
         self._space.put(key, _ABSENT)
         self._touched[key] = None
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """The value of a key, which is the default from now on if there was none."""
+        if key not in self:
+            self[key] = default
+        return self[key]
 
     def __iter__(self) -> Iterator[str]:
         return self._live().keys("")
@@ -227,6 +240,22 @@ def encoded(key: str, value: Any) -> bytes:
             f"the value of {key!r} has {len(raw)} bytes as JSON, over the limit of {VALUE_BYTES_MAX}: use several keys"
         )
     return raw
+
+
+def normal(key: str, value: Any) -> Any:
+    """A value as it will be after a restart: a copy, so that no other object is the same one by accident."""
+    return same(key, value, encoded(key, value))
+
+
+def same(key: str, value: Any, raw: bytes) -> Any:
+    """What JSON makes of a value; `Invalid` if that is something else: it would depend on when a process ended."""
+    found = decoded(key, raw)
+    if found != value:
+        raise Invalid(
+            f"the value of {key!r} is not JSON, and would come back as something else: use dictionaries with text "
+            "keys, lists, text, finite numbers, True, False and None"
+        )
+    return found
 
 
 def decoded(key: str, raw: bytes) -> Any:

@@ -218,8 +218,11 @@ class RecordedShardState(ShardState):
 
     def _save(self) -> None:
         """The file is a copy: without it the log is played from its snapshot, and so a full disk is no failure."""
+        number = self._store.reader.number(self._journal)
+        if number is None:
+            return  # the log itself is gone, and a copy of it is of no use
         try:
-            self._file.save(self._playback, self._store.reader.number(self._journal))
+            self._file.save(self._playback, number)
         except OSError as error:
             logger.warning("the state file %s could not be written, the log has it all: %s", self._file.path, error)
 

@@ -40,7 +40,8 @@ class ShardRows(NamedTuple):
     raise_fence: Executable
     """Answers the new fence; nothing if there is no row yet."""
     enter: Executable
-    """The first row of a shard. Of two that enter it at once the second one fails, and then finds it."""
+    """The first row of a shard, with :first_fence. Of two that enter it at once the second one fails, and then finds
+    it."""
     look: Executable
     """Answers the checkpoint."""
     advance: Executable
@@ -55,7 +56,11 @@ def shard_rows(name: str, dialect: str) -> ShardRows:
     durable = _durable(dialect)
     raised = update(table).where(here).values(fence=table.c.fence + 1, updated_at=now)
     first = insert(table).values(
-        consumer=bindparam("of_consumer"), shard=bindparam("of_shard"), fence=1, transactions=0, updated_at=now
+        consumer=bindparam("of_consumer"),
+        shard=bindparam("of_shard"),
+        fence=bindparam("first_fence"),
+        transactions=0,
+        updated_at=now,
     )
     advanced = (
         update(table)

@@ -7,6 +7,8 @@ new process would go on from a checkpoint that the old one has already replaced.
 
 from __future__ import annotations
 
+import re
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,8 +35,15 @@ _WHAT: Final = "the state of a consumer"
 _UNLIMITED: Final = 0
 """A pool of SQLAlchemy's that keeps every connection: a shard has one at a time, and waits for nobody else's."""
 
+_FENCE_BITS = 62
+"""Of the first fence of a shard, which is drawn at random and rises from there."""
+
 _ABORTED: Final = "25P02"
 """PostgreSQL's state of a transaction in which a statement has failed before."""
+
+_COMMENTS: Final = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+_LOOKED_AT: Final = 4_096
+"""Letters of a statement in which its first word is looked for, behind comments."""
 
 _ENDINGS: Final = ("COMMIT", "END", "ROLLBACK", "ABORT")
 _ENDED: Final = (
@@ -236,7 +245,7 @@ class SqlHandle:
     def _refuse_endings(self, connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
         """Statements in text that end the transaction pass by SQLAlchemy, which would not know."""
         del connection, cursor
-        words = statement[:64].upper().replace(";", " ").split()
+        words = _COMMENTS.sub(" ", statement[:_LOOKED_AT])[:64].upper().replace(";", " ").split()
         if words and words[0] in _ENDINGS and "TO" not in words:  # back to a savepoint is no end
             raise Invalid(_ENDED)
 
@@ -263,7 +272,9 @@ class SqlShard(ShardState):
         """Raise the fence, and only then read."""
         fence = connection.execute(rows.raise_fence, self._key).scalar()
         if fence is None:
-            fence = connection.execute(rows.enter, self._key).scalar_one()
+            # Not 1: whoever had the shard before its row was deleted must not find their fence again.
+            first = {**self._key, "first_fence": 1 + secrets.randbits(_FENCE_BITS)}
+            fence = connection.execute(rows.enter, first).scalar_one()
         crash.point("state.sql.after_fence")
         found = connection.execute(rows.look, self._key).scalar_one()
         return fence, None if found is None else bytes(found)

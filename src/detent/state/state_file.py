@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import secrets
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -40,10 +42,9 @@ class StateFile:
     def __init__(self, folder: Path, shard: ShardName) -> None:
         self.path = folder / f"{quote(shard.consumer, safe='')}-{shard.shard}.json"
 
-    def save(self, playback: Playback, log: int | None) -> None:
+    def save(self, playback: Playback, log: int) -> None:
         """Write it anew: beside the old one, synced, then in its place."""
         assert playback.checkpoint is not None
-        assert log is not None
         body = msgspec.json.encode({key: msgspec.Raw(value) for key, value in playback.entries.items()})
         head = _Head(
             FORMAT,
@@ -56,7 +57,9 @@ class StateFile:
             xxhash.xxh64_hexdigest(body),
         )
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_suffix(f".{os.getpid()}.next")
+        for left in self.path.parent.glob(f"{glob.escape(self.path.stem)}.*.next"):  # by a process that was killed
+            left.unlink(missing_ok=True)
+        beside = self.path.with_suffix(f".{secrets.token_hex(4)}.next")
         with beside.open("wb") as file:
             file.write(msgspec.json.encode(head) + b"\n" + body + b"\n")
             file.flush()

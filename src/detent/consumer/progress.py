@@ -53,6 +53,8 @@ class Progress:
             while len(self.published) > PUBLISHED_MAX:
                 del self.published[next(iter(self.published))]
             self.messages += messages
+            if messages:
+                self.error = ""
             self.version += 1
             self._changed.notify_all()
 
@@ -69,9 +71,10 @@ class Progress:
         with self._changed:
             self._identity = (generation, number)
 
-    def say(self, status: str, error: str = "") -> None:
-        """What the shard is at."""
+    def say(self, status: str, error: str | None = None) -> None:
+        """What the shard is at. What went wrong last is kept until a message took effect again."""
         with self._changed:
+            error = self.error if error is None else error
             if (status, error) != (self.status, self.error):
                 self.status, self.error = status, error
                 self.version += 1

@@ -67,15 +67,21 @@ class Outbox:
             raise Invalid("this publish belongs to a transaction that has ended: use the one that consume() was given")
         if store not in self._names:
             raise Invalid(f"{store!r} is no output of this consumer; it has {sorted(self._names - {OWN})}")
-        is_plain = type(body) is bytes and len(body) <= MESSAGE_BYTES_MAX and key is None and not headers
-        entry: Entry = body if is_plain else _checked(journal, body, key, headers)
+        entry: Entry
+        is_plain = type(body) is bytes and not headers
+        if is_plain and key is None and len(body) <= MESSAGE_BYTES_MAX:
+            entry = body
+        elif is_plain and type(key) is bytes and len(body) + len(key) <= MESSAGE_BYTES_MAX:
+            entry = (body, key)
+        else:
+            entry = _checked(journal, body, key, headers)
         known = self.entries.get(store, {}).get(journal)
         if known is None:
             ops.check_name(journal)
             known = self.entries.setdefault(store, {})[journal] = []
             self._journals += 1
         known.append(entry)
-        self.bytes += MESSAGE_COST + (len(body) if is_plain else _size(entry))
+        self.bytes += _size(entry)
 
     def seal(self) -> None:
         """The transaction takes no more messages."""
@@ -203,7 +209,7 @@ def _lost(journal: str, error: Fenced) -> str:
 
 
 def _size(entry: Entry) -> int:
-    return MESSAGE_COST + (len(entry) if isinstance(entry, bytes) else sum(map(_part_size, entry)))
+    return MESSAGE_COST + (len(entry) if type(entry) is bytes else sum(map(_part_size, entry)))
 
 
 def _part_size(part: object) -> int:

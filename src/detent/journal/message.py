@@ -12,8 +12,9 @@ import msgspec
 from detent.message import ACK_TXN, build_uuid
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a journal.
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One message of a journal. (It refers to nothing that could refer to it, so the garbage collector need not look at
+    the thousands that a consumer has at hand, which took a quarter of its time.)
 
     `offset` is its place among the committed messages, `position` its place among the stored rows: a read of committed
     messages gives the one, a read of uncommitted ones the other; the one that was not asked for is -1. `journal` is

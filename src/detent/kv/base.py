@@ -61,12 +61,21 @@ class Batch:
         self.bytes += len(key)
 
     def extend(self, changes: dict[bytes, bytes | None]) -> None:
-        """Put or, where the value is None, delete each key."""
+        """Put or, where the value is None, delete each key. Written out, because it may be a hundred thousand."""
+        size = self.bytes
         for key, value in changes.items():
-            if value is None:
-                self.delete(key)
-            else:
-                self.put(key, value)
+            length = len(key)
+            if not 0 < length <= KEY_BYTES_MAX or not key[0]:
+                _check_key(key)
+            size += length
+            if value is not None:
+                size += len(value)
+                if len(value) > VALUE_BYTES_MAX:
+                    raise LimitExceeded(f"a record of {len(value)} bytes is over the limit of {VALUE_BYTES_MAX}")
+        if size > BATCH_BYTES_MAX:
+            raise LimitExceeded(f"a batch of {size} bytes is over the limit of {BATCH_BYTES_MAX}")
+        self.operations.update(changes)
+        self.bytes = size
 
     def __len__(self) -> int:
         return len(self.operations)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from detent.engine import Operation
 from detent.kv import View
@@ -72,8 +72,8 @@ class EngineShardState(ShardState):
         return self._unsettled
 
     def commit(self, sealed: Changes, checkpoint: Checkpoint, outputs: Sequence[Operation]) -> None:
-        puts = {key: value for key, value in sealed.items() if value is not None}
         deletes = [key for key, value in sealed.items() if value is None]
+        puts: Any = sealed if not deletes else {key: value for key, value in sealed.items() if value is not None}
         commit = ops.CommitShard(
             self._shard.consumer,
             self._shard.shard,

@@ -25,6 +25,18 @@ from processes import Io, eventually
 KINDS = ("engine", "recorded", "sqlite", "postgres")
 TABLE = "counted"
 
+TRANSACTION = (
+    "consumer.before_append", "consumer.after_append", "consumer.before_commit", "consumer.after_commit",
+    "consumer.before_ack", "consumer.after_ack",
+)  # fmt: skip
+SQL = ("state.sql.after_fence", "state.sql.after_restore", "state.sql.before_commit", "state.sql.after_commit")
+RECORDED = (
+    "state.recorded.before_handoff", "state.recorded.after_handoff", "state.recorded.after_snapshot",
+    "state.recorded.before_rename",
+)  # fmt: skip
+OWN = {"engine": (), "recorded": RECORDED, "sqlite": SQL, "postgres": SQL}
+"""Crash points: of every transaction, and of a kind of state."""
+
 RECORDED_SNAPSHOT = 250
 """Bytes of log after which a recorded state writes a snapshot: every few transactions."""
 

@@ -151,7 +151,11 @@ class Child:
     def stop(self) -> None:
         """Freeze the process; returns when it stands still."""
         os.kill(self.pid, signal.SIGSTOP)
-        eventually(lambda: _state(self.pid) == "T", what=f"{self.pid} standing still")
+        eventually(self.stands_still, what=f"{self.pid} standing still")
+
+    def stands_still(self) -> bool:
+        """Whether it was stopped, and not yet resumed."""
+        return _state(self.pid) == "T"
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -153,7 +152,7 @@ def test_postgres_killed_in_the_middle_of_a_commit(
             role="client",
             options={**SLOW, "lease_ms": 60_000},
         )
-        eventually(lambda: stands_still(child), what=point)
+        eventually(child.stands_still, what=point)
         postgres.kill()
         postgres.start()
         child.resume()
@@ -163,9 +162,3 @@ def test_postgres_killed_in_the_middle_of_a_commit(
         child.finish()
         check(store, "c", "postgres", place, [*FIRST, *MORE])
         assert total_of(store, "c", "postgres", place) == len(FIRST) + len(MORE)
-
-
-def stands_still(child: Child) -> Any:
-    from processes import _state
-
-    return _state(child.pid) == "T"

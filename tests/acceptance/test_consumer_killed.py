@@ -10,22 +10,12 @@ from pathlib import Path
 import pytest
 
 import detent
-from consumerworld import KINDS, check, consumes, place_of
+from consumerworld import KINDS, OWN, RECORDED, SQL, TRANSACTION, check, consumes, place_of
 from detent import crash
 from processes import Processes
 
-TRANSACTION = (
-    "consumer.before_append", "consumer.after_append", "consumer.before_commit", "consumer.after_commit",
-    "consumer.before_ack", "consumer.after_ack",
-)  # fmt: skip
 STARTING = ("consumer.after_restore", "consumer.after_recover")
-SQL = ("state.sql.after_fence", "state.sql.after_restore", "state.sql.before_commit", "state.sql.after_commit")
-RECORDED = (
-    "state.recorded.before_handoff", "state.recorded.after_handoff", "state.recorded.after_snapshot",
-    "state.recorded.before_rename",
-)  # fmt: skip
 ONCE_A_LIFE = {*STARTING, "state.sql.after_fence", "state.sql.after_restore", *RECORDED[:2]}
-OWN = {"engine": (), "recorded": RECORDED, "sqlite": SQL, "postgres": SQL}
 CASES = [(kind, point) for kind in KINDS for point in (*STARTING, *TRANSACTION, *OWN[kind])]
 
 SENT = [b"m%d" % number for number in range(40)]

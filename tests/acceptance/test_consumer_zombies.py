@@ -11,21 +11,11 @@ from pathlib import Path
 import pytest
 
 import detent
-from consumerworld import KINDS, check, consumes, place_of, wait_processed
-from processes import Child, Processes, _state, eventually
+from consumerworld import KINDS, OWN, RECORDED, TRANSACTION, check, consumes, place_of, wait_processed
+from processes import Child, Processes, eventually
 
-TRANSACTION = (
-    "consumer.before_append", "consumer.after_append", "consumer.before_commit", "consumer.after_commit",
-    "consumer.before_ack", "consumer.after_ack",
-)  # fmt: skip
 STARTING = ("consumer.after_lease", "consumer.after_restore", "consumer.after_recover")
-SQL = ("state.sql.after_fence", "state.sql.after_restore", "state.sql.before_commit", "state.sql.after_commit")
-RECORDED = (
-    "state.recorded.before_handoff", "state.recorded.after_handoff", "state.recorded.after_snapshot",
-    "state.recorded.before_rename",
-)  # fmt: skip
 FIRST_TIME = {*STARTING, "state.sql.after_fence", "state.sql.after_restore", *RECORDED}
-OWN = {"engine": (), "recorded": RECORDED, "sqlite": SQL, "postgres": SQL}
 CASES = [(kind, point) for kind in KINDS for point in (*STARTING, *TRANSACTION, *OWN[kind])]
 
 LOCKED_S = 1.0
@@ -46,7 +36,7 @@ def test_a_zombie_that_stood_still_at(
         given = {"url": store.url, "name": "c", "kind": kind, "place": place, "role": "client", "options": OPTIONS}
         times = 1 if point in FIRST_TIME else 2
         zombie = processes.start(consumes, environment={"DETENT_STOP_AT": f"{point}:{times}"}, **given, member="old")
-        eventually(lambda: _state(zombie.pid) == "T", what=f"{point} of {kind}")
+        eventually(zombie.stands_still, what=f"{point} of {kind}")
         heir = processes.start(consumes, **given, member="new")
         taken(heir)
         try:

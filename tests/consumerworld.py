@@ -37,6 +37,14 @@ RECORDED = (
 OWN = {"engine": (), "recorded": RECORDED, "sqlite": SQL, "postgres": SQL}
 """Crash points: of every transaction, and of a kind of state."""
 
+
+def cases(general: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Each kind of state with each of its points. Both databases go the same way through the general ones, which
+    PostgreSQL visits; `make soak` has SQLite do so too."""
+    whole = [kind for kind in KINDS if kind != "sqlite" or os.environ.get("DETENT_SOAK")]
+    return [(kind, point) for kind in KINDS for point in (*(general if kind in whole else ()), *OWN[kind])]
+
+
 RECORDED_SNAPSHOT = 250
 """Bytes of log after which a recorded state writes a snapshot: every few transactions."""
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import detent
-from consumerworld import KINDS, OWN, RECORDED, SQL, TRANSACTION, check, consumes, place_of
+from consumerworld import KINDS, RECORDED, SQL, TRANSACTION, cases, check, consumes, place_of
 from detent import crash
 from processes import Processes
 
 STARTING = ("consumer.after_restore", "consumer.after_recover")
 ONCE_A_LIFE = {*STARTING, "state.sql.after_fence", "state.sql.after_restore", *RECORDED[:2]}
-CASES = [(kind, point) for kind in KINDS for point in (*STARTING, *TRANSACTION, *OWN[kind])]
+CASES = cases((*STARTING, *TRANSACTION))
 
 SENT = [b"m%d" % number for number in range(40)]
 SLOW = {"max_transaction": "10ms", "sleep": 0.002, "lease_ms": 50}

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import detent
-from consumerworld import KINDS, OWN, RECORDED, TRANSACTION, check, consumes, place_of, wait_processed
+from consumerworld import RECORDED, TRANSACTION, cases, check, consumes, place_of, wait_processed
 from processes import Child, Processes, eventually
 
 STARTING = ("consumer.after_lease", "consumer.after_restore", "consumer.after_recover")
 FIRST_TIME = {*STARTING, "state.sql.after_fence", "state.sql.after_restore", *RECORDED}
-CASES = [(kind, point) for kind in KINDS for point in (*STARTING, *TRANSACTION, *OWN[kind])]
+CASES = cases((*STARTING, *TRANSACTION))
 
 LOCKED_S = 1.0
 """How long the second one may wait for what the first has locked in its database before the first goes on: it cannot

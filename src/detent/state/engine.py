@@ -28,8 +28,8 @@ SCAN_PAGE: Final = 1_000
 
 
 class EngineState(State):
-    """Keeps state in the consumer's own store, as a dictionary of JSON values. The default, and the fastest: a
-    transaction is one commit, and its messages need no acknowledgement."""
+    """Keeps state in the consumer's own store, as a dictionary of JSON values. The default, and the quickest to commit:
+    a transaction is one commit, and its messages need no acknowledgement."""
 
     def open(self, store: Store, shard: ShardName) -> EngineShardState:
         return EngineShardState(store, shard)

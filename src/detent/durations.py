@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from detent.errors import Invalid
@@ -11,6 +11,8 @@ from detent.errors import Invalid
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
 DURATION_MS_MAX: Final = 1 << 52
+
+_1970: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Duration = timedelta | str
 
@@ -28,6 +30,11 @@ def milliseconds(value: Duration) -> int:
     if not 0 <= result <= DURATION_MS_MAX:
         raise Invalid(f"the duration {value!r} is negative or too long")
     return result
+
+
+def at_1970_ms(ms: int) -> datetime:
+    """The time so many milliseconds after the beginning of 1970; what `since_1970_ms` takes apart."""
+    return _1970 + timedelta(milliseconds=ms)
 
 
 def since_1970_ms(time: datetime) -> int:

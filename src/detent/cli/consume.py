@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -154,7 +154,7 @@ def _supervise(
 
 
 def _run_once(app: Consumer, url: str, *, as_json: bool) -> None:
-    from detent.consumer.running import opened
+    from detent.consumer.running import opened, stopped_by
     from detent.consumer.supervisor import Notice
     from detent.signals import stop_on_signals
 
@@ -166,23 +166,14 @@ def _run_once(app: Consumer, url: str, *, as_json: bool) -> None:
 
     stopping = threading.Event()
     with stop_on_signals(stopping), opened(app, url, on_event=on_event) as worker:
-        watcher = threading.Thread(target=_stop_when, args=(stopping, worker), daemon=True)
-        watcher.start()
         try:
-            worker.run(once=True)
+            with stopped_by(stopping, worker):
+                worker.run(once=True)
         except DetentError:
             raise
         except Exception as error:
             raise Invalid(_why(app, error)) from error
-        finally:
-            stopping.set()
-            watcher.join()
         _print_summary(look(worker.store, app.name), worker.progress, as_json=as_json)
-
-
-def _stop_when(stopping: threading.Event, worker: Any) -> None:
-    stopping.wait()
-    worker.stop()
 
 
 def _why(app: Consumer, error: Exception) -> str:

@@ -12,6 +12,7 @@ from detent import names
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid
 from detent.journal import Message
+from detent.shard.operations import SHARDS_MAX
 from detent.state.base import State
 from detent.state.engine import EngineState
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 NAME_MAX: Final = 150
 """A consumer's name begins the names of its recovery logs."""
 
-SHARDS_MAX: Final = 1_024
 STANDBYS_MAX: Final = 8
 
 MAX_TRANSACTION: Final = "1s"

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from detent.consumer.application import LEASE_MS_MIN, SHARDS_MAX, STANDBYS_MAX, Consumer, checked_number
+from detent.consumer.application import LEASE_MS_MIN, STANDBYS_MAX, Consumer, checked_number
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid, NotFound
+from detent.shard.operations import SHARDS_MAX
 from detent.user_file import UserFile, explained
 
 DEFAULT: Final = "app"

@@ -60,19 +60,26 @@ def run(consumer: Consumer, *, store: str | Store | None = None, once: bool = Fa
             worker.run(once=once)
         return
     stopping = threading.Event()
-    with stop_on_signals(stopping), opened(consumer, store) as worker:
-        watcher = threading.Thread(target=_stop_when, args=(stopping, worker), daemon=True)
-        watcher.start()
-        try:
-            worker.run(once=once)
-        finally:
-            stopping.set()
-            watcher.join()
+    with stop_on_signals(stopping), opened(consumer, store) as worker, stopped_by(stopping, worker):
+        worker.run(once=once)
 
 
-def _stop_when(stopping: threading.Event, worker: Worker) -> None:
-    stopping.wait()
-    worker.stop()
+@contextmanager
+def stopped_by(stopping: threading.Event, worker: Worker) -> Iterator[None]:
+    """Stop a worker when an event is set, which it is at the end in any case. By a thread: a handler of signals must
+    not wait for a lock that the thread has which it interrupts."""
+
+    def wait() -> None:
+        stopping.wait()
+        worker.stop()
+
+    watcher = threading.Thread(target=wait, name="detent-stopping", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        watcher.join()
 
 
 async def run_async(consumer: Consumer, *, store: str | Store | None = None, once: bool = False) -> None:

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from detent.consumer.application import Consumer
-from detent.consumer.running import opened
+from detent.consumer.running import opened, stopped_by
 from detent.consumer.worker import Worker, new_member, register
 from detent.errors import BY_NAME, Conflict, Denied, DetentError, Invalid, NotFound, Unavailable
 from detent.kv import parse_url
@@ -368,8 +368,10 @@ def work(consumer: Consumer, store_url: str, member: str) -> int:
     _stop_on_terminate(stopping)
     threading.Thread(target=_outlive, args=(line, stopping), name="detent-supervised", daemon=True).start()
     try:
-        with opened(consumer, store_url, member=member, on_event=line.tell) as worker:
-            threading.Thread(target=_stop_when, args=(stopping, worker), daemon=True).start()
+        with (
+            opened(consumer, store_url, member=member, on_event=line.tell) as worker,
+            stopped_by(stopping, worker),
+        ):
             worker.run()
     except HOPELESS as error:
         kind = next(kind for kind in HOPELESS if isinstance(error, kind))
@@ -389,11 +391,6 @@ def _stop_on_terminate(stopping: threading.Event) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-
-
-def _stop_when(stopping: threading.Event, worker: Worker) -> None:
-    stopping.wait()
-    worker.stop()
 
 
 def _outlive(line: _Line, stopping: threading.Event) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from detent.errors import Invalid
 from detent.ingest.config import IngestConfig, Transform
-from detent.spark.user_file import UserFile
+from detent.user_file import UserFile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

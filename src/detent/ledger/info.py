@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Final
+from datetime import datetime
 
+from detent.durations import at_1970_ms
 from detent.ledger import operations as ops
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +47,11 @@ def ledger_info(found: ops.LedgerDescription) -> LedgerInfo:
         replaced=tuple(found.replaced),
         entries=found.entries,
         generation=found.generation,
-        created=_time(found.created_ms),
-        updated=_time(found.updated_ms),
+        created=at_1970_ms(found.created_ms),
+        updated=at_1970_ms(found.updated_ms),
     )
 
 
 def pin_info(found: ops.PinDescription) -> PinInfo:
     """A description as users see it."""
-    return PinInfo(found.name, found.offsets, _time(found.created_ms))
-
-
-def _time(ms: int) -> datetime:
-    return _EPOCH + timedelta(milliseconds=ms)
+    return PinInfo(found.name, found.offsets, at_1970_ms(found.created_ms))

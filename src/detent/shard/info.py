@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Final
+from datetime import datetime, timedelta
 
+from detent.durations import at_1970_ms
 from detent.shard import operations as ops
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,8 @@ def consumer_info(found: ops.ConsumerDescription) -> ConsumerInfo:
         partition=found.partition,
         paused=found.paused,
         sources=found.sources,
-        created=_time(found.created_ms),
-        members=tuple(MemberInfo(one.member, one.info, _time(one.expires_ms)) for one in found.members),
+        created=at_1970_ms(found.created_ms),
+        members=tuple(MemberInfo(one.member, one.info, at_1970_ms(one.expires_ms)) for one in found.members),
         shards=tuple(_shard_info(shard, found.journals_of(shard.index)) for shard in found.states),
     )
 
@@ -86,7 +84,3 @@ def _shard_info(found: ops.ShardDescription, journals: list[str]) -> ShardInfo:
         processed=found.processed,
         published=found.published,
     )
-
-
-def _time(ms: int) -> datetime:
-    return _EPOCH + timedelta(milliseconds=ms)

@@ -46,6 +46,8 @@ STATE_KEY_BYTES_MAX: Final = 400
 
 STATE_VALUE_BYTES_MAX: Final = 1 << 20
 CHECKPOINT_BYTES_MAX: Final = 16 << 20
+"""About 300,000 producers of raw sources, or 200,000 journals: a checkpoint is written with every transaction."""
+
 CHANGES_MAX: Final = 100_000
 """Entries of state that one commit changes: it is applied whole while everybody else waits."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from detent.errors import Invalid
 from detent.spark.pipeline import Pipeline
-from detent.spark.user_file import UserFile
+from detent.user_file import UserFile
 
 
 def load_pipeline(path: Path) -> Pipeline:

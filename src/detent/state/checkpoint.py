@@ -16,12 +16,10 @@ from detent.errors import Corrupt, LimitExceeded
 from detent.journal import AckIntent
 from detent.message import Checkpoint as RawCheckpoint
 from detent.message import ProducerCheckpoint
+from detent.shard.operations import CHECKPOINT_BYTES_MAX
 
 FORMAT: Final = 1
 _CHECKSUM_BYTES: Final = 8
-
-CHECKPOINT_BYTES_MAX: Final = 16 << 20
-"""About 300,000 producers of raw sources, or 200,000 journals: a checkpoint is written with every transaction."""
 
 OFFSET_MAX: Final = 1 << 62
 

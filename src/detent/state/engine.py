@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from detent.engine import Operation
 from detent.kv import View
@@ -16,13 +16,10 @@ from detent.shard import operations as ops
 from detent.shard.reading import read_state
 from detent.state.base import ShardName, ShardState, State
 from detent.state.checkpoint import Checkpoint
-from detent.state.keyed import Changes, Entries, KeyedState, Space
+from detent.state.keyed import Changes, Entries, KeyedState, Space, puts_and_deletes
 
 if TYPE_CHECKING:
     from detent.store import Store
-
-KEPT_MAX: Final = 200_000
-"""Values of one shard that are kept in memory between transactions; the others are read when they are asked for."""
 
 SCAN_PAGE: Final = 1_000
 
@@ -54,7 +51,7 @@ class EngineShardState(ShardState):
         self._unsettled = {}
         self._let_go()
         self._entries = _StoredEntries(self._store, self._shard, opened.number)
-        self._space = Space(self._entries, kept_max=KEPT_MAX)
+        self._space = Space(self._entries)
         return None if opened.checkpoint is None else Checkpoint.decode(opened.checkpoint)
 
     def begin(self, settled: Callable[[], None]) -> KeyedState:
@@ -72,8 +69,7 @@ class EngineShardState(ShardState):
         return self._unsettled
 
     def commit(self, sealed: Changes, checkpoint: Checkpoint, outputs: Sequence[Operation]) -> None:
-        deletes = [key for key, value in sealed.items() if value is None]
-        puts: Any = sealed if not deletes else {key: value for key, value in sealed.items() if value is not None}
+        puts, deletes = puts_and_deletes(sealed)
         commit = ops.CommitShard(
             self._shard.consumer,
             self._shard.shard,

@@ -15,12 +15,17 @@ import msgspec
 
 from detent.engine import MALFORMED
 from detent.errors import Corrupt, Invalid, LimitExceeded
+from detent.shard import operations as ops
 
-KEY_BYTES_MAX: Final = 400
+KEY_BYTES_MAX: Final = ops.STATE_KEY_BYTES_MAX
 """A key is part of a record's key in the store, which has a limit of its own."""
 
-VALUE_BYTES_MAX: Final = 1 << 20
+VALUE_BYTES_MAX: Final = ops.STATE_VALUE_BYTES_MAX
 """A value is read and written whole. What is larger belongs under several keys."""
+
+KEPT_MAX: Final = 200_000
+"""Values of one shard that are kept in memory between transactions; the others are read, or decoded, when they are
+asked for."""
 
 TOUCHED_MAX: Final = 50_000
 """Keys that a transaction uses before it ends: they are encoded, compared and written together."""
@@ -51,7 +56,7 @@ class Entries(ABC):
 class Space:
     """The values that are in memory, over the entries that are durable."""
 
-    def __init__(self, entries: Entries, *, kept_max: int) -> None:
+    def __init__(self, entries: Entries, *, kept_max: int = KEPT_MAX) -> None:
         self._entries = entries
         self._kept_max = kept_max
         self._values: dict[str, Any] = {}
@@ -215,6 +220,13 @@ class KeyedState(MutableMapping[str, Any]):
     def _end(self) -> None:
         self._sealed = True
         self._known = {}
+
+
+def puts_and_deletes(changes: Changes) -> tuple[dict[str, bytes], list[str]]:
+    """The keys that get a value, and those that are removed."""
+    deletes = [key for key, value in changes.items() if value is None]
+    puts: Any = changes if not deletes else {key: value for key, value in changes.items() if value is not None}
+    return puts, deletes
 
 
 def check_key(key: str) -> None:

@@ -22,7 +22,7 @@ from detent.journal import operations as journals
 from detent.state import recovery_log as log
 from detent.state.base import ShardName, ShardState, Standby, State
 from detent.state.checkpoint import Checkpoint
-from detent.state.keyed import Changes, Entries, KeyedState, Space
+from detent.state.keyed import Changes, Entries, KeyedState, Space, puts_and_deletes
 from detent.state.recovery_log import Playback
 from detent.state.state_file import StateFile
 
@@ -44,9 +44,6 @@ APPEND_BYTES: Final = 32 << 20
 
 FOLLOW_MS: Final = 100
 """How often a standby that waits for the log looks whether it shall stop."""
-
-KEPT_MAX: Final = 200_000
-"""Decoded values that are kept between transactions; the rest is decoded when asked for."""
 
 logger = logging.getLogger("detent.state")
 
@@ -96,7 +93,7 @@ class RecordedShardState(ShardState):
         self._hand_off()
         crash.point("state.recorded.after_handoff")
         self._live = dict(self._playback.entries)
-        self._space = Space(_MemoryEntries(self), kept_max=KEPT_MAX)
+        self._space = Space(_MemoryEntries(self))
         self._snapshot_size = sum(len(key) + len(value) for key, value in self._live.items())
         return self._playback.checkpoint
 
@@ -146,8 +143,7 @@ class RecordedShardState(ShardState):
 
     def commit(self, sealed: Changes, checkpoint: Checkpoint, outputs: Sequence[Operation]) -> None:
         assert not outputs, "messages of a recorded state are pending until they are acknowledged"
-        puts = {key: value for key, value in sealed.items() if value is not None}
-        deletes = [key for key, value in sealed.items() if value is None]
+        puts, deletes = puts_and_deletes(sealed)
         self._record(log.Recorded(self._author, self._next, self._playback.digest, checkpoint.encode(), puts, deletes))
         due = max(self._snapshot_bytes, SNAPSHOT_FACTOR * self._snapshot_size)
         if self._playback.bytes_since_snapshot >= due:

@@ -32,6 +32,10 @@ from types import ModuleType
 from typing import Any
 
 MODULES = (
+    "detent.bus.inbox",
+    "detent.bus.outbox_sql",
+    "detent.bus.running",
+    "detent.bus.app",
     "detent.cli",
     "detent.consumer.loading",
     "detent.consumer.supervisor",

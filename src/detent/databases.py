@@ -7,7 +7,6 @@ waits for the other. Both databases can be set up otherwise, so that engines are
 from __future__ import annotations
 
 import random
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,10 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
+from detent import dialects
+from detent.dialects import DIALECTS as DIALECTS
+from detent.dialects import NOW as NOW
+from detent.dialects import check_sqlite, is_not_understood, is_passing_state
 from detent.errors import Invalid, Unavailable
 
 ATTEMPTS: Final = 8
@@ -31,30 +34,11 @@ RETRY_S_MAX: Final = 1.0
 BUSY_MS: Final = 30_000
 """How long SQLite waits for another process's transaction."""
 
-DIALECTS: Final = ("sqlite", "postgresql")
-
-NOW: Final = {
-    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
-    "postgresql": "CAST(extract(epoch FROM statement_timestamp()) * 1000 AS bigint)",
-}
-"""The database's own time in milliseconds: clocks of several machines are never compared."""
-
-_PASSING_CLASSES: Final = ("08", "53", "57", "58")
-_PASSING_STATES: Final = ("25006", "25P02", "25P03", "40001", "40P01", "55P03")
-"""PostgreSQL's states of what may succeed when it is tried again: connections, resources, a server that restarts or was
-replaced, transactions that met."""
-
 _MADE_TWICE: Final = ("23505", "42P07", "42710")
 
 _PATIENCE: Final = {"connect_timeout": 10, "keepalives_idle": 30, "tcp_user_timeout": 30_000}
 """What a connection to PostgreSQL is opened with, unless its URL says otherwise: a network that swallows what is sent
 would be waited for for hours."""
-
-_SAFE_JOURNALS: Final = ("delete", "truncate", "persist", "wal")
-"""SQLite's journal modes after whose commits a power cut leaves all or nothing."""
-
-_FULL: Final = 2
-"""SQLite's ``synchronous`` from which on a commit that returned is on the disk."""
 
 _AUTOCOMMIT: Final = "the engine commits each statement (AUTOCOMMIT): what belongs together needs a transaction"
 
@@ -94,6 +78,18 @@ def file_of(parsed: sqlalchemy.URL) -> Path | None:
     if not parsed.database.startswith("file:"):
         return Path(parsed.database)
     return Path(url2pathname(urlsplit(parsed.database).path))
+
+
+def place_of(parsed: sqlalchemy.URL) -> str:
+    """Which database a URL is of, the same for every driver and user, and without secrets."""
+    name = parsed.get_backend_name()
+    if name == "sqlite":
+        file = file_of(parsed)
+        is_memory = file is None or not parsed.database or ":memory:" in parsed.database or "mode=memory" in str(parsed)
+        return "sqlite:///:memory:" if is_memory else f"sqlite:///{file.resolve()}"  # type: ignore[union-attr]
+    host = parsed.host or parsed.query.get("host") or "localhost"
+    port = parsed.port or parsed.query.get("port") or 5432
+    return f"{name}://{host}:{port}/{parsed.database or parsed.username or ''}"
 
 
 # -- engines ----------------------------------------------------------------------------------------------------
@@ -182,11 +178,7 @@ def _begin_sqlite(connection: Connection) -> None:
         driver.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
     ((synchronous,),) = driver.execute("PRAGMA synchronous").fetchall()
     ((journal,),) = driver.execute("PRAGMA journal_mode").fetchall()
-    if synchronous < _FULL or journal not in _SAFE_JOURNALS:
-        raise Invalid(
-            f"the engine's SQLite has synchronous={synchronous}, journal_mode={journal}: what it commits may be lost "
-            "with the machine. Leave both as they are, or set them to FULL and WAL"
-        )
+    check_sqlite(synchronous, journal)
     if getattr(driver, "autocommit", False) is True:
         raise Invalid(_AUTOCOMMIT)
 
@@ -232,17 +224,18 @@ def read(engine: Engine, question: Callable[[Connection], Result]) -> Result:
 
 def is_passing(error: DBAPIError) -> bool:
     """Whether the same may succeed when it is tried again."""
-    state = state_of(error)
-    if error.connection_invalidated or state[:2] in _PASSING_CLASSES or state in _PASSING_STATES:
-        return True
-    # SQLite is busy, or nobody answers; what SQLite does not understand it will not understand later.
-    is_refused = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
-    return isinstance(error, OperationalError) and not state and not is_refused
+    return bool(error.connection_invalidated) or _is_passing_orig(error)
+
+
+def _is_passing_orig(error: DBAPIError) -> bool:
+    if state := state_of(error):
+        return is_passing_state(state)
+    return isinstance(error, OperationalError) and not is_not_understood(error.orig)
 
 
 def state_of(error: DBAPIError) -> str:
     """What PostgreSQL calls an error; of SQLite's, nothing."""
-    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or ""
+    return dialects.state_of(error.orig)
 
 
 def _is_made_twice(error: DBAPIError) -> bool:

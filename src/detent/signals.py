@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 
 @contextmanager
-def stop_on_signals(stopping: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT ask for a graceful stop; the second one does not wait for it."""
+def stop_on_signals(stopping: threading.Event, at_once: Callable[[], None] | None = None) -> Iterator[None]:
+    """SIGTERM and SIGINT ask for a graceful stop; the second one does not wait for it. It raises KeyboardInterrupt, or
+    calls `at_once`: for programs that would wait again, for threads of theirs, before they end."""
 
     def ask(number: int, frame: FrameType | None) -> None:
         del number, frame
-        if stopping.is_set():
+        if not stopping.is_set():
+            stopping.set()
+        elif at_once is not None:
+            at_once()
+        else:
             raise KeyboardInterrupt
-        stopping.set()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

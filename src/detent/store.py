@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from detent import forks
 from detent.durations import Duration, milliseconds
-from detent.engine import Operation, Request, Ticket
+from detent.engine import Operation, Request, Ticket, wall_ms
 from detent.errors import Busy, Denied, Invalid, NotFound, OutcomeUnknown, SessionExpired, Unavailable
 from detent.forks import refuse_in_child
 from detent.journal import (
@@ -112,11 +112,21 @@ class OpeningStore:
 class Store(Ledgers, Consumers):
     """A store. Use it in a ``with`` block, or call `close`."""
 
-    def __init__(self, url: str, *, role: Role = "auto", timeout: Duration = TIMEOUT, force: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        role: Role = "auto",
+        timeout: Duration = TIMEOUT,
+        force: bool = False,
+        now_ms: Callable[[], int] = wall_ms,
+    ) -> None:
+        """See :func:`open`. `now_ms` is the clock of the engine, if this process owns the store: tests have one that
+        they move."""
         self._generation = forks.generation
         self._timeout_s = milliseconds(timeout) / 1000
         self.url = url if server_address(url) is not None else absolute_url(url)
-        self._connection = Connection(self.url, role, force=force)
+        self._connection = Connection(self.url, role, force=force, now_ms=now_ms)
         self._session = ClientSession()
         self._closed = False
         try:

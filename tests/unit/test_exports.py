@@ -7,23 +7,32 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import detent
+import detent.bus
+import detent.testing
 from detent import errors
 
-
-def test_every_exported_name_loads() -> None:
-    for name in detent.__all__:
-        assert getattr(detent, name) is not None
-    assert set(detent._HOME) | {"__version__"} == set(detent.__all__)
-    assert dir(detent) == sorted(detent.__all__)
+PACKAGES = (detent, detent.bus, detent.testing)
 
 
-def test_type_checkers_see_the_same_names() -> None:
-    tree = ast.parse(Path(inspect.getfile(detent)).read_text())
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_exported_name_loads(package: ModuleType) -> None:
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+    assert set(package._HOME) == set(package.__all__) - {"__version__"}
+    assert dir(package) == sorted(package.__all__)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_type_checkers_see_the_same_names(package: ModuleType) -> None:
+    tree = ast.parse(Path(inspect.getfile(package)).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     imported = {alias.name: node.module for node in block.body for alias in node.names}
-    assert imported == detent._HOME
+    assert imported == package._HOME
 
 
 def test_every_exception_is_exported_and_travels() -> None:

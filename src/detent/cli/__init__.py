@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
+from detent.cli.bus import bus
 from detent.cli.consume import consume
 from detent.cli.consumer import consumer
 from detent.cli.demo import demo
@@ -65,6 +66,7 @@ def cli() -> None:
     """
 
 
+cli.add_command(bus)
 cli.add_command(consume)
 cli.add_command(consumer)
 cli.add_command(demo)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from detent.consumer.application import Consumer
 from detent.consumer.worker import Event, Worker
 from detent.errors import Invalid
+from detent.loops import call_on, loop_in_thread
 from detent.signals import stop_on_signals
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def opened(
             own = stack.enter_context(detent.open(store_url(consumer, store), role=role))
         outputs = {name: stack.enter_context(detent.open(url)) for name, url in consumer.outputs.items()}
         if run_coroutine is None and consumer.is_async:
-            run_coroutine = stack.enter_context(_loop_in_thread())
+            run_coroutine = call_on(stack.enter_context(loop_in_thread()))
         stack.callback(consumer.state.close)
         yield Worker(consumer, own, outputs, member=member, run_coroutine=run_coroutine, on_event=on_event)
 
@@ -84,11 +85,7 @@ def stopped_by(stopping: threading.Event, worker: Worker) -> Iterator[None]:
 
 async def run_async(consumer: Consumer, *, store: str | Store | None = None, once: bool = False) -> None:
     """The same, with ``async def`` functions on the caller's event loop. Cancel it to stop."""
-    loop = asyncio.get_running_loop()
-
-    def on_caller(coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
-
+    on_caller = call_on(asyncio.get_running_loop())
     box: list[Worker] = []
 
     def work() -> None:
@@ -106,21 +103,3 @@ async def run_async(consumer: Consumer, *, store: str | Store | None = None, onc
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({task}, timeout=0.05)
         raise
-
-
-@contextmanager
-def _loop_in_thread() -> Iterator[Callable[[Any], Any]]:
-    """An event loop for functions that are ``async def``."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="detent-loop", daemon=True)
-    thread.start()
-
-    def call(coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
-
-    try:
-        yield call
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -12,32 +11,18 @@ from urllib.parse import urlsplit
 
 from detent.errors import Invalid, NotFound, Unavailable
 from detent.ingest.queues import Delivery
-
-BATCH_MAX: Final = 10
-"""Messages in one call, of whatever kind: SQS takes no more."""
-
-VISIBILITY_S_MAX: Final = 43_200
-"""SQS hides a message for twelve hours at most, counted from when it was received; extensions beyond that fail."""
-
-WAIT_S_MAX: Final = 20
-"""SQS waits no longer in one call."""
-
-CALLS_AT_ONCE: Final = 8
-"""Receives under way at the same time, and as many extensions and deletions. Each is a round trip of some milliseconds
-for ten messages, so that one after another comes to about a thousand messages a second."""
-
-CONNECT_TIMEOUT_S: Final = 5
-READ_TIMEOUT_S: Final = 5
-"""How long an answer may take. Extensions have a deadline, and are better tried again than waited for."""
-
-RECEIVE_TIMEOUT_S: Final = WAIT_S_MAX + 10
-"""The same of a receive: as long as SQS waits, and some more."""
-
-ATTEMPTS_MAX: Final = 3
-"""Tries of one call. Whoever receives asks again anyway, and what is not extended or deleted is reported as that."""
+from detent.sqs_client import (
+    BATCH_MAX,
+    CALLS_AT_ONCE,
+    RECEIVE_TIMEOUT_S,
+    VISIBILITY_S_MAX,
+    WAIT_S_MAX,
+    ask,
+    new_client,
+    seconds,
+)
 
 _AWS_HOST: Final = re.compile(r"sqs\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
-_MISSING: Final = frozenset({"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"})
 
 
 class SqsQueue:
@@ -71,11 +56,11 @@ class SqsQueue:
         """Up to `limit` messages. The first ten are waited for; when there are as many, the others are asked for side
         by side, until one answer is short, which is how a queue says that it has no more."""
         request = {
-            "VisibilityTimeout": _seconds(visibility_s, VISIBILITY_S_MAX),
+            "VisibilityTimeout": seconds(visibility_s, VISIBILITY_S_MAX),
             "MessageAttributeNames": ["All"],
             "MessageSystemAttributeNames": ["ApproximateReceiveCount"],
         }
-        wait = _seconds(wait_s, WAIT_S_MAX)
+        wait = seconds(wait_s, WAIT_S_MAX)
         found = self._receive({**request, "WaitTimeSeconds": wait}, min(limit, BATCH_MAX))
         full = len(found) == BATCH_MAX
         while full and len(found) < limit:
@@ -98,8 +83,8 @@ class SqsQueue:
 
     def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
         """Keep messages invisible for longer; those for which that failed."""
-        seconds = _seconds(visibility_s, VISIBILITY_S_MAX)
-        return self._settle(self._client.change_message_visibility_batch, deliveries, VisibilityTimeout=seconds)
+        hidden_s = seconds(visibility_s, VISIBILITY_S_MAX)
+        return self._settle(self._client.change_message_visibility_batch, deliveries, VisibilityTimeout=hidden_s)
 
     def acknowledge(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Delete messages; those that were not."""
@@ -149,41 +134,7 @@ class SqsQueue:
             return self._url
 
     def _answer(self, call: Callable[..., Any], **request: Any) -> dict[str, Any]:
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            answer: dict[str, Any] = call(**request)
-        except ClientError as error:
-            said = error.response.get("Error", {})
-            if said.get("Code") in _MISSING or said.get("QueryErrorCode") in _MISSING:
-                raise NotFound(
-                    f"SQS has no queue {self.name!r}: create it, or check its name, the region and the account"
-                ) from error
-            raise Unavailable(f"SQS refuses to work on {self.name!r}: {error}") from error
-        except BotoCoreError as error:
-            raise Unavailable(f"SQS does not answer for {self.name!r}: {error}") from error
-        return answer
-
-
-def new_client(region: str | None, endpoint: str | None, *, timeout_s: int = READ_TIMEOUT_S) -> Any:
-    """A boto3 client of SQS, with limits of its own for time, and as many connections as there are calls."""
-    try:
-        import boto3
-        from botocore.config import Config
-        from botocore.exceptions import BotoCoreError
-    except ModuleNotFoundError as error:
-        raise Invalid("a queue of SQS needs the package boto3: pip install 'detent[sqs]'") from error
-    config = Config(
-        connect_timeout=CONNECT_TIMEOUT_S,
-        read_timeout=timeout_s,
-        retries={"mode": "standard", "total_max_attempts": ATTEMPTS_MAX},
-        max_pool_connections=2 * CALLS_AT_ONCE,
-        tcp_keepalive=True,
-    )
-    try:
-        return boto3.client("sqs", region_name=region, endpoint_url=endpoint, config=config)
-    except (BotoCoreError, ValueError) as error:
-        raise Invalid(f"there is no SQS like that: {error}; check the region and the endpoint") from error
+        return ask(call, self.name, request)
 
 
 def _name_of(url_or_name: str) -> str:
@@ -202,11 +153,6 @@ def _place_of(url_or_name: str, region: str | None, endpoint: str | None) -> tup
     if of_aws is None:
         return region, f"{parts.scheme}://{parts.netloc}"
     return region or of_aws[1], None
-
-
-def _seconds(given: float, most: int) -> int:
-    """Whole seconds, rounded up: hidden for a little longer is better than delivered twice."""
-    return min(max(math.ceil(given), 0), most)
 
 
 def _delivery(message: dict[str, Any]) -> Delivery:

@@ -12,7 +12,7 @@ from detent.codec import queue as records
 from detent.codec.queue import Config
 from detent.codec.statelog import Run
 from detent.engine import Context, Done, Result
-from detent.errors import Exists, Invalid, LimitExceeded, NotFound
+from detent.errors import Conflict, Exists, Invalid, LimitExceeded, NotFound
 from detent.queue import assigning
 from detent.queue import operations as ops
 from detent.queue.filters import Filter
@@ -100,6 +100,8 @@ def configure(machine: QueueMachine, op: ops.ConfigureQueue, context: Context) -
     """Other settings. A queue that is paused stops reading the log; one that is not reads on from there."""
     _alone(context, "a change of settings")
     state = machine.queue(op.queue)
+    if op.expect_filter is not None and op.expect_filter != state.config.filter:
+        raise Conflict(f"the filter of {op.queue!r} was changed meanwhile: look at it again")
     config = changed(op.queue, state.config, op.settings)
     _check_dead_letter(machine, op.settings)
     if config.group_header != state.config.group_header:

@@ -137,9 +137,10 @@ class Queue(_QueueBase):
         created: ops.QueueCreated = self._commit(self._create(settings, earliest, exist_ok))
         return created.new
 
-    def configure(self, **settings: Unpack[Settings]) -> None:
-        """Change settings; what is not named stays. A new filter applies to what the queue has not read yet."""
-        self._commit(ops.ConfigureQueue(self.name, self._changes(settings)))
+    def configure(self, *, expect_filter: str | None = None, **settings: Unpack[Settings]) -> None:
+        """Change settings; what is not named stays. A new filter applies to what the queue has not read yet. With
+        `expect_filter` nothing is changed, and `Conflict` raised, if the filter is another one by now."""
+        self._commit(ops.ConfigureQueue(self.name, self._changes(settings), expect_filter))
 
     def pause(self) -> None:
         """Give out nothing and take nothing in until `resume`; what is in flight can still be acknowledged."""
@@ -307,9 +308,9 @@ class AsyncQueue(_QueueBase):
         created: ops.QueueCreated = await self._commit(self._create(settings, earliest, exist_ok))
         return created.new
 
-    async def configure(self, **settings: Unpack[Settings]) -> None:
-        """Change settings; what is not named stays."""
-        await self._commit(ops.ConfigureQueue(self.name, self._changes(settings)))
+    async def configure(self, *, expect_filter: str | None = None, **settings: Unpack[Settings]) -> None:
+        """Change settings; what is not named stays. See :meth:`Queue.configure`."""
+        await self._commit(ops.ConfigureQueue(self.name, self._changes(settings), expect_filter))
 
     async def pause(self) -> None:
         """Give out nothing and take nothing in until `resume`."""

@@ -104,10 +104,12 @@ class CreateQueue(Operation, frozen=True, tag=True, array_like=True):
 
 
 class ConfigureQueue(Operation, frozen=True, tag=True, array_like=True):
-    """Change settings. A new filter applies from the router's position onward."""
+    """Change settings. A new filter applies from the router's position onward. `Conflict` if the filter is not the
+    expected one, where one is: so two who each add to it do not lose what the other added."""
 
     queue: str
     settings: Settings
+    expect_filter: str | None = None
 
 
 class DeleteQueue(Operation, frozen=True, tag=True, array_like=True):

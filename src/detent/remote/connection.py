@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Final, Literal
 
 from detent import crash
+from detent.engine import wall_ms
 from detent.errors import Fenced, Invalid, Unavailable
 from detent.kv import Location, parse_url
 from detent.kv.ownership import Owner, OwnerLock, end_owner, read_owner
@@ -33,7 +35,7 @@ AnyOwner = LocalOwner | RemoteOwner
 class Connection:
     """The way to the owner, found anew whenever it is lost."""
 
-    def __init__(self, url: str, role: Role, *, force: bool = False) -> None:
+    def __init__(self, url: str, role: Role, *, force: bool = False, now_ms: Callable[[], int] = wall_ms) -> None:
         if role not in ROLES:
             raise Invalid(f"a role is one of {', '.join(ROLES)}, not {role!r}")
         self.url = url
@@ -43,6 +45,7 @@ class Connection:
             raise Invalid(f"force ends an owner on this machine; end the one behind {url} where it runs")
         self._location = parse_url(url) if self.server is None else Location("server", self.server.url, "")
         self._force = force
+        self._now_ms = now_ms
         self._lock = threading.Lock()
         self._closed = False
         self.current: AnyOwner | None = None
@@ -94,7 +97,7 @@ class Connection:
         if self._location.scheme != "file":
             if self.role == "client":
                 raise Invalid(f"{self.url} has no owner process to be a client of; open it without role='client'")
-            return LocalOwner(self.url)
+            return LocalOwner(self.url, now_ms=self._now_ms)
         pause = RETRY_FIRST_S
         hung: Owner | None = None
         hung_since = 0.0
@@ -125,7 +128,7 @@ class Connection:
             return None
         crash.point("owner.after_lock")
         try:
-            owner = LocalOwner(self.url, directory=directory, lock=lock)
+            owner = LocalOwner(self.url, directory=directory, lock=lock, now_ms=self._now_ms)
         except Fenced:
             # Somebody without the lock raised the epoch at this very moment: let them, and look again.
             lock.release()

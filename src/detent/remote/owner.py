@@ -10,13 +10,14 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
 
 from detent import crash
-from detent.engine import Engine, Request, Result
+from detent.engine import Engine, Request, Result, wall_ms
 from detent.errors import Fenced, Unavailable
 from detent.journal import JournalMachine, JournalReader
 from detent.journal.sweeper import sweep
@@ -51,7 +52,14 @@ logger = logging.getLogger("detent.owner")
 class LocalOwner:
     """This process owns the store."""
 
-    def __init__(self, url: str, *, directory: Path | None = None, lock: OwnerLock | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        directory: Path | None = None,
+        lock: OwnerLock | None = None,
+        now_ms: Callable[[], int] = wall_ms,
+    ) -> None:
         self._lock = lock
         self._server: SocketServer | None = None
         self._apps: list[OwnerApp] = []
@@ -60,7 +68,9 @@ class LocalOwner:
             self.reader = writer
             self.journals = JournalMachine(writer)
             self.queues = QueueMachine(writer)
-            self.engine = Engine(writer, [self.journals, self.queues, LedgerMachine(), ShardMachine(writer)])
+            self.engine = Engine(
+                writer, [self.journals, self.queues, LedgerMachine(), ShardMachine(writer)], now_ms=now_ms
+            )
             crash.point("owner.after_load")
             if directory is not None and lock is not None:
                 self._server = SocketServer(self.new_app(), socket_path(directory))

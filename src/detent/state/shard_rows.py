@@ -19,16 +19,13 @@ from sqlalchemy import (
     Table,
     Text,
     bindparam,
-    case,
-    func,
     insert,
     literal_column,
     select,
-    true,
     update,
 )
 
-from detent.databases import NOW
+from detent.dialects import DURABLE, NOW
 
 TABLE: Final = "detent_shards"
 
@@ -53,7 +50,7 @@ def shard_rows(name: str, dialect: str) -> ShardRows:
     table = _table(name)
     now: ColumnElement[Any] = literal_column(NOW[dialect])
     here = (table.c.consumer == bindparam("of_consumer")) & (table.c.shard == bindparam("of_shard"))
-    durable = _durable(dialect)
+    durable: ColumnElement[Any] = literal_column(DURABLE[dialect])
     raised = update(table).where(here).values(fence=table.c.fence + 1, updated_at=now)
     first = insert(table).values(
         consumer=bindparam("of_consumer"),
@@ -89,13 +86,3 @@ def _table(name: str) -> Table:
         Column("updated_at", BigInteger, nullable=False),
         schema=schema or None,
     )
-
-
-def _durable(dialect: str) -> ColumnElement[Any]:
-    """Has the transaction that it is a part of wait for the disk: to a PostgreSQL whose synchronous_commit is off, on
-    the server, in the user's engine or by a statement of the application, a power cut brings back a checkpoint whose
-    messages are acknowledged. In a statement that is sent anyway it costs no round trip."""
-    if dialect != "postgresql":
-        return true()
-    found = func.current_setting("synchronous_commit")
-    return func.set_config("synchronous_commit", case((found == "off", "on"), else_=found), true())

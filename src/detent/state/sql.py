@@ -7,7 +7,6 @@ new process would go on from a checkpoint that the old one has already replaced.
 
 from __future__ import annotations
 
-import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from detent import crash, forks
 from detent.databases import adopt, file_of, is_passing, open_engine, parse, state_of, transact
+from detent.dialects import ABORTED, ends_transaction
 from detent.engine import Operation
 from detent.errors import Fenced, Invalid, OutcomeUnknown, Unavailable
 from detent.state.base import ShardName, ShardState, State
@@ -38,14 +38,6 @@ _UNLIMITED: Final = 0
 _FENCE_BITS = 62
 """Of the first fence of a shard, which is drawn at random and rises from there."""
 
-_ABORTED: Final = "25P02"
-"""PostgreSQL's state of a transaction in which a statement has failed before."""
-
-_COMMENTS: Final = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
-_LOOKED_AT: Final = 4_096
-"""Letters of a statement in which its first word is looked for, behind comments."""
-
-_ENDINGS: Final = ("COMMIT", "END", "ROLLBACK", "ABORT")
 _ENDED: Final = (
     "the application ended the transaction of its state itself (commit, rollback or close of the connection): the "
     "changes and the checkpoint are committed together, by the consumer. Raise an error to have it not commit"
@@ -245,8 +237,7 @@ class SqlHandle:
     def _refuse_endings(self, connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
         """Statements in text that end the transaction pass by SQLAlchemy, which would not know."""
         del connection, cursor
-        words = _COMMENTS.sub(" ", statement[:_LOOKED_AT])[:64].upper().replace(";", " ").split()
-        if words and words[0] in _ENDINGS and "TO" not in words:  # back to a savepoint is no end
+        if ends_transaction(statement):
             raise Invalid(_ENDED)
 
 
@@ -348,7 +339,7 @@ def _reaching() -> Iterator[None]:
     except sqlalchemy.exc.TimeoutError as error:
         raise Unavailable(f"the engine's pool had no connection left: {error}") from error
     except DBAPIError as error:
-        if state_of(error) == _ABORTED:
+        if state_of(error) == ABORTED:
             raise Invalid(
                 "a statement of the application failed, it went on, and PostgreSQL takes nothing more in such a "
                 "transaction: let the error out, or try such statements within connection.begin_nested()"

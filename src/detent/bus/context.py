@@ -1,0 +1,131 @@
+"""What is known about the message that is being handled, and the messages that go out with it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+from detent.bus import envelope as wire
+from detent.bus.envelope import Envelope, Incoming
+from detent.errors import Invalid
+
+if TYPE_CHECKING:
+    from detent.bus.app import Bus
+
+SENDS_MAX: Final = 10_000
+"""Messages that one handler sends: they are kept in memory until its commit."""
+
+_IDS: Final = uuid.UUID("6f2d1c1e-3f0b-5c53-9a5e-6b1c1f0a7d11")
+"""The space of ids that are made from other ids."""
+
+
+class Outgoing:
+    """Messages that wait for a commit."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.envelopes: list[Envelope] = []
+        self._is_open = True
+
+    def new_id(self) -> str:
+        """An id for the next message."""
+        return str(uuid.uuid4())
+
+    def correlation(self) -> dict[str, str]:
+        """Headers that say what the next message belongs to."""
+        return {}
+
+    def collect(self, envelope: Envelope) -> None:
+        """Send it with the commit."""
+        if not self._is_open:
+            raise Invalid(
+                "the transaction that this would be sent with has ended: await what the handler starts, and send "
+                "before it returns"
+            )
+        if len(self.envelopes) >= SENDS_MAX:
+            raise Invalid(f"one transaction sends at most {SENDS_MAX} messages: send a message that sends the rest")
+        self.envelopes.append(envelope)
+
+    def close(self) -> None:
+        """Nothing more can be sent with it."""
+        self._is_open = False
+
+
+current: ContextVar[Outgoing | None] = ContextVar("detent_bus_outgoing", default=None)
+"""What a send joins."""
+
+
+class Context(Outgoing):
+    """A message that is being handled. Handlers get it by a parameter called `context`, or of this type."""
+
+    def __init__(self, bus: Bus, incoming: Incoming, message_id: str, message: Any) -> None:
+        super().__init__(bus)
+        self.message = message
+        self.message_id = message_id
+        self.headers: dict[str, str] = incoming.headers
+        self.repeated = False
+        """Whether the message was handled before. Only where repeated messages are handled at all."""
+        self._incoming = incoming
+        self._sent = 0
+
+    def __repr__(self) -> str:
+        return f"Context({self.bus.name!r}, {type(self.message).__name__}, {self.message_id!r})"
+
+    @property
+    def attempts(self) -> int:
+        """How often the message was delivered, with this time."""
+        return self._incoming.attempts
+
+    @property
+    def fencing_token(self) -> int | None:
+        """Higher at each delivery: a system outside can refuse a write whose token is lower than one that it has seen.
+        None on transports that have no such number."""
+        return self._incoming.fencing_token
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease was found gone: somebody else has the message, or will, and what this handler does will
+        not be committed. Long ones look at it now and then."""
+        return self._incoming.lost
+
+    @property
+    def effect_key(self) -> str:
+        """The same at each attempt of this app at this message, and at no other. Give it to what cannot take part in
+        the transaction, such as a payment service, as the key by which it recognises what it has done."""
+        return f"{self.bus.name}:{self.message_id}"
+
+    @property
+    def correlation_id(self) -> str:
+        """What started it all: the id of the first message in a chain."""
+        return self.headers.get(wire.CORRELATION) or self.message_id
+
+    def new_id(self) -> str:
+        """The same for the nth message at each attempt, so that what is sent again is seen to be the same."""
+        self._sent += 1
+        return str(uuid.uuid5(_IDS, f"{self.bus.name}\0{self.message_id}\0{self._sent}"))
+
+    def correlation(self) -> dict[str, str]:
+        return {wire.CORRELATION: self.correlation_id, wire.CAUSATION: self.message_id}
+
+    def send(self, message: Any, **options: Any) -> str:
+        """Send a message with the commit; see :meth:`Bus.send`."""
+        return self.bus.send(message, **options)
+
+    def publish(self, message: Any, **options: Any) -> str:
+        """Publish a message with the commit; see :meth:`Bus.publish`."""
+        return self.bus.publish(message, **options)
+
+    def reply(self, message: Any, *, headers: Mapping[str, str] | None = None) -> str:
+        """Answer whoever has sent a request, with the commit. What a handler returns is a reply, too."""
+        to = self.headers.get(wire.REPLY_TO)
+        if not to:
+            raise Invalid("nobody waits for a reply: the message was not sent with request()")
+        answers = {**(headers or {}), wire.IN_REPLY_TO: self.message_id}
+        return self.bus._dispatch(message, wire.address(wire.REPLY, to), self.new_id(), answers, None)
+
+    @property
+    def wants_reply(self) -> bool:
+        """Whether somebody waits for a reply."""
+        return wire.REPLY_TO in self.headers

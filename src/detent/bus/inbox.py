@@ -1,0 +1,197 @@
+"""The inbox as one decorator, over any function that takes a message with an id.
+
+>>> @exactly_once(session_factory, consumer="billing")
+... def on_order(order: dict, session: Session) -> None:
+...     session.add(Invoice(order["id"]))
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Final, ParamSpec, TypeVar, cast
+
+from detent import crash, names
+from detent.bus import envelope as wire
+from detent.bus.calling import Caller, ThreadCaller, drive, is_coroutine_function, run_here
+from detent.bus.tracker_sql import SqlTracker
+from detent.bus.unit_dbapi import DbApiUnitOfWork
+from detent.bus.unit_of_work import Begun, UnitOfWork
+from detent.bus.unit_sqlalchemy import SqlAlchemyUnitOfWork
+from detent.errors import Invalid
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_FIELDS: Final = ("message_id", "id", "MessageId")
+"""Where a message's id is looked for: in attributes, in the items of a mapping, in its headers."""
+
+logger = logging.getLogger("detent.bus")
+
+_consumers: weakref.WeakValueDictionary[str, Callable[..., Any]] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def exactly_once(
+    session_factory: Any,
+    *,
+    consumer: str,
+    id: Callable[[Any], str] | None = None,
+    tracker: SqlTracker | None = None,
+    on_repeat: Callable[[Any], Any] | None = None,
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Have a function take effect once for each message: it runs in a transaction of its own, with a mark of the
+    message in it, and is not run for a message that has one.
+
+    `session_factory` answers a session of SQLAlchemy's, plain or async, or a connection of sqlite3 or psycopg; or give
+    a unit of work. The function gets it as its parameter `session` (or `connection`), if it has one. `consumer` names
+    who has handled a message: each function has its own. The id of a message is its `message_id`, `id` or `MessageId`,
+    or what `id` says. For a repeated message the answer is None, or what `on_repeat` answers. What the function raises
+    undoes everything, and the message can be handled again.
+    """
+    names.check_name(consumer, "consumer")
+    unit_of_work = _unit_of_work(session_factory)
+    marks = tracker or SqlTracker()
+
+    def decorate(function: Callable[..., R]) -> Callable[..., R]:
+        inbox = _Inbox(function, consumer, unit_of_work, marks, id or message_id_of, on_repeat)
+        wrapped: Callable[..., Any]
+        if inbox.is_async:
+
+            @functools.wraps(function)
+            async def awaited(message: Any, *values: Any, **named: Any) -> Any:
+                return await run_here(inbox.call, message, values, named, unit_is_async=unit_of_work.is_async)
+
+            wrapped = awaited
+        else:
+
+            @functools.wraps(function)
+            def plain(message: Any, *values: Any, **named: Any) -> Any:
+                return drive(inbox.call(ThreadCaller(), message, values, named))
+
+            wrapped = plain
+        _enter(consumer, wrapped)
+        return cast("Callable[..., R]", wrapped)
+
+    return decorate
+
+
+def message_id_of(message: Any) -> str:
+    """The id that a message has; `Invalid` if it has none."""
+    parts = [message]
+    headers = message.get("headers") if isinstance(message, Mapping) else getattr(message, "headers", None)
+    if isinstance(headers, Mapping):
+        parts.append(headers)
+    for part in parts:
+        for field in (*_FIELDS, wire.ID):
+            found = part.get(field) if isinstance(part, Mapping) else getattr(part, field, None)
+            if found is not None and found != "" and not callable(found):
+                return str(found)
+    raise Invalid(
+        f"a message of the type {type(message).__name__} has no id: nobody could say whether it was handled before. "
+        "Give it one as message_id or id, or say exactly_once(..., id=lambda message: ...)"
+    )
+
+
+def _unit_of_work(given: Any) -> UnitOfWork:
+    if hasattr(given, "begin") and hasattr(given, "provided"):
+        return cast("UnitOfWork", given)
+    if not callable(given):
+        raise Invalid(f"exactly_once needs a function that answers a session or a connection, not {given!r}")
+    if hasattr(given, "class_") or hasattr(given, "session_factory"):  # SQLAlchemy's sessionmaker and its like
+        return SqlAlchemyUnitOfWork(given)
+    probe = given()
+    if (
+        inspect.isawaitable(probe)
+        or hasattr(probe, "cursor")
+        or (hasattr(probe, "__enter__") and not hasattr(probe, "get_bind"))
+    ):
+        _drop(probe)
+        return DbApiUnitOfWork(given)
+    _drop(probe)
+    return SqlAlchemyUnitOfWork(given)
+
+
+def _drop(probe: Any) -> None:
+    close = getattr(probe, "close", None)
+    if close is None:
+        return
+    closing = close()
+    if inspect.iscoroutine(closing):
+        closing.close()  # a session that has done nothing yet holds nothing
+
+
+def _enter(consumer: str, function: Callable[..., Any]) -> None:
+    with _lock:
+        known = _consumers.get(consumer)
+        if known is not None and _place(known) != _place(function):
+            raise Invalid(
+                f"two functions are the consumer {consumer!r}, {_place(known)} and {_place(function)}: each would skip "
+                "messages that the other has handled. Give one of them another name"
+            )
+        _consumers[consumer] = function
+
+
+def _place(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+class _Inbox:
+    """One decorated function."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        consumer: str,
+        unit_of_work: UnitOfWork,
+        tracker: SqlTracker,
+        id_of: Callable[[Any], str],
+        on_repeat: Callable[[Any], Any] | None,
+    ) -> None:
+        self._function = function
+        self._consumer = consumer
+        self._unit_of_work = unit_of_work
+        self._tracker = tracker
+        self._id_of = id_of
+        self._on_repeat = on_repeat
+        self._wanted = frozenset(inspect.signature(function).parameters) & {"session", "connection"}
+        self._is_prepared = False
+        self.is_async = is_coroutine_function(function) or unit_of_work.is_async
+        if self.is_async and not is_coroutine_function(function):
+            raise Invalid(f"{_place(function)} uses an async session: make it async def")
+
+    async def call(self, caller: Caller, message: Any, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        message_id = self._checked_id(message)
+        if not self._is_prepared:
+            await self._prepare(caller)
+        answer = None
+        async with Begun(caller, self._unit_of_work) as unit:
+            crash.point("bus.before_track")
+            is_new = await caller.unit(self._tracker.track, self._consumer, message_id, unit)
+            crash.point("bus.after_track")
+            if is_new:
+                given = {name: unit.provides[name] for name in self._wanted if name in unit.provides}
+                answer = await caller.user(self._function, message, *values, **{**given, **named})
+            crash.point("bus.before_commit")
+        crash.point("bus.after_commit")
+        if not is_new:
+            logger.info("%r has handled the message %s before: skipped", self._consumer, message_id)
+        if not is_new and self._on_repeat is not None:
+            return await caller.user(self._on_repeat, message)
+        return answer
+
+    def _checked_id(self, message: Any) -> str:
+        message_id = self._id_of(message)
+        if not isinstance(message_id, str) or not message_id or len(message_id.encode()) > wire.ID_BYTES_MAX:
+            raise Invalid(f"an id is text of 1 to {wire.ID_BYTES_MAX} bytes, and not {message_id!r}")
+        return message_id
+
+    async def _prepare(self, caller: Caller) -> None:
+        """Make the table, once; that two processes do so at the same time does no harm."""
+        async with Begun(caller, self._unit_of_work) as unit:
+            await caller.unit(self._tracker.prepare, self._consumer, None, unit)
+        self._is_prepared = True

@@ -1,0 +1,307 @@
+"""Outgoing messages in the user's own database, in the transaction in which the handlers write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Coroutine, Sequence
+from typing import Any, Final, NoReturn, TypeVar
+
+from detent.bus.envelope import Envelope
+from detent.bus.outbox import Claim, FailedEnvelope, OutboxCounts, Pending
+from detent.bus.sql_port import SqlPort, answer, call
+from detent.bus.statements import (
+    LANE_IDLE_MS,
+    OUTBOX,
+    SAVED_AT_ONCE,
+    OutboxStatements,
+    numbered,
+    outbox_statements,
+    table_named,
+)
+from detent.bus.tracker_sql import make_tables, sql_of
+from detent.bus.unit_of_work import Unit
+from detent.dialects import POSTGRESQL
+from detent.durations import Duration, milliseconds
+from detent.errors import Corrupt, Fenced, Invalid
+
+AHEAD_MS_MAX: Final = 1 << 61
+"""What "however late" is in milliseconds: with the time added, the sum still fits the database's numbers."""
+
+HEADERS_BYTES_MAX: Final = 1 << 20
+"""What headers of one message can be; more is no message of ours, and would fill the memory of whoever forwards it."""
+
+ERROR_LETTERS_MAX: Final = 2_000
+"""Of what went wrong, as much as people read."""
+
+POSITIONS_AT_ONCE: Final = 1_000
+"""Messages of one statement when all are tried again that were set aside."""
+
+CLAIMS_TRIED: Final = 3
+"""How often a claim looks for another lane when the one it took was emptied meanwhile."""
+
+_WHAT: Final = "an outbox"
+
+Result = TypeVar("Result")
+
+
+class SqlOutbox:
+    """Keeps outgoing messages in a table until they were sent.
+
+    >>> bus = Bus("shop", ..., outbox=SqlOutbox(), unit_of_work=SqlAlchemyUnitOfWork(sessionmaker(engine)))
+
+    `table` and one beside it, with ``_lanes`` after its name, are made if need be, or by your migrations (see
+    `detent.bus.statements.schema`); a schema may come before the name. Messages that were sent are deleted at once, or
+    kept for `keep_sent` if you want to look at them.
+
+    Messages to one address are sent in the order in which their transactions were committed, where one began after the
+    other had ended. Two that overlap have no order. Those that are to be delivered later hold up nobody.
+    """
+
+    def __init__(self, table: str = OUTBOX, *, keep_sent: Duration = "0s") -> None:
+        table_named(table)
+        self._table = table
+        self._keep_ms = milliseconds(keep_sent)
+
+    def prepare(self, unit: Unit) -> Awaitable[None] | None:
+        """Make the tables."""
+        port, statements = self._at(unit)
+        return answer(port, make_tables(port, statements.tables, statements.make))
+
+    def save(self, unit: Unit, envelopes: Sequence[Envelope]) -> Awaitable[None] | None:
+        """Keep messages, in their order."""
+        port, statements = self._at(unit)
+        return answer(port, _save(port, statements, envelopes))
+
+    # -- forwarding ---------------------------------------------------------------------------------------------
+
+    def claim(self, unit: Unit, limit: int, lease_s: float, ahead_s: float) -> Claim | Awaitable[Claim | None] | None:
+        """Take the free lane whose first message has waited longest, with up to `limit` of its messages."""
+        port, statements = self._at(unit)
+        return answer(port, _Claiming(port, statements, limit, lease_s, ahead_s).claim())
+
+    def renew(
+        self, unit: Unit, claim: Claim, limit: int, lease_s: float, ahead_s: float
+    ) -> Claim | Awaitable[Claim | None] | None:
+        """Hold a lane for longer, and read on in it."""
+        port, statements = self._at(unit)
+        return answer(port, _Claiming(port, statements, limit, lease_s, ahead_s).renew(claim))
+
+    def sent(self, unit: Unit, claim: Claim, positions: Sequence[int]) -> Awaitable[None] | None:
+        """Messages of a claim were sent."""
+        port, statements = self._at(unit)
+
+        async def work() -> None:
+            await _held(port, statements.settle, claim)
+            done = statements.remove if self._keep_ms == 0 else statements.mark
+            await call(port, done, {"lane": claim.lane, "positions": json.dumps(list(positions))})
+
+        return answer(port, work())
+
+    def failed(self, unit: Unit, claim: Claim, errors: Sequence[tuple[int, str]]) -> Awaitable[None] | None:
+        """Messages of a claim can never be sent."""
+        port, statements = self._at(unit)
+
+        async def work() -> None:
+            await _held(port, statements.settle, claim)
+            await _fail(port, statements, claim.lane, errors)
+
+        return answer(port, work())
+
+    def back_off(self, unit: Unit, claim: Claim, delay_s: float, error: str) -> Awaitable[None] | None:
+        """Give the lane back, to be claimed after a delay."""
+        port, statements = self._at(unit)
+        values = {"delay": _milliseconds(delay_s), "error": _readable(error)}
+        return answer(port, _ended(port, statements.back_off, claim, values))
+
+    def release(self, unit: Unit, claim: Claim) -> Awaitable[None] | None:
+        """Give the lane back, to be claimed at once."""
+        port, statements = self._at(unit)
+        return answer(port, _ended(port, statements.release, claim, {}))
+
+    # -- for people, and for housekeeping -----------------------------------------------------------------------
+
+    def forget(self, unit: Unit, limit: int) -> int | Awaitable[int]:
+        """Remove messages that were sent longer ago than `keep_sent`, and lanes that were not used for an hour."""
+        port, statements = self._at(unit)
+
+        async def work() -> int:
+            removed = await call(port, statements.forget, {"age": self._keep_ms, "limit": limit})
+            await call(port, statements.forget_lanes, {"idle": LANE_IDLE_MS, "limit": limit})
+            return len(removed)
+
+        return answer(port, work())
+
+    def counts(self, unit: Unit) -> OutboxCounts | Awaitable[OutboxCounts]:
+        """How much waits, how much was set aside, and how long the oldest has waited since it was due."""
+        port, statements = self._at(unit)
+
+        async def work() -> OutboxCounts:
+            ((pending, oldest_ms, failed),) = await call(port, statements.counts)
+            return OutboxCounts(pending, failed, max(0, oldest_ms or 0) / 1000)
+
+        return answer(port, work())
+
+    def set_aside(self, unit: Unit, limit: int) -> Sequence[FailedEnvelope] | Awaitable[Sequence[FailedEnvelope]]:
+        """The oldest messages that were set aside."""
+        port, statements = self._at(unit)
+
+        async def work() -> list[FailedEnvelope]:
+            return [
+                FailedEnvelope(row[0], _envelope(row, is_shown=True), row[6] or "")
+                for row in await call(port, statements.set_aside, {"limit": limit})
+            ]
+
+        return answer(port, work())
+
+    def redrive(self, unit: Unit, positions: Sequence[int] | None) -> int | Awaitable[int]:
+        """Put messages back that were set aside, at their old place."""
+        port, statements = self._at(unit)
+
+        async def work() -> int:
+            if positions is not None:
+                return len(await call(port, statements.redrive_some, {"positions": json.dumps(list(positions))}))
+            count, after = 0, 0
+            while moved := await call(port, statements.redrive, {"after": after, "limit": POSITIONS_AT_ONCE}):
+                count, after = count + len(moved), max(row[0] for row in moved)
+            return count
+
+        return answer(port, work())
+
+    def _at(self, unit: Unit) -> tuple[SqlPort, OutboxStatements]:
+        port = sql_of(unit, _WHAT)
+        return port, outbox_statements(port.dialect, self._table)
+
+
+# -- saving -----------------------------------------------------------------------------------------------------
+
+
+async def _save(port: SqlPort, statements: OutboxStatements, envelopes: Sequence[Envelope]) -> None:
+    for start in range(0, len(envelopes), SAVED_AT_ONCE):
+        chunk = envelopes[start : start + SAVED_AT_ONCE]
+        values: dict[str, Any] = {}
+        for index, envelope in enumerate(chunk):
+            headers = json.dumps(dict(envelope.headers), separators=(",", ":"))
+            values |= numbered(index, (envelope.to, envelope.id, headers, envelope.body, envelope.visible_ms))
+        await call(port, statements.save(len(chunk)), values)
+
+
+def _envelope(row: Sequence[Any], *, is_shown: bool = False) -> Envelope:
+    """The message of a row. `Corrupt` if its headers are none; where it `is_shown` only, it then has none."""
+    position, lane, message_id, headers, body, visible_ms = row[:6]
+    try:
+        found = _headers(headers)
+    except Corrupt as error:
+        if not is_shown:
+            raise Corrupt(f"the headers of the message {message_id} at {position} are no headers: {error}") from error
+        found = {}
+    return Envelope(message_id, lane, found, bytes(body), visible_ms)
+
+
+def _headers(text: Any) -> dict[str, str]:
+    if not isinstance(text, str) or len(text) > HEADERS_BYTES_MAX:
+        raise Corrupt(f"they are text in JSON's form, of {HEADERS_BYTES_MAX} bytes at most")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(str(error)) from error
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise Corrupt("they are not a list of names and texts")
+    return found
+
+
+def _readable(error: str) -> str:
+    """What went wrong, as any database takes it."""
+    return error[:ERROR_LETTERS_MAX].replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(min(max(seconds, 0.0) * 1000, AHEAD_MS_MAX))
+
+
+# -- what a claim is needed for ---------------------------------------------------------------------------------
+
+
+async def _held(port: SqlPort, statement: str, claim: Claim, values: dict[str, Any] | None = None) -> int:
+    """Change the lane of a claim, if it still is the claimer's; its failures."""
+    rows = await call(port, statement, {"lane": claim.lane, "token": claim.token, **(values or {})})
+    if not rows:
+        _lost(claim)
+    failures: int = rows[0][0]
+    return failures
+
+
+async def _ended(port: SqlPort, statement: str, claim: Claim, values: dict[str, Any]) -> None:
+    await _held(port, statement, claim, values)
+
+
+def _lost(claim: Claim) -> NoReturn:
+    raise Fenced(f"somebody else forwards the messages to {claim.lane} by now: nothing was changed")
+
+
+async def _fail(port: SqlPort, statements: OutboxStatements, lane: str, errors: Sequence[tuple[int, str]]) -> None:
+    for position, error in errors:
+        await call(port, statements.fail, {"lane": lane, "position": position, "error": _readable(error)})
+
+
+class _Claiming:
+    """Takes lanes, and reads what waits in them."""
+
+    def __init__(self, port: SqlPort, statements: OutboxStatements, limit: int, lease_s: float, ahead_s: float) -> None:
+        if limit < 1 or not lease_s > 0:
+            raise Invalid(f"a claim is for one message or more and for some time, not for {limit} and {lease_s} s")
+        self._port = port
+        self._statements = statements
+        self._limit = limit
+        self._lease = {"lease": _milliseconds(lease_s)}
+        self._ahead = {"ahead": _milliseconds(ahead_s)}
+
+    async def claim(self) -> Claim | None:
+        for _ in range(CLAIMS_TRIED):
+            taken = await self._take()
+            if taken is None:
+                return None
+            # Read under the lane's lock: who had it before has said by now what became of its messages.
+            found = await self._read(Claim(*taken[:2], (), taken[2]))
+            if found is not None:
+                return found
+        return None
+
+    async def renew(self, claim: Claim) -> Claim | None:
+        failures = await _held(self._port, self._statements.renew, claim, self._lease)
+        return await self._read(claim._replace(failures=failures))
+
+    async def _take(self) -> tuple[str, int, int] | None:
+        if self._port.dialect != POSTGRESQL:
+            taken = await call(self._port, self._statements.take, self._lease | self._ahead)
+        else:
+            free = await call(self._port, self._statements.candidates, self._ahead)
+            if not free:
+                return None
+            unknown = [row[0] for row in free if not row[2]]
+            if unknown:
+                await call(self._port, self._statements.enter, {"lanes": json.dumps(unknown)})
+            lanes = {"lanes": json.dumps([row[0] for row in free])}
+            taken = await call(self._port, self._statements.take, self._lease | lanes)
+        if not taken:
+            return None
+        lane, token, failures = taken[0]
+        return lane, token, failures
+
+    async def _read(self, claim: Claim) -> Claim | None:
+        """The claim with its messages; None, and the lane given back, if there are none. A message whose row somebody
+        has spoilt is set aside, or it would be in the way for ever."""
+        while rows := await self._rows(claim.lane):
+            pending, spoilt = [], []
+            for row in rows:
+                try:
+                    pending.append(Pending(row[0], _envelope(row)))
+                except Corrupt as error:
+                    spoilt.append((row[0], str(error)))
+            await _fail(self._port, self._statements, claim.lane, spoilt)
+            if pending:
+                return claim._replace(pending=pending)
+        await _ended(self._port, self._statements.release, claim, {})
+        return None
+
+    def _rows(self, lane: str) -> Coroutine[Any, Any, Sequence[Sequence[Any]]]:
+        return call(self._port, self._statements.read, {"lane": lane, "limit": self._limit, **self._ahead})

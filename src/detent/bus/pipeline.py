@@ -1,0 +1,281 @@
+"""What becomes of one delivery: read it, begin a transaction, mark it, handle it, keep what it sends, commit, and only
+then acknowledge. Whatever fails on the way, the commit included, is an attempt that failed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from detent import crash
+from detent.bus import envelope as wire
+from detent.bus.calling import Caller
+from detent.bus.context import Context, current
+from detent.bus.envelope import Envelope, Incoming
+from detent.bus.handlers import Handler, invoke
+from detent.bus.idempotency import IDEMPOTENCY_CHECK_KEY
+from detent.bus.retries import Poison
+from detent.bus.unit_engine import EngineUnit
+from detent.bus.unit_of_work import Unit
+from detent.errors import DetentError, Invalid, NotFound, StaleReceipt
+from detent.queue.message import reason_of
+
+if TYPE_CHECKING:
+    from detent.bus.app import Bus
+
+_NO_THINGS: Final[dict[Any, Any]] = {}
+
+logger = logging.getLogger("detent.bus")
+
+
+class Outcome(Enum):
+    """What became of a delivery."""
+
+    HANDLED = "handled"
+    REPEATED = "repeated"
+    """It was handled before, and skipped."""
+    RETRIED = "retried"
+    """It failed, and will be delivered again."""
+    GIVEN_UP = "given up"
+    """It failed for good, and is on the failed list."""
+    LEFT = "left"
+    """Nobody could be told what became of it: it will be delivered again when its lease has ended."""
+
+
+@dataclass(slots=True)
+class Step:
+    """A delivery while it is being handled."""
+
+    context: Context
+    handlers: Sequence[Handler]
+    unit: Unit | None = None
+    is_tracked: bool = False
+    """Whether this step has made the mark, which goes if it fails."""
+    is_committed: bool = False
+
+
+class Pipeline:
+    """Handles deliveries for an app."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    # -- from a delivery to a message ---------------------------------------------------------------------------
+
+    def read(self, incoming: Incoming) -> Step:
+        """The message in a delivery, and who handles it. `Poison` if it can never be read."""
+        bus = self._bus
+        if incoming.attempts > bus.retries.attempts_max:
+            raise Poison(
+                f"it was delivered {incoming.attempts - 1} times and nobody said what became of it: the process died, "
+                "or was too slow for its lease, each time"
+            )
+        incoming.headers.pop(IDEMPOTENCY_CHECK_KEY, None)  # nobody's to say but ours
+        message_id = self._id_of(incoming)
+        message = self._decode(incoming)
+        handlers = bus.handlers_of(type(message))
+        if not handlers:
+            raise NotFound(f"{bus.name!r} has no handler for {type(message).__name__}: declare one with @bus.handler")
+        return Step(Context(bus, incoming, message_id, message), handlers)
+
+    def _id_of(self, incoming: Incoming) -> str:
+        given = incoming.headers.get(wire.ID)
+        policy = "transport" if self._bus.idempotency is None else self._bus.idempotency.missing_ids
+        if not given and callable(policy):
+            try:
+                given = policy(incoming.headers, incoming.body)
+            except Exception as error:
+                raise Poison(f"it has no id, and missing_ids could not make one: {reason_of(error)}") from error
+        if not given and policy == "transport":
+            given = incoming.transport_id
+        if not given or not isinstance(given, str):
+            raise Poison(
+                f"it has no id (the header {wire.ID}), so nobody could say whether it was handled before: have the "
+                "sender give it one, or say missing_ids='transport' or how to make one"
+            )
+        if len(given.encode(errors="replace")) > wire.ID_BYTES_MAX or not given.isprintable():
+            raise Poison(f"its id is no id: up to {wire.ID_BYTES_MAX} bytes that can be printed")
+        return given
+
+    def _decode(self, incoming: Incoming) -> Any:
+        bus, headers = self._bus, incoming.headers
+        names = [name for name in [headers.get(wire.TYPE, ""), *headers.get(wire.TOPICS, "").split("|")] if name]
+        cls = bus.types.find(names)
+        if cls is None:
+            named = names[0] if names else f"nothing (it has no header {wire.TYPE})"
+            raise NotFound(f"{bus.name!r} knows no messages called {named}: declare a handler for that class")
+        content_type = headers.get(wire.CONTENT_TYPE, bus.serializer.content_type)
+        serializer = bus.serializers.get(content_type)
+        if serializer is None:
+            raise Poison(f"nobody here reads {content_type!r}: there is {', '.join(sorted(bus.serializers))}")
+        try:
+            return serializer.decode(incoming.body, cls)
+        except Invalid as error:
+            raise Poison(str(error)) from error
+
+    # -- from a message to its effect ---------------------------------------------------------------------------
+
+    async def handle(self, caller: Caller, incoming: Incoming, step: Step) -> Outcome:
+        """Handle a message, and say so to the transport. Never raises an `Exception`."""
+        token = current.set(step.context)
+        try:
+            try:
+                is_repeated = await self._effect(caller, incoming, step)
+            finally:
+                step.context.close()
+                await self._end(caller, step)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is an attempt that failed
+            return await self.failed(caller, incoming, error, step)
+        finally:
+            current.reset(token)
+        return await self._done(caller, incoming, step, is_repeated)
+
+    async def _effect(self, caller: Caller, incoming: Incoming, step: Step) -> bool:
+        """All that is committed for a message; True if there is nothing, because it was handled before."""
+        bus, context = self._bus, step.context
+        if bus.unit_of_work is not None:
+            step.unit = await caller.unit(bus.unit_of_work.begin)
+        if bus.idempotency is not None and not await self._track(caller, step):
+            if bus.idempotency.should_stop_invocation:
+                return True
+            context.repeated = True
+            context.headers[IDEMPOTENCY_CHECK_KEY] = "true"
+        await self._invoke(caller, step)
+        if incoming.lost:
+            raise StaleReceipt("the lease was lost while the handlers ran: somebody else has the message")
+        await self._keep(caller, incoming, step)
+        if step.unit is not None:
+            crash.point("bus.before_commit")
+            await caller.unit(step.unit.commit)
+            crash.point("bus.after_commit")
+        step.is_committed = True
+        return False
+
+    async def _track(self, caller: Caller, step: Step) -> bool:
+        """Mark the message: True if it was not marked before."""
+        assert self._bus.idempotency is not None
+        tracker = self._bus.idempotency.tracker
+        crash.point("bus.before_track")
+        call = caller.unit if tracker.is_transactional else caller.user
+        step.is_tracked = await call(tracker.track, self._bus.name, step.context.message_id, step.unit)
+        if not isinstance(step.is_tracked, bool):
+            raise Invalid(f"{type(tracker).__name__}.track answers True or False, not {step.is_tracked!r}")
+        crash.point("bus.after_track")
+        return step.is_tracked
+
+    async def _invoke(self, caller: Caller, step: Step) -> None:
+        bus, context = self._bus, step.context
+        things = step.unit.provides if step.unit is not None else _NO_THINGS
+        made: dict[Any, Any] = {}
+        for hook in bus.middlewares:
+            await caller.user(hook.before_handle, context)
+        crash.point("bus.before_handler")
+        has_replied = False
+        for handler in step.handlers:
+            answer = await invoke(caller, handler, bus.dependencies, context, things, made)
+            if answer is None or not context.wants_reply:
+                continue
+            if has_replied:
+                raise Invalid(f"two handlers of {type(context.message).__name__} answer the request: one may")
+            context.reply(answer)
+            has_replied = True
+        crash.point("bus.after_handler")
+        for hook in bus.middlewares:
+            await caller.user(hook.after_handle, context)
+
+    async def _keep(self, caller: Caller, incoming: Incoming, step: Step) -> None:
+        """Have what the handlers sent commit with what they wrote, where that can be."""
+        envelopes = step.context.envelopes
+        if isinstance(step.unit, EngineUnit):
+            step.unit.settle(incoming, envelopes)
+        elif self._bus.outbox is not None and envelopes:
+            crash.point("bus.before_save")
+            await caller.unit(self._bus.outbox.save, step.unit, envelopes)
+            crash.point("bus.after_save")
+
+    async def _end(self, caller: Caller, step: Step) -> None:
+        """Undo what is not committed, and let go. What fails here is logged: the error before it is the one to see."""
+        unit, step.unit = step.unit, None
+        if unit is not None:
+            if not step.is_committed:
+                await self._try(caller.unit, unit.rollback)
+            await self._try(caller.unit, unit.close)
+        if not step.is_tracked or self._bus.idempotency is None:
+            return
+        tracker = self._bus.idempotency.tracker
+        call = caller.unit if tracker.is_transactional else caller.user
+        settle = tracker.committed if step.is_committed else tracker.rolled_back
+        await self._try(call, settle, self._bus.name, step.context.message_id)
+
+    async def _try(self, call: Any, *values: Any) -> None:
+        try:
+            await call(*values)
+        except Exception:
+            logger.exception("%r could not tidy up after a message", self._bus.name)
+
+    # -- from the effect to the transport -----------------------------------------------------------------------
+
+    async def _done(self, caller: Caller, incoming: Incoming, step: Step, is_repeated: bool) -> Outcome:
+        """The effect is durable, now or since an earlier time: send what was not kept, and acknowledge."""
+        bus, context = self._bus, step.context
+        if is_repeated:
+            logger.info("%r has handled the message %s before: skipped", bus.name, context.message_id)
+        hooks = [hook.on_repeated if is_repeated else hook.after_commit for hook in bus.middlewares]
+        for hook in hooks:
+            await self._try(caller.user, hook, context)
+        outcome = Outcome.REPEATED if is_repeated else Outcome.HANDLED
+        if bus.settles_itself and not is_repeated:
+            return outcome
+        try:
+            if not is_repeated:
+                if bus.outbox is None:
+                    await self._send(caller, context.envelopes)
+                elif context.envelopes:
+                    bus.wake()
+            crash.point("bus.before_ack")
+            await caller.blocking(bus.transport.acknowledge, incoming)
+            crash.point("bus.after_ack")
+        except StaleReceipt:
+            logger.info("the lease of the message %s was gone when it was done; it may come again", context.message_id)
+        except Exception as error:  # noqa: BLE001 - what was to be sent was not: the message comes again, repeated
+            return await self.failed(caller, incoming, error, step)
+        return outcome
+
+    async def _send(self, caller: Caller, envelopes: Sequence[Envelope]) -> None:
+        if not envelopes:
+            return
+        crash.point("bus.before_send")
+        errors = await caller.blocking(self._bus.transport.send, envelopes)
+        crash.point("bus.after_send")
+        for error in errors.values():
+            raise error
+
+    async def failed(self, caller: Caller, incoming: Incoming, error: Exception, step: Step | None = None) -> Outcome:
+        """An attempt failed: have the message delivered again, or put it onto the failed list."""
+        bus = self._bus
+        incoming.error = error
+        if step is not None:
+            for hook in bus.middlewares:
+                await self._try(caller.user, hook.on_failure, step.context, error)
+        reason = error.reason if isinstance(error, Poison) else reason_of(error)
+        delay_s = bus.retries.delay_s(incoming.attempts, error)
+        shown = step.context.message_id if step is not None else incoming.transport_id
+        try:
+            if delay_s is None:
+                logger.error("%r gives up the message %s: %s", bus.name, shown, reason, exc_info=error)
+                await caller.blocking(bus.transport.give_up, incoming, reason)
+                return Outcome.GIVEN_UP
+            logger.warning(
+                "attempt %d of %r at the message %s failed: %s", incoming.attempts, bus.name, shown, reason,
+                exc_info=error,
+            )  # fmt: skip
+            await caller.blocking(bus.transport.retry, incoming, delay_s, reason)
+            return Outcome.RETRIED
+        except StaleReceipt:
+            logger.info("the lease of the message %s was gone when it had failed; it comes again", shown)
+        except DetentError as told:
+            logger.warning("nobody could be told that the message %s failed; its lease will end: %s", shown, told)
+        return Outcome.LEFT

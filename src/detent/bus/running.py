@@ -1,0 +1,267 @@
+"""An app that runs: its transport, its threads and its event loop, from the start to the stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+import time
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from detent.bus import checks
+from detent.bus.calling import Caller
+from detent.bus.forwarder import Forwarder
+from detent.bus.housekeeping import Housekeeping
+from detent.bus.pipeline import Outcome
+from detent.bus.replies import Replies
+from detent.bus.unit_of_work import Begun
+from detent.bus.worker import Worker
+from detent.errors import Invalid, Unavailable
+from detent.loading import refuse_while_loading
+from detent.loops import loop_in_thread
+from detent.signals import stop_on_signals
+
+if TYPE_CHECKING:
+    from detent.bus.app import Bus
+
+DRAIN_BATCH: Final = 100
+LOOK_S: Final = 0.2
+
+INTERRUPTED: Final = 128 + signal.SIGINT
+"""The exit code of a program that did not wait for its handlers."""
+
+logger = logging.getLogger("detent.bus")
+
+
+class Running:
+    """What an app has while it is open (it can send), ready (it can handle) and started (it does so by itself)."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._lock = threading.RLock()
+        self._is_open = self._is_ready = self._is_started = False
+        self._stack = ExitStack()
+        self._worker: Worker | None = None
+        self._forwarder: Forwarder | None = None
+        self.replies = Replies(bus.name, bus.transport)
+
+    def refuse_if_started(self, why: str) -> None:
+        """Some things are decided before."""
+        if self._is_started:
+            raise Invalid(f"{self._bus.name!r} has started: {why}")
+
+    # -- beginning ----------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Get ready to send."""
+        with self._lock:
+            if not self._is_open:
+                self._bus.transport.open(self._bus.name)
+                self.replies = Replies(self._bus.name, self._bus.transport)
+                self._is_open = True
+
+    def prepare(self) -> None:
+        """Get ready to handle. What fails half-way is undone."""
+        with self._lock:
+            if self._is_ready:
+                return
+            try:
+                self._get_ready()
+            except BaseException:
+                self._let_go()
+                raise
+
+    def start(self) -> None:
+        """Begin."""
+        with self._lock:
+            self.refuse_if_started("stop it before it is started again")
+            self.prepare()
+            try:
+                self._start_threads()
+            except BaseException:
+                self._let_go()
+                raise
+            self._is_started = True
+
+    def _get_ready(self) -> None:
+        """Check the app, and make what it needs."""
+        bus = self._bus
+        checks.check(bus)
+        checks.enter(bus)
+        self._stack.callback(checks.leave, bus)
+        if bus.is_async and (bus.calling.loop is None or bus.calling.loop.is_closed()):
+            bus.calling.loop = self._stack.enter_context(loop_in_thread())
+        self.open()
+        bus.calling.run(self._make_tables)
+        for hook in bus.middlewares:
+            bus.calling.run(_call, hook.on_start, bus, on_loop=bus.is_async)
+        if not bus.send_only:
+            bus.transport.open_input()
+            if bus.subscribes:
+                bus.transport.subscribe(bus.topics)
+        self._is_ready = True
+
+    async def _make_tables(self, caller: Caller) -> None:
+        bus = self._bus
+        if bus.idempotency is not None:
+            place = f"queue {bus.transport.input_name}"
+            await self._in_unit(caller, bus.idempotency.tracker.prepare, bus.name, place)
+        if bus.outbox is not None:
+            await self._in_unit(caller, bus.outbox.prepare)
+
+    async def _in_unit(self, caller: Caller, work: Any, *values: Any) -> None:
+        if self._bus.unit_of_work is None:
+            await caller.unit(work, *values, None)
+            return
+        async with Begun(caller, self._bus.unit_of_work) as unit:
+            await caller.unit(work, *values, unit)
+
+    def _start_threads(self) -> None:
+        bus = self._bus
+        tracker = None if bus.idempotency is None else bus.idempotency.tracker
+        if tracker is not None or bus.outbox is not None:
+            housekeeping = Housekeeping(bus.name, tracker, bus.outbox, bus.unit_of_work, bus.calling)
+            housekeeping.start()
+            self._stack.callback(housekeeping.stop)
+        if bus.outbox is not None:
+            self._forwarder = self._new_forwarder()
+            self._forwarder.start()
+        if not bus.send_only:
+            self._worker = Worker(bus.name, bus.transport, bus.handle, bus.concurrency)
+            self._worker.start()
+
+    def _new_forwarder(self) -> Forwarder:
+        bus = self._bus
+        assert bus.outbox is not None
+        assert bus.unit_of_work is not None
+        lease_s = bus.outbox_lease_s
+        return Forwarder(bus.name, bus.outbox, bus.unit_of_work, bus.transport, bus.calling, lease_s=lease_s)
+
+    def wake(self) -> None:
+        """Something is to be forwarded."""
+        forwarder = self._forwarder
+        if forwarder is not None:
+            forwarder.wake()
+
+    # -- ending -------------------------------------------------------------------------------------------------
+
+    def stop_taking(self) -> None:
+        """Take no more messages; returns at once."""
+        worker = self._worker
+        if worker is not None:
+            worker.stop_taking()
+
+    def stop(self, grace_s: float) -> None:
+        """End, in the order in which nothing is lost that could still be sent."""
+        with self._lock:
+            try:
+                if self._worker is not None:
+                    self._worker.stop(grace_s)
+                if self._forwarder is not None:
+                    self._forwarder.stop()
+                if self._is_ready:
+                    for hook in self._bus.middlewares:
+                        self._bus.calling.run(_call, hook.on_stop, self._bus, on_loop=self._bus.is_async)
+            finally:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        self._worker = self._forwarder = None
+        self._is_ready = self._is_started = False
+        try:
+            self.replies.stop()
+            self._stack.close()
+        finally:
+            self._bus.calling.loop = None
+            if self._is_open:
+                self._is_open = False
+                self._bus.transport.close()
+
+    # -- by hand ------------------------------------------------------------------------------------------------
+
+    def drain(self, deadline: float) -> list[Outcome]:
+        """Handle and forward in this thread, until nothing is left that could be had now."""
+        self.refuse_if_started("it handles messages by itself")
+        self.prepare()
+        bus = self._bus
+        forwarder = self._new_forwarder() if bus.outbox is not None else None
+        outcomes: list[Outcome] = []
+        while True:
+            found = [] if bus.send_only else bus.transport.receive(DRAIN_BATCH, 0)
+            outcomes += [bus.handle(incoming) for incoming in found]
+            forwarded = forwarder.forward_all() if forwarder is not None else 0
+            if not found and not forwarded:
+                return outcomes
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{bus.name!r} was not done in time: {len(outcomes)} deliveries, and more wait")
+
+
+async def _call(caller: Caller, function: Any, *values: Any) -> None:
+    await caller.user(function, *values)
+
+
+# -- programs ---------------------------------------------------------------------------------------------------------
+
+
+def run(*buses: Bus) -> None:
+    """Run apps until SIGTERM or Ctrl-C, which let the handlers end that are running; a second Ctrl-C does not wait."""
+    refuse_while_loading("run()")
+    if threading.current_thread() is not threading.main_thread():
+        raise Invalid("run() ends by a signal, which only the main thread gets: use start() and stop() in threads")
+    stopping = threading.Event()
+    with stop_on_signals(stopping, lambda: os._exit(INTERRUPTED)):  # threads would be waited for otherwise
+        run_until(stopping, *buses)
+
+
+def run_until(stopping: threading.Event, *buses: Bus) -> None:
+    """Run apps until an event is set. If one cannot start, none does."""
+    with ExitStack() as stack:
+        for bus in buses:  # all have subscribed before the first one publishes
+            stack.callback(bus.stop)
+            bus.prepare()
+        for bus in buses:
+            bus.start()
+        while not stopping.wait(LOOK_S):
+            pass
+        for bus in buses:  # all at once: they may take as long as the slowest one
+            bus.stop_taking()
+
+
+async def run_async(*buses: Bus) -> None:
+    """Run apps on the caller's event loop until SIGTERM or Ctrl-C, or until this is cancelled."""
+    refuse_while_loading("run_async()")
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    handled = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread: cancel it there
+            loop.add_signal_handler(number, stopping.set)
+            handled.append(number)
+    started: list[Bus] = []
+    try:
+        for bus in buses:  # all have subscribed before the first one publishes
+            bus.calling.loop = loop
+            started.append(bus)
+            await asyncio.to_thread(bus.prepare)
+        for bus in buses:
+            await asyncio.to_thread(bus.start)
+        await stopping.wait()
+    finally:
+        for bus in started:
+            bus.stop_taking()
+        for bus in reversed(started):
+            await _uncancelled(asyncio.to_thread(bus.stop))
+        for number in handled:
+            loop.remove_signal_handler(number)
+
+
+async def _uncancelled(ending: Any) -> None:
+    """Wait for the end even when cancelled: the last handlers still need this loop."""
+    task = asyncio.ensure_future(ending)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task}, timeout=LOOK_S)
+    await task

@@ -1,0 +1,278 @@
+"""SQL on whatever connection a unit of work has: SQLAlchemy's sessions, connections of sqlite3, psycopg or Django.
+
+Statements are written once, with values as ``:name``, and without a colon or a percent sign for anything else. Those
+who write them are coroutines over `call`, which `answer` runs to their end where the connection is a plain one.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import sys
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, Protocol, TypeVar
+
+from detent.bus.calling import drive
+from detent.dialects import DIALECTS, SQLITE
+from detent.errors import Invalid
+
+Rows = Sequence[Sequence[Any]]
+
+Result = TypeVar("Result")
+
+STATEMENTS_MAX: Final = 1_024
+"""Statements whose translation is kept: those of a few tables, and the insert for each number of rows."""
+
+_VALUE: Final = re.compile(r":([a-z_][a-z0-9_]*)")
+
+_SUPPORTED: Final = (
+    "a Session, Connection, AsyncSession or AsyncConnection of SQLAlchemy's, a sqlite3.Connection, a "
+    "psycopg.Connection or psycopg.AsyncConnection, or a connection of Django's"
+)
+
+
+class SqlPort(Protocol):
+    """Executes statements within a unit's transaction."""
+
+    @property
+    def dialect(self) -> str:
+        """ "sqlite" or "postgresql"."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether what its methods answer has to be awaited."""
+
+    def execute(self, statement: str, values: Mapping[str, Any]) -> Rows | Awaitable[Rows]:
+        """The rows that a statement answers, or none."""
+
+    def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> Awaitable[None] | None:
+        """The same statement for many values; what it answers is dropped."""
+
+
+def port_of(handle: Any) -> SqlPort:
+    """How to speak SQL on a session or a connection, within the transaction that it is in. `Invalid` for what is not
+    known, or another database than SQLite and PostgreSQL."""
+    port = _known(handle)
+    if port is None:
+        raise Invalid(f"{type(handle).__name__} is nothing that SQL can be spoken on here: use {_SUPPORTED}")
+    if port.dialect not in DIALECTS:
+        raise Invalid(f"marks and messages are kept in SQLite or PostgreSQL, not in {port.dialect}")
+    return port
+
+
+async def call(port: SqlPort, statement: str, values: Mapping[str, Any] | None = None) -> Rows:
+    """The rows that a statement answers, on a port of either kind."""
+    found = port.execute(statement, values or {})
+    return await found if port.is_async else found  # type: ignore[misc, return-value]
+
+
+def answer(port: SqlPort, work: Coroutine[Any, Any, Result]) -> Result | Awaitable[Result]:
+    """What a coroutine over `port` answers: at once on a plain one, awaited on an async one."""
+    return work if port.is_async else drive(work)
+
+
+# -- which handle it is -----------------------------------------------------------------------------------------
+
+
+def _known(handle: Any) -> SqlPort | None:
+    """Libraries are not imported for this: a handle of theirs comes from a program that has done so."""
+    if isinstance(handle, sqlite3.Connection):
+        return SqlitePort(handle)
+    psycopg = sys.modules.get("psycopg")
+    if psycopg is not None and isinstance(handle, psycopg.Connection):
+        return PsycopgPort(handle)
+    if psycopg is not None and isinstance(handle, psycopg.AsyncConnection):
+        return AsyncPsycopgPort(handle)
+    if (found := _of_sqlalchemy(handle)) is not None:
+        return found
+    if "django" in sys.modules and hasattr(handle, "vendor") and hasattr(handle, "cursor"):
+        return DjangoPort(handle)
+    return None
+
+
+def _of_sqlalchemy(handle: Any) -> SqlPort | None:
+    orm, asyncio = sys.modules.get("sqlalchemy.orm"), sys.modules.get("sqlalchemy.ext.asyncio")
+    if asyncio is not None:
+        if isinstance(handle, asyncio.async_scoped_session):
+            handle = handle()
+        if isinstance(handle, asyncio.AsyncSession):
+            return AsyncAlchemyPort(handle, _bound(handle.sync_session))
+        if isinstance(handle, asyncio.AsyncConnection):
+            return AsyncAlchemyPort(handle, handle.dialect.name)
+    if orm is not None:
+        if isinstance(handle, orm.scoped_session):
+            handle = handle()
+        if isinstance(handle, orm.Session):
+            return AlchemyPort(handle, _bound(handle))
+    core = sys.modules.get("sqlalchemy")
+    if core is not None and isinstance(handle, core.Connection):
+        return AlchemyPort(handle, handle.dialect.name)
+    return None
+
+
+def _bound(session: Any) -> str:
+    """The dialect of a session's one database."""
+    from sqlalchemy.exc import UnboundExecutionError
+
+    try:
+        name: str = session.get_bind().dialect.name
+    except UnboundExecutionError as error:
+        raise Invalid(
+            "the session has several databases or none, so that nobody knows where marks and messages belong: make it "
+            "with bind=engine"
+        ) from error
+    return name
+
+
+# -- SQLAlchemy -------------------------------------------------------------------------------------------------
+
+
+@lru_cache(STATEMENTS_MAX)
+def _text(statement: str) -> Any:
+    """The same object each time, which is what SQLAlchemy finds its compiled form by."""
+    from sqlalchemy import text
+
+    return text(statement)
+
+
+class AlchemyPort:
+    """A session or a connection of SQLAlchemy's."""
+
+    is_async: Final = False
+
+    def __init__(self, handle: Any, dialect: str) -> None:
+        self._handle = handle
+        self.dialect = dialect
+
+    def execute(self, statement: str, values: Mapping[str, Any]) -> Rows:
+        result = self._handle.execute(_text(statement), values)
+        found: Rows = result.all() if result.returns_rows else ()
+        return found
+
+    def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> None:
+        if values:
+            self._handle.execute(_text(statement), values)
+
+
+class AsyncAlchemyPort:
+    """The same for asyncio."""
+
+    is_async: Final = True
+
+    def __init__(self, handle: Any, dialect: str) -> None:
+        self._handle = handle
+        self.dialect = dialect
+
+    async def execute(self, statement: str, values: Mapping[str, Any]) -> Rows:
+        result = await self._handle.execute(_text(statement), values)
+        found: Rows = result.all() if result.returns_rows else ()
+        return found
+
+    async def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> None:
+        if values:
+            await self._handle.execute(_text(statement), values)
+
+
+# -- drivers ----------------------------------------------------------------------------------------------------
+
+
+class SqlitePort:
+    """A connection of Python's sqlite3."""
+
+    dialect: Final = SQLITE
+    is_async: Final = False
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, statement: str, values: Mapping[str, Any]) -> Rows:
+        # A row factory of the user's own may answer anything.
+        cursor = self._connection.cursor()
+        cursor.row_factory = None
+        try:
+            return cursor.execute(statement, values).fetchall()
+        finally:
+            cursor.close()
+
+    def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> None:
+        self._connection.executemany(statement, values).close()
+
+
+@lru_cache(STATEMENTS_MAX)
+def _percent(statement: str) -> str:
+    """A statement as psycopg and Django want it."""
+    return _VALUE.sub(r"%(\1)s", statement)
+
+
+class PsycopgPort:
+    """A connection of psycopg's."""
+
+    dialect: Final = "postgresql"
+    is_async: Final = False
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def execute(self, statement: str, values: Mapping[str, Any]) -> Rows:
+        with self._cursor() as cursor:
+            cursor.execute(_percent(statement), values)
+            found: Rows = cursor.fetchall() if cursor.description else ()
+            return found
+
+    def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> None:
+        with self._cursor() as cursor:
+            cursor.executemany(_percent(statement), values)
+
+    def _cursor(self) -> Any:
+        """One of our own: the connection's factories may make anything of rows, and of placeholders."""
+        from psycopg import Cursor
+        from psycopg.rows import tuple_row
+
+        return Cursor(self._connection, row_factory=tuple_row)
+
+
+class AsyncPsycopgPort:
+    """The same for asyncio."""
+
+    dialect: Final = "postgresql"
+    is_async: Final = True
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def execute(self, statement: str, values: Mapping[str, Any]) -> Rows:
+        async with self._cursor() as cursor:
+            await cursor.execute(_percent(statement), values)
+            found: Rows = await cursor.fetchall() if cursor.description else ()
+            return found
+
+    async def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> None:
+        async with self._cursor() as cursor:
+            await cursor.executemany(_percent(statement), values)
+
+    def _cursor(self) -> Any:
+        from psycopg import AsyncCursor
+        from psycopg.rows import tuple_row
+
+        return AsyncCursor(self._connection, row_factory=tuple_row)
+
+
+class DjangoPort:
+    """A connection of Django's, as ``django.db.connections[...]`` has it."""
+
+    is_async: Final = False
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.dialect: str = connection.vendor
+
+    def execute(self, statement: str, values: Mapping[str, Any]) -> Rows:
+        with self._connection.cursor() as cursor:
+            cursor.execute(_percent(statement), dict(values))
+            found: Rows = cursor.fetchall() if cursor.description else ()
+            return found
+
+    def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> None:
+        for one in values:  # Django's executemany takes sequences only
+            self.execute(statement, one)

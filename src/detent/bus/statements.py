@@ -1,0 +1,384 @@
+"""The tables of trackers and outboxes, and every statement on them, for SQLite and PostgreSQL.
+
+Text is compared byte by byte (COLLATE "C"): an index whose order came from the operating system is broken by its next
+update, and a key that is not found again is a message handled twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from detent.dialects import DIALECTS, DURABLE, NOW, POSTGRESQL, SQLITE
+from detent.errors import Invalid
+
+HANDLED: Final = "detent_handled"
+CONSUMERS: Final = "detent_consumers"
+OUTBOX: Final = "detent_outbox"
+
+NAME_MAX: Final = 48
+"""Letters of a table's name: PostgreSQL cuts names after 63, and indexes are called after their table."""
+
+LANES_TRIED: Final = 64
+"""Lanes that a claim tries on PostgreSQL, the oldest first, while others claim at the same moment."""
+
+LANE_IDLE_MS: Final = 3_600_000
+"""How long a lane is remembered that nothing waits in: making it anew at each message would cost a write."""
+
+SAVED_AT_ONCE: Final = 100
+"""Rows of one insert: SQLite takes 999 values in a statement where it is old, and these are 5 each."""
+
+_PART: Final = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{NAME_MAX - 1}}}")
+
+_LOCK: Final = 5_499_847_031_290_881_351
+"""Of PostgreSQL's advisory locks, the one for making tables: two who make the same one at once both fail otherwise."""
+
+
+class Table(NamedTuple):
+    """A table's name as statements say it, and the names of what belongs to it."""
+
+    schema: str
+    name: str
+
+    @property
+    def quoted(self) -> str:
+        return f'"{self.schema}"."{self.name}"' if self.schema else f'"{self.name}"'
+
+    def beside(self, name: str) -> Table:
+        """Another table in the same schema."""
+        return Table(self.schema, name)
+
+
+def table_named(name: str) -> Table:
+    """The table of that name, with its schema before it if need be; `Invalid` for what is no name."""
+    parts = name.split(".") if isinstance(name, str) else []
+    if len(parts) not in (1, 2) or not all(_PART.fullmatch(part) for part in parts):
+        raise Invalid(
+            f"{name!r} is no name of a table: write up to {NAME_MAX} letters, digits and underscores, with the name of "
+            "a schema and a dot before it if need be"
+        )
+    return Table(parts[0] if len(parts) == 2 else "", parts[-1])
+
+
+class TrackerStatements(NamedTuple):
+    """What is asked of the marks of handled messages, and of the names of consumers."""
+
+    tables: tuple[str, ...]
+    make: tuple[str, ...]
+    track: str
+    """Takes :consumer and :message_id; answers a row unless that mark is there."""
+    look: str
+    """Answers a row if a mark is there."""
+    forget: str
+    """Takes :consumer, :age and :limit; answers a row for each mark that it removes."""
+    enter: str
+    """Takes :consumer and :place."""
+    place: str
+    """Answers the place that a consumer was entered with."""
+
+
+class OutboxStatements(NamedTuple):
+    """What is asked of an outbox. Statements after a claim take :lane and :token, and answer nothing if the lane has
+    another token by now."""
+
+    dialect: str
+    table: Table
+    tables: tuple[str, ...]
+    make: tuple[str, ...]
+    candidates: str
+    """PostgreSQL only: lanes that nobody has, as text in JSON's form, and of those the ones without a row."""
+    enter: str
+    """PostgreSQL only: rows for :lanes."""
+    take: str
+    """Answers lane, token and failures of the lane that was taken."""
+    read: str
+    """The first :limit messages of :lane that are due within :ahead."""
+    renew: str
+    settle: str
+    """Something of the lane was dealt with: it has not failed any more."""
+    back_off: str
+    release: str
+    remove: str
+    """Messages at :positions of :lane go."""
+    mark: str
+    """They are kept as sent."""
+    fail: str
+    """The message at :position is set aside with :error."""
+    forget: str
+    forget_lanes: str
+    counts: str
+    set_aside: str
+    redrive: str
+    """Of the messages set aside, up to :limit after the position :after."""
+    redrive_some: str
+    """Those at :positions."""
+
+    def save(self, rows: int) -> str:
+        """The insert of so many messages: :lane_0, :id_0, :headers_0, :body_0, :visible_0, and so on."""
+        return _save(self.dialect, self.table, rows)
+
+
+# -- making tables ----------------------------------------------------------------------------------------------
+
+
+def make_lock(dialect: str) -> str | None:
+    """What comes before tables are made, so that of several who do so at once one does."""
+    return f"SELECT pg_advisory_xact_lock({_LOCK})" if dialect == POSTGRESQL else None
+
+
+def exists(dialect: str) -> str | None:
+    """Whether the table :name is there. Not asked of SQLite: a transaction that reads first may not come to write."""
+    return "SELECT to_regclass(CAST(:name AS text)) IS NOT NULL" if dialect == POSTGRESQL else None
+
+
+def schema(dialect: str, *, tracker: str | None = HANDLED, outbox: str | None = OUTBOX) -> str:
+    """The statements that make the tables of a tracker and an outbox, for those who have migrations of their own."""
+    if dialect not in DIALECTS:
+        raise Invalid(f"marks and messages are kept in SQLite or PostgreSQL, not in {dialect!r}")
+    made: list[str] = []
+    if tracker is not None:
+        made += tracker_statements(dialect, tracker).make
+    if outbox is not None:
+        made += outbox_statements(dialect, outbox).make
+    return "".join(f"{statement};\n" for statement in made)
+
+
+def _index(dialect: str, table: Table, suffix: str, what: str) -> str:
+    """An index is in the schema of its table; SQLite wants that said of the index, PostgreSQL of the table."""
+    index = Table(table.schema if dialect == SQLITE else "", f"{table.name}_{suffix}").quoted
+    on = Table("" if dialect == SQLITE else table.schema, table.name).quoted
+    return f"CREATE INDEX IF NOT EXISTS {index} ON {on} {what}"
+
+
+def _checked(dialect: str, name: str) -> Table:
+    table = table_named(name)
+    if dialect == SQLITE and table.schema not in ("", "main"):
+        raise Invalid(
+            f"{name!r} would be in another file than the rest of the transaction, and SQLite does not commit to two "
+            "files at once: leave the schema out"
+        )
+    return table
+
+
+def _text(dialect: str) -> str:
+    return 'text COLLATE "C"' if dialect == POSTGRESQL else "text"
+
+
+# -- trackers ---------------------------------------------------------------------------------------------------
+
+
+@lru_cache
+def tracker_statements(dialect: str, name: str) -> TrackerStatements:
+    """The statements on the marks in the table of that name. The names of consumers are beside it."""
+    table = _checked(dialect, name)
+    consumers = table.beside(CONSUMERS)
+    now, text = NOW[dialect], _text(dialect)
+    handled, entered = table.quoted, consumers.quoted
+    make = (
+        f"CREATE TABLE IF NOT EXISTS {handled} (consumer {text} NOT NULL, message_id {text} NOT NULL, "
+        "handled_at bigint NOT NULL, PRIMARY KEY (consumer, message_id))",
+        _index(dialect, table, "age", "(consumer, handled_at)"),
+        f"CREATE TABLE IF NOT EXISTS {entered} (consumer {text} NOT NULL PRIMARY KEY, place text NOT NULL, "
+        "entered_at bigint NOT NULL)",
+    )
+    return TrackerStatements(
+        tables=(handled, entered),
+        make=make,
+        # Only a conflict on this very key is a duplicate: every other error is one.
+        track=f"INSERT INTO {handled} (consumer, message_id, handled_at) VALUES (:consumer, :message_id, {now}) "
+        f"ON CONFLICT (consumer, message_id) DO NOTHING RETURNING {DURABLE[dialect]}",
+        look=f"SELECT 1 FROM {handled} WHERE consumer = :consumer AND message_id = :message_id",
+        forget=f"DELETE FROM {handled} WHERE (consumer, message_id) IN (SELECT consumer, message_id FROM {handled} "
+        f"WHERE consumer = :consumer AND handled_at <= {now} - :age ORDER BY handled_at LIMIT :limit"
+        f"{_skipping(dialect)}) RETURNING 1",
+        enter=f"INSERT INTO {entered} (consumer, place, entered_at) VALUES (:consumer, :place, {now}) "
+        "ON CONFLICT (consumer) DO NOTHING",
+        place=f"SELECT place FROM {entered} WHERE consumer = :consumer",
+    )
+
+
+def _skipping(dialect: str) -> str:
+    """Rows that somebody else is about to change are left to them. SQLite has one who writes."""
+    return " FOR UPDATE SKIP LOCKED" if dialect == POSTGRESQL else ""
+
+
+# -- outboxes ---------------------------------------------------------------------------------------------------
+
+_PENDING: Final = "sent_at IS NULL AND failed_at IS NULL"
+_READY: Final = f"{_PENDING} AND visible_at IS NULL"
+_LATER: Final = f"{_PENDING} AND visible_at IS NOT NULL"
+"""Messages without and with a time of their own. Each has an index: a lane in which thousands wait for next week has
+its first message found at once."""
+
+
+@lru_cache
+def outbox_statements(dialect: str, name: str) -> OutboxStatements:
+    """The statements on the messages in the table of that name. Lanes are in one beside it."""
+    table = _checked(dialect, name)
+    beside = table.beside(f"{table.name}_lanes")
+    now, outbox, lanes = NOW[dialect], table.quoted, beside.quoted
+    mine = "WHERE lane = :lane AND token = :token RETURNING failures"
+    here = _among(dialect)
+    aside = f"SELECT position FROM {outbox} WHERE failed_at IS NOT NULL"
+    waits = f"EXISTS (SELECT 1 FROM {outbox} o WHERE o.lane = l.lane AND"
+    columns = "position, lane, message_id, headers, body, visible_at"
+    return OutboxStatements(
+        dialect=dialect,
+        table=table,
+        tables=(outbox, lanes),
+        make=_make_outbox(dialect, table, beside),
+        candidates=_candidates(dialect, outbox, lanes),
+        enter=f"INSERT INTO {lanes} (lane) SELECT lane FROM {_listed('lanes')} AS c(lane) ORDER BY lane "
+        "ON CONFLICT (lane) DO NOTHING",
+        take=_take(dialect, outbox, lanes),
+        read=_read(dialect, outbox, columns),
+        renew=f"UPDATE {lanes} SET leased_until = {now} + :lease {mine}",
+        settle=f"UPDATE {lanes} SET failures = 0, error = NULL {mine}",
+        back_off=f"UPDATE {lanes} SET leased_until = {now}, retry_at = {now} + :delay, failures = failures + 1, "
+        f"error = :error {mine}",
+        release=f"UPDATE {lanes} SET leased_until = {now} {mine}",
+        remove=f"DELETE FROM {outbox} WHERE {here} AND lane = :lane",
+        mark=f"UPDATE {outbox} SET sent_at = {now} WHERE {here} AND lane = :lane",
+        fail=f"UPDATE {outbox} SET failed_at = {now}, error = :error WHERE position = :position AND lane = :lane "
+        "AND sent_at IS NULL",
+        forget=f"DELETE FROM {outbox} WHERE position IN (SELECT position FROM {outbox} WHERE sent_at IS NOT NULL "
+        f"AND sent_at <= {now} - :age ORDER BY sent_at LIMIT :limit{_skipping(dialect)}) RETURNING 1",
+        forget_lanes=f"DELETE FROM {lanes} WHERE lane IN (SELECT lane FROM {lanes} l WHERE leased_until <= {now} - "
+        f":idle AND retry_at <= {now} - :idle AND NOT {waits} {_READY}) AND NOT {waits} {_LATER}) "
+        f"LIMIT :limit{_skipping(dialect)})",
+        counts=f"SELECT count(*), {now} - min(COALESCE(visible_at, saved_at)), (SELECT count(*) FROM {outbox} "
+        f"WHERE failed_at IS NOT NULL) FROM {outbox} WHERE {_PENDING}",
+        set_aside=f"SELECT {columns}, error FROM {outbox} WHERE failed_at IS NOT NULL ORDER BY position LIMIT :limit",
+        redrive=f"UPDATE {outbox} SET failed_at = NULL, error = NULL WHERE position IN ({aside} AND position > :after "
+        "ORDER BY position LIMIT :limit) RETURNING position",
+        redrive_some=f"UPDATE {outbox} SET failed_at = NULL, error = NULL WHERE {here} AND failed_at IS NOT NULL "
+        "RETURNING position",
+    )
+
+
+def _make_outbox(dialect: str, table: Table, lanes: Table) -> tuple[str, ...]:
+    """Positions and tokens are never used twice, whatever was deleted meanwhile: a lane that is made anew must not have
+    a token again that somebody still holds."""
+    text = _text(dialect)
+    if dialect == POSTGRESQL:
+        position = "position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
+        lane = f"lane {text} NOT NULL PRIMARY KEY, token bigint GENERATED ALWAYS AS IDENTITY"
+        body = "bytea"
+    else:
+        position = "position INTEGER PRIMARY KEY AUTOINCREMENT"
+        lane = "token INTEGER PRIMARY KEY AUTOINCREMENT, lane text NOT NULL UNIQUE"
+        body = "blob"
+    return (
+        f"CREATE TABLE IF NOT EXISTS {table.quoted} ({position}, lane {text} NOT NULL, message_id text NOT NULL, "
+        f"headers text NOT NULL, body {body} NOT NULL, visible_at bigint, saved_at bigint NOT NULL, sent_at bigint, "
+        "failed_at bigint, error text)",
+        _index(dialect, table, "ready", f"(lane, position) WHERE {_READY}"),
+        _index(dialect, table, "later", f"(lane, visible_at, position) WHERE {_LATER}"),
+        _index(dialect, table, "sent", "(sent_at) WHERE sent_at IS NOT NULL"),
+        _index(dialect, table, "failed", "(position) WHERE failed_at IS NOT NULL"),
+        f"CREATE TABLE IF NOT EXISTS {lanes.quoted} ({lane}, leased_until bigint NOT NULL DEFAULT 0, "
+        "retry_at bigint NOT NULL DEFAULT 0, failures integer NOT NULL DEFAULT 0, error text)",
+    )
+
+
+def _free(dialect: str, lanes: str) -> str:
+    now = NOW[dialect]
+    return f"{lanes}.leased_until <= {now} AND {lanes}.retry_at <= {now}"
+
+
+def _heads(dialect: str, outbox: str, lanes: str) -> str:
+    """The free lanes with the position of the first message that is due, oldest first. Lanes are found by going from
+    one to the next in the index, and not by looking at all messages."""
+
+    def each(name: str, which: str) -> str:
+        first = f"SELECT lane FROM {outbox} WHERE {which} ORDER BY lane LIMIT 1"
+        following = f"SELECT o.lane FROM {outbox} o WHERE {which} AND o.lane > {name}.lane ORDER BY o.lane LIMIT 1"
+        return (
+            f"{name}(lane) AS (SELECT * FROM ({first}) AS one UNION ALL SELECT ({following}) FROM {name} "
+            f"WHERE {name}.lane IS NOT NULL)"
+        )
+
+    def head(name: str, which: str) -> str:
+        found = f"SELECT min(o.position) FROM {outbox} o WHERE {which} AND o.lane = {name}.lane"
+        return f"SELECT {name}.lane, ({found}) FROM {name} WHERE {name}.lane IS NOT NULL"
+
+    due = f"{_LATER} AND visible_at <= {NOW[dialect]} + :ahead"
+    return (
+        f"WITH RECURSIVE {each('ready', _READY)}, {each('later', _LATER)}, heads(lane, head) AS "
+        f"({head('ready', _READY)} UNION ALL {head('later', due)}) "
+        f"SELECT heads.lane AS lane, min(heads.head) AS head, count(l.lane) AS known, max(l.failures) AS failures "
+        f"FROM heads LEFT JOIN {lanes} l ON l.lane = heads.lane "
+        f"WHERE heads.head IS NOT NULL AND (l.lane IS NULL OR ({_free(dialect, 'l')})) "
+        "GROUP BY heads.lane ORDER BY head"
+    )
+
+
+def _candidates(dialect: str, outbox: str, lanes: str) -> str:
+    if dialect == SQLITE:
+        return ""
+    return f"{_heads(dialect, outbox, lanes)} LIMIT {LANES_TRIED}"
+
+
+def _take(dialect: str, outbox: str, lanes: str) -> str:
+    now = NOW[dialect]
+    if dialect == SQLITE:
+        # Replacing the row draws a new token. It is one statement that writes, so that it has the lock from the start.
+        return (
+            f"INSERT OR REPLACE INTO {lanes} (lane, leased_until, failures) SELECT lane, {now} + :lease, "
+            f"COALESCE(failures, 0) FROM ({_heads(dialect, outbox, lanes)} LIMIT 1) RETURNING lane, token, failures"
+        )
+    return (
+        f"UPDATE {lanes} SET token = DEFAULT, leased_until = {now} + :lease WHERE lane = (SELECT l.lane FROM {lanes} l "
+        f"JOIN {_listed('lanes')} WITH ORDINALITY AS c(lane, place) ON c.lane = l.lane WHERE {_free(dialect, 'l')} "
+        "ORDER BY c.place LIMIT 1 FOR UPDATE OF l SKIP LOCKED) RETURNING lane, token, failures"
+    )
+
+
+def _read(dialect: str, outbox: str, columns: str) -> str:
+    due = f"{_LATER} AND lane = :lane AND visible_at <= {NOW[dialect]} + :ahead"
+    return (
+        f"SELECT {columns} FROM (SELECT * FROM (SELECT {columns} FROM {outbox} WHERE {_READY} AND lane = :lane "
+        "ORDER BY position LIMIT :limit) AS a UNION ALL "
+        f"SELECT * FROM (SELECT {columns} FROM {outbox} WHERE {due} ORDER BY position LIMIT :limit) AS b) AS c "
+        "ORDER BY position LIMIT :limit"
+    )
+
+
+def _listed(name: str) -> str:
+    """The texts of a JSON list, on PostgreSQL. What is cast from text is the same for every driver."""
+    return f"json_array_elements_text(CAST(CAST(:{name} AS text) AS json))"
+
+
+def _among(dialect: str) -> str:
+    """Whether a position is in a JSON list. PostgreSQL has an index looked at for each number of an array, and may look
+    at the whole table for rows of a function."""
+    if dialect == SQLITE:
+        return "position IN (SELECT value FROM json_each(:positions))"
+    return "position = ANY(CAST(translate(CAST(:positions AS text), '[]', '{}') AS bigint[]))"
+
+
+@lru_cache(4 * SAVED_AT_ONCE)
+def _save(dialect: str, table: Table, rows: int) -> str:
+    now = NOW[dialect]
+    values = ", ".join(
+        f"(:lane_{row}, :id_{row}, :headers_{row}, :body_{row}, CAST(:visible_{row} AS bigint), {now})"
+        for row in range(rows)
+    )
+    return (
+        f"INSERT INTO {table.quoted} (lane, message_id, headers, body, visible_at, saved_at) VALUES {values} "
+        f"RETURNING {DURABLE[dialect]}"
+    )
+
+
+def numbered(index: int, values: Sequence[object]) -> dict[str, object]:
+    """The values of one row of `save`."""
+    lane, message_id, headers, body, visible = values
+    return {
+        f"lane_{index}": lane,
+        f"id_{index}": message_id,
+        f"headers_{index}": headers,
+        f"body_{index}": body,
+        f"visible_{index}": visible,
+    }

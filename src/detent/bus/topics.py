@@ -1,0 +1,116 @@
+"""Names under which messages are published, and how a queue's filter says which of them it takes.
+
+A message carries its names in one header, as ``|OrderPlaced|Event|``. A queue that has subscribed has a filter such as
+
+    headers.queue == "billing" || headers["detent-topics"].contains("|OrderPlaced|")
+
+The tail of it is the bus's, the rest whatever the queue had before, in brackets unless it is the filter that a queue
+has by itself. So the tail can be found again and changed, and nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from detent.bus.envelope import TOPICS
+from detent.errors import Invalid, LimitExceeded
+from detent.queue.filters import FILTER_BYTES_MAX, Filter, default_filter
+
+TOPIC_MAX: Final = 200
+"""Characters of a name: as many as a queue's or a journal's."""
+
+_MARK: Final = "|"
+"""What stands around each name in the header. No name has it, so none is found within another."""
+
+_NAME_PATTERN: Final = rf"[A-Za-z0-9_.:-]{{1,{TOPIC_MAX}}}"
+_NAME: Final = re.compile(_NAME_PATTERN)
+_TERM: Final = rf'headers\["{TOPICS}"\]\.contains\("\|({_NAME_PATTERN})\|"\)'
+_TERMS: Final = re.compile(_TERM)
+_TAIL: Final = re.compile(rf"(?: \|\| {_TERM})+\Z")
+
+
+class Rule(NamedTuple):
+    """A queue's filter, taken apart."""
+
+    own: str
+    """What the queue takes besides: the filter that it would have without any topic."""
+    topics: frozenset[str]
+
+
+def check_topic(name: str) -> None:
+    """`Invalid` unless messages can be published under this name. (Names become a part of filters, as text.)"""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise Invalid(
+            f"{name!r} is no name to publish under: use 1 to {TOPIC_MAX} ASCII letters, digits and any of _ . : -"
+        )
+
+
+def joined(names: Iterable[str]) -> str:
+    """Names as a header, and an address, has them."""
+    listed = list(names)
+    for name in listed:
+        check_topic(name)
+    if not listed:
+        raise Invalid("a message is published under one name at least")
+    return _MARK + _MARK.join(listed) + _MARK
+
+
+def names_in(header: str) -> list[str]:
+    """The names in what `joined` made, each once."""
+    if len(header) < 3 or not (header.startswith(_MARK) and header.endswith(_MARK)):
+        raise Invalid(f"{header[:200]!r} is no list of names: it is written |OrderPlaced| or |OrderPlaced|Event|")
+    names = list(dict.fromkeys(header[1:-1].split(_MARK)))
+    for name in names:
+        check_topic(name)
+    return names
+
+
+def parse_filter(queue: str, text: str) -> Rule:
+    """Take a queue's filter apart. What only looks as if it ended with topics, such as ``a ? b : c || ...``, is left
+    alone as a whole."""
+    tail = _TAIL.search(text)
+    if tail is None:
+        return Rule(text, frozenset())
+    head, topics = text[: tail.start()], frozenset(_TERMS.findall(tail[0]))
+    if head == default_filter(queue):
+        return Rule(head, topics)
+    own = head[1:-1]
+    if head == _bracketed(own.removesuffix("\n")):
+        own = own.removesuffix("\n")
+    if head == _bracketed(own) and _compiles(own):
+        return Rule(own, topics)
+    return Rule(text, frozenset())
+
+
+def make_filter(queue: str, rule: Rule) -> str:
+    """The filter for a rule: what `parse_filter` takes apart again. `LimitExceeded` if it would be too long."""
+    if not rule.topics:
+        return rule.own
+    for topic in rule.topics:
+        check_topic(topic)
+    head = rule.own if rule.own == default_filter(queue) else _bracketed(rule.own)
+    terms = [f'headers["{TOPICS}"].contains("|{topic}|")' for topic in sorted(rule.topics)]
+    text = " || ".join([head, *terms])
+    if len(text.encode()) > FILTER_BYTES_MAX:
+        raise LimitExceeded(
+            f"{queue!r} cannot subscribe to {len(rule.topics)} names: a filter of {len(text.encode())} bytes would be "
+            f"over the limit of {FILTER_BYTES_MAX}; subscribe to a class that several messages are derived from, give "
+            "them shorter names, or split the app"
+        )
+    return text
+
+
+def _bracketed(own: str) -> str:
+    """A comment at the end would swallow the bracket."""
+    return f"({own}\n)" if "//" in own else f"({own})"
+
+
+def _compiles(text: str) -> bool:
+    """Whether a text is a filter by itself, so that brackets around it belong together."""
+    try:
+        Filter(text)
+    except Invalid:
+        return False
+    return True

@@ -1,0 +1,200 @@
+"""Marks of handled messages in the user's own database, in the transaction in which the handlers write."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from detent.bus.calling import drive
+from detent.bus.sql_port import SqlPort, answer, call, port_of
+from detent.bus.statements import HANDLED, TrackerStatements, exists, make_lock, table_named, tracker_statements
+from detent.bus.unit_of_work import Unit
+from detent.durations import Duration, milliseconds
+from detent.errors import Invalid
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+RETENTION: Final = "15d"
+"""How long a mark is kept: longer than transports keep a message (14 days), which may come again until then."""
+
+_WHAT: Final = "a tracker"
+
+Result = TypeVar("Result")
+_Work = Callable[[SqlPort], Coroutine[Any, Any, Result]]
+
+
+def sql_of(unit: Unit | None, what: str) -> SqlPort:
+    """How to speak SQL in a unit's transaction; `Invalid` if it is not one of a database."""
+    if unit is None or unit.sql is None:
+        raise Invalid(
+            f"{what} writes in the transaction of the handlers, and that is not one of an SQL database: use "
+            "SqlAlchemyUnitOfWork, DbApiUnitOfWork or DjangoUnitOfWork"
+        )
+    return unit.sql
+
+
+async def make_tables(port: SqlPort, tables: Sequence[str], make: Sequence[str]) -> None:
+    """Make what is missing. Who may not make tables, and has them from a migration, is not refused."""
+    there = exists(port.dialect)
+    if there is not None:
+        found = [(await call(port, there, {"name": table}))[0][0] for table in tables]
+        if all(found):
+            return
+    lock = make_lock(port.dialect)
+    if lock is not None:
+        await call(port, lock)
+    for statement in make:
+        await call(port, statement)
+
+
+def enter_consumer(port: SqlPort, consumer: str, place: str, *, table: str = HANDLED) -> Awaitable[None] | None:
+    """Note that a consumer reads at a place; `Invalid` if it was entered with another one. `table` is the tracker's."""
+    return answer(port, _enter(port, tracker_statements(port.dialect, table), consumer, place))
+
+
+async def _enter(port: SqlPort, statements: TrackerStatements, consumer: str, place: str) -> None:
+    await call(port, statements.enter, {"consumer": consumer, "place": place})
+    ((known,),) = await call(port, statements.place, {"consumer": consumer})
+    if known != place:
+        raise Invalid(
+            f"an app called {consumer!r} reads from {known}, and this one from {place}: with one name, each would skip "
+            "messages that the other has handled. Rename one of them; or, if the app has moved, delete its row: "
+            f"DELETE FROM {statements.tables[1]} WHERE consumer = '{consumer.replace(chr(39), 2 * chr(39))}'"
+        )
+
+
+class SqlTracker:
+    """Remembers in a table which messages a consumer has handled.
+
+    >>> bus = Bus("billing", ..., idempotency=IdempotencyConfig(SqlTracker()),
+    ...           unit_of_work=SqlAlchemyUnitOfWork(sessionmaker(engine)))
+
+    The mark is one row of `table`, which is made if need be (or by your migrations, see
+    `detent.bus.statements.schema`); a schema may come before its name. It is written first in the transaction of the
+    handlers, so that of two deliveries of a message the second waits for the first one's commit, and a rollback takes
+    the mark along.
+
+    Marks are removed after `retention`. It has to be longer than the longest time after which a message can come again:
+    by a broker that was down, by a person who sends the failed ones of last week once more, by a restored backup.
+
+    With an `engine` of its own, which is SQLAlchemy's or a URL, marks are in another database than what the handlers
+    write: they are looked up before and written after the handlers' commit, so that a crash in between has a message
+    handled twice, and so has a duplicate that comes meanwhile.
+    """
+
+    def __init__(
+        self, table: str = HANDLED, *, retention: Duration = RETENTION, engine: Engine | str | None = None
+    ) -> None:
+        table_named(table)
+        self._table = table
+        self._retention_ms = milliseconds(retention)
+        self._elsewhere = None if engine is None else _Elsewhere(engine)
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether marks are written in the transaction of the handlers."""
+        return self._elsewhere is None
+
+    @property
+    def place(self) -> str | None:
+        """Which database the marks are in, if not the handlers' own."""
+        return None if self._elsewhere is None else self._elsewhere.place
+
+    def prepare(self, consumer: str, place: str | None, unit: Unit | None) -> Awaitable[None] | None:
+        """Make the tables, and note where the consumer reads."""
+
+        async def work(port: SqlPort) -> None:
+            statements = tracker_statements(port.dialect, self._table)
+            await make_tables(port, statements.tables, statements.make)
+            if place is not None:
+                await _enter(port, statements, consumer, place)
+
+        return self._within(unit, work)
+
+    def track(self, consumer: str, message_id: str, unit: Unit | None) -> bool | Awaitable[bool]:
+        """True for the first one; False if the mark is there. Every error is raised: one that passes, such as a
+        deadlock, has the message delivered again, and is no duplicate."""
+
+        async def work(port: SqlPort) -> bool:
+            statements = tracker_statements(port.dialect, self._table)
+            key = {"consumer": consumer, "message_id": message_id}
+            if self._elsewhere is not None:
+                return not await call(port, statements.look, key)
+            return bool(await call(port, statements.track, key))
+
+        return self._within(unit, work)
+
+    def committed(self, consumer: str, message_id: str) -> None:
+        """With an engine of its own, the mark is written now."""
+        if self._elsewhere is None:
+            return
+
+        async def work(port: SqlPort) -> None:
+            statement = tracker_statements(port.dialect, self._table).track
+            await call(port, statement, {"consumer": consumer, "message_id": message_id})
+
+        self._elsewhere.run(work)
+
+    def rolled_back(self, consumer: str, message_id: str) -> None:
+        """The database has removed the mark."""
+
+    def forget(self, consumer: str, unit: Unit | None, limit: int) -> int | Awaitable[int]:
+        """Remove the oldest marks of a consumer, beyond the retention."""
+
+        async def work(port: SqlPort) -> int:
+            statement = tracker_statements(port.dialect, self._table).forget
+            values = {"consumer": consumer, "age": self._retention_ms, "limit": limit}
+            return len(await call(port, statement, values))
+
+        return self._within(unit, work)
+
+    def close(self) -> None:
+        """Close the connections of a tracker that was given a URL."""
+        if self._elsewhere is not None:
+            self._elsewhere.close()
+
+    def _within(self, unit: Unit | None, work: _Work[Result]) -> Result | Awaitable[Result]:
+        if self._elsewhere is not None:
+            return self._elsewhere.run(work)
+        port = sql_of(unit, _WHAT)
+        return answer(port, work(port))
+
+
+class _Elsewhere:
+    """A database of the tracker's own. Each call is a transaction there."""
+
+    def __init__(self, engine: Engine | str) -> None:
+        from detent import databases
+
+        self._databases = databases
+        self._is_ours = isinstance(engine, str)
+        self._lock = threading.Lock()
+        if isinstance(engine, str):
+            self._url = databases.parse(engine, _WHAT, "handled.db")
+            self._engine: Engine | None = None
+        else:
+            self._engine = databases.adopt(engine, _WHAT)
+            self._url = self._engine.url
+        self.place = databases.place_of(self._url)
+
+    def run(self, work: _Work[Result]) -> Result:
+        """What `work` answers for a port, in a transaction that is tried again when others came in the way."""
+
+        def one(connection: Connection) -> Result:
+            return drive(work(port_of(connection)))
+
+        return self._databases.transact(self._opened(), one)
+
+    def _opened(self) -> Engine:
+        with self._lock:
+            if self._engine is None:
+                self._engine = self._databases.open_engine(self._url, pool_pre_ping=True)
+            return self._engine
+
+    def close(self) -> None:
+        with self._lock:
+            if self._is_ours and self._engine is not None:
+                self._engine.dispose()
+                self._engine = None

@@ -1,0 +1,149 @@
+"""`bus.transaction(session)`: messages that go out with the transaction of a web request, or of any other code."""
+
+from __future__ import annotations
+
+import sys
+from contextvars import Token
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from detent.bus.calling import drive
+from detent.bus.context import Outgoing, current
+from detent.bus.sql_port import SqlPort, port_of
+from detent.errors import Invalid
+
+if TYPE_CHECKING:
+    from detent.bus.app import Bus
+
+
+def is_django(session: Any) -> bool:
+    """Whether this is a connection of Django's."""
+    return hasattr(session, "vendor") and hasattr(session, "in_atomic_block")
+
+
+def is_session(session: Any) -> bool:
+    """Whether this is a session of SQLAlchemy's."""
+    orm = sys.modules.get("sqlalchemy.orm")
+    return orm is not None and isinstance(session, orm.Session)
+
+
+class _Borrowed:
+    """The transaction of a session that is somebody else's, as the outbox wants it."""
+
+    provides: Final[dict[Any, Any]] = {}
+
+    def __init__(self, sql: SqlPort) -> None:
+        self.sql = sql
+
+    def commit(self) -> None:
+        raise AssertionError("whoever has the session commits it")
+
+    rollback = close = commit
+
+
+class BusTransaction(Outgoing):
+    """Messages that are kept in the outbox when the block ends, in the session's own transaction, which is then
+    committed. A block that raises rolls back, and nothing is sent.
+
+    >>> with bus.transaction(session):
+    ...     session.add(order)
+    ...     bus.publish(OrderPlaced(order.id))
+
+    ``async with`` does the same for sessions of asyncio. With `commit` False somebody else commits: the messages are in
+    their transaction when the block has ended.
+    """
+
+    def __init__(self, bus: Bus, session: Any, *, commit: bool = True) -> None:
+        super().__init__(bus)
+        if bus.outbox is None:
+            raise Invalid(
+                f"{bus.name!r} has no outbox that messages could be kept in: write Bus(..., outbox=SqlOutbox(), "
+                "unit_of_work=...), or send without a transaction"
+            )
+        self._outbox = bus.outbox
+        self._session = session
+        self._unit = _Borrowed(port_of(session))
+        self._commits = commit
+        self._token: Token[Outgoing | None] | None = None
+
+    def send(self, message: Any, **options: Any) -> str:
+        """Send a message with the commit; see :meth:`Bus.send`."""
+        return self.bus.send(message, **options)
+
+    def publish(self, message: Any, **options: Any) -> str:
+        """Publish a message with the commit; see :meth:`Bus.publish`."""
+        return self.bus.publish(message, **options)
+
+    # -- with ---------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        if self._unit.sql.is_async:
+            raise Invalid("this session is one of asyncio: write async with bus.transaction(session)")
+        return self._begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        drive(self._finish(error))
+
+    async def __aenter__(self) -> Self:
+        if not self._unit.sql.is_async:
+            raise Invalid("this session is a plain one: write with bus.transaction(session)")
+        return self._begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._finish(error)
+
+    def _begin(self) -> Self:
+        if current.get() is not None:
+            raise Invalid(
+                "a transaction is open here already, a handler's or another block's: messages go with that one"
+            )
+        if is_django(self._session) and (self._commits or not self._session.in_atomic_block):
+            raise Invalid(
+                "Django commits at the end of its own block: write with transaction.atomic(): and in it with "
+                "bus.transaction(connection, commit=False)"
+            )
+        self._token = current.set(self)
+        return self
+
+    async def _finish(self, error: BaseException | None) -> None:
+        self.close()
+        assert self._token is not None
+        current.reset(self._token)
+        if error is not None:
+            if self._commits:
+                await self._call(self._session.rollback)
+            return
+        try:
+            if self.envelopes:
+                await self._call(self._outbox.save, self._unit, self.envelopes)
+            if self._commits:
+                await self._call(self._session.commit)
+        except BaseException:
+            if self._commits:
+                await self._call(self._session.rollback)
+            raise
+        if self.envelopes:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Have the messages forwarded: now, or as soon as whoever commits has done so."""
+        if self._commits:
+            self.bus.wake()
+        elif is_django(self._session):
+            from django.db import transaction
+
+            transaction.on_commit(self.bus.wake, using=self._session.alias)
+        elif (plain := getattr(self._session, "sync_session", self._session)) is not None and is_session(plain):
+            from sqlalchemy import event
+
+            event.listen(plain, "after_commit", lambda _session: self.bus.wake(), once=True)
+        # On other connections the outbox is looked at once a second anyway.
+
+    async def _call(self, function: Any, *values: Any) -> None:
+        found = function(*values)
+        if self._unit.sql.is_async and found is not None:
+            await found

@@ -1,0 +1,359 @@
+"""Queues of a Detent store as the transport: what a handler changes in the store, what it sends and the
+acknowledgement of its message can be one transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from detent.bus import subscriptions, topics
+from detent.bus.envelope import KINDS, QUEUE, TOPIC, TOPICS, Envelope, Incoming
+from detent.bus.reply_journals import ReplyJournals, ReplyReader, check_reply
+from detent.durations import DURATION_MS_MAX, Duration, at_1970_ms, milliseconds
+from detent.errors import Busy, Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
+from detent.queue import Delivery, Outgoing
+from detent.queue import operations as ops
+
+if TYPE_CHECKING:
+    from detent.store import Store
+    from detent.transaction import Transaction
+
+LEASE: Final = "30s"
+"""How long a message is held before it is extended or given to another: how late a crash is noticed."""
+
+RETENTION: Final = "14d"
+"""How long a message stays that nobody handles: long enough to notice. Its dedup key is held as long, so for ever would
+never end; and what is published and nobody has subscribed to stays so long, too."""
+
+EXTEND_SHARE: Final = 3
+"""A lease is extended when a third of it is over: two more tries fit into the rest."""
+
+SEND_MESSAGES_MAX: Final = 1_000
+SEND_BYTES_MAX: Final = 8 << 20
+"""Messages and bytes in one transaction, while which is applied everybody else waits."""
+
+VISIBLE_MS_MAX: Final = 253_402_300_799_000
+"""The end of the year 9999, the last that has dates."""
+
+ADDRESS: Final = "queue"
+"""The header by which a store knows where a message goes. It is the store's, and no sender's."""
+
+URI: Final = "detent-uri"
+"""The header that says where the payload is of a message that somebody has published by its URI."""
+
+logger = logging.getLogger("detent.bus")
+
+
+class QueueTransport:
+    """Messages travel through queues of a store.
+
+    >>> bus = Bus("billing", QueueTransport("file:./data"))
+
+    `store` is a URL, opened and closed with the app, or an open store, which stays open. The app's own queue is the one
+    that is called like the app, or `queue`. It is made if it is not there, without a limit of attempts: the app says
+    when a message is given up. A queue that is there keeps its settings, and a limit of attempts that it has counts
+    beside the app's; its filter gets what the app subscribes to. If it has a filter of its own, that has to match what
+    is sent to the queue by name: ``headers.queue == "billing"`` does.
+
+    `lease` is how long a message is held at a time, `retention` how long one may wait for somebody to handle it, beyond
+    which it is gone.
+    """
+
+    delay_max_s: Final = None
+
+    def __init__(
+        self,
+        store: str | Store,
+        queue: str | None = None,
+        *,
+        lease: Duration = LEASE,
+        retention: Duration = RETENTION,
+    ) -> None:
+        from detent.store import Store
+
+        if not isinstance(store, str | Store):
+            raise Invalid(f"a QueueTransport takes a store's URL, or what detent.open answers, not {store!r}")
+        if queue is not None:
+            ops.check_name(queue)
+        self._given = store
+        self._queue_name = queue
+        self._lease = timedelta(milliseconds=milliseconds(lease))
+        self._retention = timedelta(milliseconds=milliseconds(retention))
+        if not self._lease or not self._retention:
+            raise Invalid("a lease and a retention are longer than nothing")
+        self._extend_every_s = self._lease.total_seconds() / EXTEND_SHARE
+        self._name = ""
+        self._store: Store | None = None
+        self._journals: ReplyJournals | None = None
+        self._replies: ReplyReader | None = None
+        self._closing = threading.Lock()
+
+    @property
+    def store(self) -> Store:
+        """The store, while the transport is open."""
+        if self._store is None:
+            raise Invalid("the transport is not open: start the app first")
+        return self._store
+
+    @property
+    def input_name(self) -> str:
+        """The app's queue."""
+        return self._queue_name or self._name
+
+    @property
+    def reply_name(self) -> str:
+        """Replies are for the app."""
+        return self._name
+
+    @property
+    def place(self) -> str:
+        """The store and the queue."""
+        url = self._given if isinstance(self._given, str) else self._given.url
+        if "@" in urlsplit(url).netloc:  # no store opens such a URL; what it says is not repeated
+            url = url.partition(":")[0] + ":"
+        return f"{url}#{self.input_name}"
+
+    @property
+    def extend_every_s(self) -> float:
+        """A third of the lease, which a queue may cut to the longest one that it allows."""
+        return self._extend_every_s
+
+    # -- opening and closing ------------------------------------------------------------------------------------
+
+    def open(self, name: str) -> None:
+        """Open the store."""
+        if self._store is not None:
+            raise Invalid(f"this transport belongs to the app {self._name!r}: make one for each")
+        ops.check_name(self._queue_name or name)
+        self._name = name
+        if isinstance(self._given, str):
+            from detent.store import open as open_store
+
+            self._store = open_store(self._given)
+        else:
+            self._store = self._given
+        self._journals = ReplyJournals(self._store)
+
+    def open_input(self) -> None:
+        """Make the queue, if it is not there."""
+        queue = self.store.queue(self.input_name)
+        queue.create(exist_ok=True, max_attempts=0)
+        found = queue.info()
+        if found.max_attempts:
+            logger.info("the queue %r gives messages up by itself, after %d attempts", queue.name, found.max_attempts)
+        self._extend_every_s = min(self._lease, found.max_lease).total_seconds() / EXTEND_SHARE
+
+    def close(self) -> None:
+        """Close the store, if it was opened here."""
+        with self._closing:
+            store, self._store = self._store, None
+        self._journals = self._replies = None
+        if store is not None and isinstance(self._given, str):
+            store.close()
+
+    # -- topics -------------------------------------------------------------------------------------------------
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Add names to the queue's filter. What others have subscribed to stays."""
+        subscriptions.change(self.store, self.input_name, dict.fromkeys(topics, True))
+
+    def unsubscribe(self, topics: Sequence[str]) -> None:
+        """Take names out of the queue's filter."""
+        subscriptions.change(self.store, self.input_name, dict.fromkeys(topics, False))
+
+    # -- receiving ----------------------------------------------------------------------------------------------
+
+    def receive(self, limit: int, wait_s: float) -> list[Incoming]:
+        """Claim messages, most urgent first, then oldest first."""
+        wait = timedelta(seconds=wait_s) if wait_s > 0 else None
+        try:
+            found = self.store.queue(self.input_name).claim(min(limit, ops.CLAIM_MAX), wait=wait, lease=self._lease)
+        except LimitExceeded as error:  # too much is in flight, or waits: that passes
+            raise Unavailable(str(error)) from error
+        return [_incoming(delivery) for delivery in found]
+
+    def extend(self, deliveries: Sequence[Incoming]) -> None:
+        """Hold messages for longer, in one commit if none of them is lost."""
+        held = [delivery for delivery in deliveries if not delivery.receipt.settled and not delivery.lost]
+        if held:
+            self._extend(held)
+
+    def _extend(self, held: Sequence[Incoming]) -> None:
+        try:
+            with self.store.transaction() as transaction:
+                for delivery in held:
+                    transaction.extend(delivery.receipt, self._lease)
+        except StaleReceipt:
+            if len(held) > 1:
+                middle = len(held) // 2
+                self._extend(held[:middle])
+                self._extend(held[middle:])
+            elif not held[0].receipt.settled:  # or it was acknowledged just now
+                held[0].lost = True
+        except Busy as error:
+            raise Unavailable(str(error)) from error
+
+    def acknowledge(self, delivery: Incoming) -> None:
+        """The message is done."""
+        delivery.receipt.ack()
+
+    def retry(self, delivery: Incoming, delay_s: float, reason: str) -> None:
+        """Have it delivered again."""
+        delay_ms = min(round(max(0.0, delay_s) * 1000), ops.DELAY_MS_MAX)
+        delivery.receipt.fail(_cut(reason), delay=timedelta(milliseconds=delay_ms))
+
+    def give_up(self, delivery: Incoming, reason: str) -> None:
+        """Put it onto the queue's failed list: ``detent queue failed`` shows it, ``detent queue redrive`` tries it
+        again."""
+        delivery.receipt.fail(_cut(reason), final=True)
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    def send(self, envelopes: Sequence[Envelope]) -> dict[int, DetentError]:
+        """Send messages in as few transactions as may be. One that was sent before is not sent again, for as long as
+        its retention lasts; a reply is, which does no harm."""
+        sending = _Sending(self)
+        for group in _groups(envelopes):
+            sending.send(group)
+        return sending.answer
+
+    def send_into(self, transaction: Transaction, envelopes: Sequence[Envelope]) -> None:
+        """Add what sends these messages to a transaction of the store, to be committed with the rest of it."""
+        for to, group in groupby(envelopes, lambda envelope: envelope.to):
+            kind, _, name = to.partition(":")
+            if kind not in KINDS or not name:
+                raise Invalid(f"{to[:200]!r} is no address: it begins with one of {', '.join(KINDS)}, and a colon")
+            if kind == QUEUE:
+                ops.check_name(name)
+                transaction.publish_many([self._outgoing(envelope) for envelope in group], queue=name)
+            elif kind == TOPIC:
+                header = topics.joined(topics.names_in(name))
+                transaction.publish_many([self._outgoing(envelope, header) for envelope in group])
+            else:
+                self._reply_into(transaction, name, group)
+
+    def _reply_into(self, transaction: Transaction, name: str, envelopes: Iterable[Envelope]) -> None:
+        assert self._journals is not None
+        journal = self._journals.journal(name)
+        for envelope in envelopes:
+            check_reply(envelope.visible_ms)
+            transaction.append(journal, envelope.body, headers=envelope.headers)
+
+    def acknowledge_into(self, transaction: Transaction, delivery: Incoming) -> None:
+        """Add what acknowledges a message to a transaction of the store: `StaleReceipt` refuses all of it."""
+        transaction.ack(delivery.receipt)
+
+    def _outgoing(self, envelope: Envelope, published_as: str | None = None) -> Outgoing:
+        """A message as the store takes it. Names in the headers count only for what is published: a message that is
+        sent to one queue would go to subscribers, too."""
+        if ADDRESS in envelope.headers:
+            raise Invalid(
+                f"the header {ADDRESS!r} says where a message goes, and is not the sender's: call it otherwise"
+            )
+        headers = {name: value for name, value in envelope.headers.items() if name != TOPICS}
+        if published_as is not None:
+            headers[TOPICS] = published_as
+        visible_at, retention = None, self._retention
+        if envelope.visible_ms is not None:
+            if not 0 <= envelope.visible_ms <= VISIBLE_MS_MAX:
+                raise Invalid(f"{envelope.visible_ms} is no time in milliseconds since 1970")
+            visible_at = at_1970_ms(envelope.visible_ms)
+            # A retention counts from now, and is meant to count from when somebody could handle it.
+            retention += timedelta(milliseconds=max(0, envelope.visible_ms - time.time_ns() // 1_000_000))
+        return Outgoing(envelope.body, headers, visible_at=visible_at, retention=retention, dedup_key=envelope.id)
+
+    # -- replies ------------------------------------------------------------------------------------------------
+
+    def open_replies(self) -> None:
+        """Remember where the journal of replies ends."""
+        assert self._journals is not None
+        self._replies = ReplyReader(self.store, self._journals, self._name)
+
+    def next_replies(self, wait_s: float) -> list[tuple[dict[str, str], bytes]]:
+        """Replies to any process of the app."""
+        if self._replies is None:
+            raise Invalid("open_replies comes before next_replies")
+        return self._replies.next(wait_s)
+
+
+class _Sending:
+    """One call of `send`: what became of messages, and which addresses are to wait."""
+
+    def __init__(self, transport: QueueTransport) -> None:
+        self._transport = transport
+        self._held: dict[str, DetentError] = {}
+        self._stopped: DetentError | None = None
+        self.answer: dict[int, DetentError] = {}
+
+    def send(self, numbered: Sequence[tuple[int, Envelope]]) -> None:
+        """Send all in one transaction, or find those that are refused and send the others."""
+        ready = []
+        for index, envelope in numbered:
+            error = self._stopped or self._held.get(envelope.to)
+            if error is None:
+                ready.append((index, envelope))
+            else:
+                self.answer[index] = error  # it would overtake one before it
+        if not ready:
+            return
+        try:
+            with self._transport.store.transaction() as transaction:
+                self._transport.send_into(transaction, [envelope for _, envelope in ready])
+        except Busy as error:
+            self._stop(ready, Unavailable(str(error)))
+        except (Invalid, LimitExceeded, NotFound, Denied) as error:
+            if len(ready) > 1:
+                middle = len(ready) // 2
+                self.send(ready[:middle])
+                self.send(ready[middle:])
+                return
+            ((index, envelope),) = ready
+            self.answer[index] = error
+            if not isinstance(error, Invalid | LimitExceeded):
+                self._held[envelope.to] = error
+        except DetentError as error:
+            self._stop(ready, error)
+
+    def _stop(self, ready: Sequence[tuple[int, Envelope]], error: DetentError) -> None:
+        """The store cannot be reached, or nobody knows what it did: nothing more is tried."""
+        self._stopped = error
+        self.answer |= {index: error for index, _ in ready}
+
+
+def _groups(envelopes: Sequence[Envelope]) -> Iterator[list[tuple[int, Envelope]]]:
+    """Messages in their order, as many as one transaction takes."""
+    group: list[tuple[int, Envelope]] = []
+    size = 0
+    for index, envelope in enumerate(envelopes):
+        weight = len(envelope.body) + sum(len(name) + len(value) for name, value in envelope.headers.items())
+        if group and (len(group) == SEND_MESSAGES_MAX or size + weight > SEND_BYTES_MAX):
+            yield group
+            group, size = [], 0
+        group.append((index, envelope))
+        size += weight
+    if group:
+        yield group
+
+
+def _incoming(delivery: Delivery) -> Incoming:
+    headers = delivery.headers
+    headers.pop(ADDRESS, None)
+    if delivery.uri is not None:
+        headers[URI] = delivery.uri
+    queue, message, token = delivery.receipt
+    return Incoming(f"{queue}-{message}", headers, delivery.payload, delivery.attempts, token, delivery)
+
+
+def _cut(reason: str) -> str:
+    """A reason as a queue keeps it."""
+    return reason.encode(errors="replace")[: ops.REASON_BYTES_MAX].decode(errors="ignore")
+
+
+assert ops.DELAY_MS_MAX <= DURATION_MS_MAX

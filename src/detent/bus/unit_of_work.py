@@ -1,0 +1,93 @@
+"""One transaction for each message: what a handler changes, the mark that it was handled and the messages that it sends
+are committed together.
+
+A unit of work of your own has `begin`, which answers a unit, and units have `commit`, `rollback` and `close`. All may
+be ``async def``: then handlers run on an event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from detent.bus.calling import Caller
+    from detent.bus.sql_port import SqlPort
+    from detent.bus.transport import Transport
+
+
+class Unit(Protocol):
+    """One transaction. Handlers use it through what it provides, and never end it."""
+
+    @property
+    def provides(self) -> Mapping[Any, Any]:
+        """What handlers can ask for in their parameters, by type or by name: ``session`` or ``Session``."""
+
+    @property
+    def sql(self) -> SqlPort | None:
+        """How trackers and outboxes speak SQL within the transaction; None if it is not one of a database."""
+
+    def commit(self) -> Awaitable[None] | None:
+        """Commit. When it returns, what was done survives a power cut. `Invalid` if a handler has ended the transaction
+        itself, in which case nothing may be acknowledged."""
+
+    def rollback(self) -> Awaitable[None] | None:
+        """Undo everything; also after a commit that failed."""
+
+    def close(self) -> Awaitable[None] | None:
+        """Let go of it. Always called, once, at the end."""
+
+
+class UnitOfWork(Protocol):
+    """Where units come from."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether its units are awaited, and want an event loop."""
+
+    @property
+    def provided(self) -> frozenset[Any]:
+        """The keys of what its units provide, which handlers are checked against when the app starts."""
+
+    @property
+    def place(self) -> str | None:
+        """Which database it is in, without secrets; None if that is not known."""
+
+    def check(self, transport: Transport) -> None:
+        """Refuse, with `Invalid`, what cannot work: called when the app starts."""
+
+    def begin(self) -> Unit | Awaitable[Unit]:
+        """Begin a transaction."""
+
+
+class Begun:
+    """A unit for the length of an ``async with`` block: committed at its end, rolled back if it raises, always let go
+    of."""
+
+    def __init__(self, caller: Caller, unit_of_work: UnitOfWork) -> None:
+        self._caller = caller
+        self._unit_of_work = unit_of_work
+        self._unit: Unit | None = None
+
+    async def __aenter__(self) -> Unit:
+        unit: Unit = await self._caller.unit(self._unit_of_work.begin)
+        self._unit = unit
+        return unit
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        unit, call = self._unit, self._caller.unit
+        assert unit is not None
+        try:
+            if error is None:
+                await call(unit.commit)
+        except BaseException:
+            await call(unit.rollback)
+            raise
+        else:
+            if error is not None:
+                await call(unit.rollback)
+        finally:
+            await call(unit.close)

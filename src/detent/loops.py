@@ -1,0 +1,52 @@
+"""An event loop in a thread of its own, for coroutines of programs that have none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+STOP_S: Final = 5.0
+"""How long the loop may take to end the step that it is in."""
+
+logger = logging.getLogger("detent.loop")
+
+
+@contextmanager
+def loop_in_thread() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop that runs until the block ends."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="detent-loop", daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(STOP_S)
+        if thread.is_alive():  # a coroutine blocks it, and ends with the process
+            logger.warning("an event loop did not end within %s s: a coroutine waits without await", STOP_S)
+        else:
+            loop.run_until_complete(_end_all())
+            loop.close()
+
+
+async def _end_all() -> None:
+    """Cancel what still runs, and let it tidy up."""
+    loop = asyncio.get_running_loop()
+    late = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+    await loop.shutdown_asyncgens()
+
+
+def call_on(loop: asyncio.AbstractEventLoop) -> Callable[[Any], Any]:
+    """Runs a coroutine on a loop of another thread, and answers what it does."""
+
+    def call(coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    return call

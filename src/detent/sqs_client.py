@@ -1,0 +1,95 @@
+"""Amazon SQS, or a server that speaks like it: a client with limits of its own, and what its errors mean here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from detent.errors import DetentError, Invalid, NotFound, Unavailable
+
+BATCH_MAX: Final = 10
+"""Messages in one call, of whatever kind: SQS takes no more."""
+
+VISIBILITY_S_MAX: Final = 43_200
+"""SQS hides a message for twelve hours at most, counted from when it was received; extensions beyond that fail."""
+
+WAIT_S_MAX: Final = 20
+"""SQS waits no longer in one call."""
+
+CALLS_AT_ONCE: Final = 8
+"""Receives under way at the same time, and as many extensions and deletions. Each is a round trip of some milliseconds
+for ten messages, so that one after another comes to about a thousand messages a second."""
+
+CONNECT_TIMEOUT_S: Final = 5
+READ_TIMEOUT_S: Final = 5
+"""How long an answer may take. Extensions have a deadline, and are better tried again than waited for."""
+
+RECEIVE_TIMEOUT_S: Final = WAIT_S_MAX + 10
+"""The same of a receive: as long as SQS waits, and some more."""
+
+ATTEMPTS_MAX: Final = 3
+"""Tries of one call. Whoever receives asks again anyway, and what is not extended or deleted is reported as that."""
+
+MISSING: Final = frozenset({"NonExistentQueue", "QueueDoesNotExist"})
+"""Codes for a queue that is not there, in either of the two protocols."""
+
+_PREFIX: Final = "AWS.SimpleQueueService."
+_NO_MEANINGS: Final[Mapping[str, type[DetentError]]] = MappingProxyType({})
+
+
+def new_client(region: str | None, endpoint: str | None, *, timeout_s: int = READ_TIMEOUT_S) -> Any:
+    """A boto3 client of SQS, with limits of its own for time, and as many connections as there are calls."""
+    try:
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+    except ModuleNotFoundError as error:
+        raise Invalid("a queue of SQS needs the package boto3: pip install 'detent[sqs]'") from error
+    config = Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=timeout_s,
+        retries={"mode": "standard", "total_max_attempts": ATTEMPTS_MAX},
+        max_pool_connections=2 * CALLS_AT_ONCE,
+        tcp_keepalive=True,
+    )
+    try:
+        return boto3.client("sqs", region_name=region, endpoint_url=endpoint, config=config)
+    except (BotoCoreError, ValueError) as error:
+        raise Invalid(f"there is no SQS like that: {error}; check the region and the endpoint") from error
+
+
+def ask(
+    call: Callable[..., Any],
+    queue: str,
+    request: Mapping[str, Any],
+    meanings: Mapping[str, type[DetentError]] = _NO_MEANINGS,
+) -> dict[str, Any]:
+    """The answer of a call about a queue. `meanings` says which error a code is, without its prefix; of the others, one
+    for a queue that is not there is `NotFound`, and all else may pass."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        answer: dict[str, Any] = call(**request)
+    except ClientError as error:
+        codes = codes_of(error.response.get("Error", {}))
+        if codes & MISSING:
+            raise NotFound(
+                f"SQS has no queue {queue!r}: create it, or check its name, the region and the account"
+            ) from error
+        meant = next((meanings[code] for code in sorted(codes) if code in meanings), Unavailable)
+        raise meant(f"SQS refuses to work on {queue!r}: {error}") from error
+    except BotoCoreError as error:
+        raise Unavailable(f"SQS does not answer for {queue!r}: {error}") from error
+    return answer
+
+
+def codes_of(said: Mapping[str, Any]) -> set[str]:
+    """The codes of an error, without their prefix: a server may give one for each of its two protocols."""
+    return {str(said[key]).removeprefix(_PREFIX) for key in ("Code", "QueryErrorCode") if said.get(key)}
+
+
+def seconds(given: float, most: int) -> int:
+    """Whole seconds, rounded up: hidden for a little longer is better than delivered twice."""
+    return min(max(math.ceil(given), 0), most)

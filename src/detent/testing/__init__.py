@@ -1,0 +1,43 @@
+"""Tests for parts that you write yourself, and tools for tests of your apps.
+
+A tracker or an outbox storage of your own is right if it passes the suites here, which are classes for pytest: yours
+inherits one, says how its parts are made, and pytest finds the tests.
+
+>>> from detent.testing import TrackerSuite
+>>> class TestMyTracker(TrackerSuite):
+...     def tracker(self):
+...         return MyTracker(self.database)
+
+The fixtures `store`, `bus`, `new_bus`, `borrow_bus`, `clock` and `recorded` come by themselves, as a plug-in of pytest:
+see `detent.testing.plugin`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from detent.lazy import attributes
+
+if TYPE_CHECKING:
+    from detent.testing.clock import Clock
+    from detent.testing.outboxes import OutboxSuite
+    from detent.testing.recorded import Recorded, RecordedMessage, RecordedOutcome
+    from detent.testing.trackers import TrackerSuite
+
+_HOME = {
+    "Clock": "detent.testing.clock",
+    "OutboxSuite": "detent.testing.outboxes",
+    "Recorded": "detent.testing.recorded",
+    "RecordedMessage": "detent.testing.recorded",
+    "RecordedOutcome": "detent.testing.recorded",
+    "TrackerSuite": "detent.testing.trackers",
+}
+
+__all__ = ["Clock", "OutboxSuite", "Recorded", "RecordedMessage", "RecordedOutcome", "TrackerSuite"]
+
+if not TYPE_CHECKING:
+    __getattr__ = attributes(globals(), _HOME)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,71 @@
+"""How the suites call what may be plain or ``async def``: in this thread, or on an event loop in another one."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from typing import Any, Final
+
+from detent.bus.unit_of_work import UnitOfWork
+
+PATIENCE_S: Final = 60.0
+"""How long anything may take before a test gives up."""
+
+HEAD_START_S: Final = 0.15
+"""How long a call that is to wait for another one is given to begin to wait. Nothing is asserted of it."""
+
+
+class Runner:
+    """Calls for one test."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="detent-testing", daemon=True)
+        self._thread.start()
+        self._threads = ThreadPoolExecutor(thread_name_prefix="detent-testing")
+
+    def close(self) -> None:
+        """End what was started."""
+        self._threads.shutdown()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def call(self, function: Callable[..., Any], *values: Any) -> Any:
+        """What a function answers, waited for."""
+        found = function(*values)
+        if not inspect.isawaitable(found):
+            return found
+        return asyncio.run_coroutine_threadsafe(_awaited(found), self._loop).result(PATIENCE_S)
+
+    def start(self, work: Callable[[], Any]) -> Future[Any]:
+        """Run something at the same time, which calls what it needs by `call`."""
+        return self._threads.submit(work)
+
+    def head_start(self, *futures: Future[Any]) -> None:
+        """Let others come as far as they get."""
+        wait_for(futures, timeout=HEAD_START_S)
+
+    def in_unit(self, unit_of_work: UnitOfWork | None, work: Callable[[Any], Any], *, commit: bool = True) -> Any:
+        """What `work` answers, in a unit of its own."""
+        if unit_of_work is None:
+            return self.call(work, None)
+        unit = self.call(unit_of_work.begin)
+        try:
+            found = self.call(work, unit)
+            self.call(unit.commit if commit else unit.rollback)
+        except BaseException:
+            self.call(unit.rollback)
+            raise
+        finally:
+            self.call(unit.close)
+        return found
+
+
+async def _awaited(value: Any) -> Any:
+    return await value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psycopg
 import pytest
 
 import detent
@@ -134,4 +135,32 @@ def test_postgres_itself_is_killed_around_a_commit(store_dir: Path, processes: P
         server.start()
         child.resume()
         assert child.wait() == 0, child.errors()
+        check(url, books, "postgres")
+
+
+@pytest.mark.xdist_group("postgres")
+def test_postgres_is_killed_in_the_middle_of_a_commit(store_dir: Path, processes: Processes) -> None:
+    """A COMMIT is on the disk and waits for a replica that does not exist; then the database dies, and the app never
+    hears what became of it. What was committed is found when the message comes again."""
+    url = f"file:{store_dir}"
+    send_orders(url, ORDERS)
+    with postgres_server() as server:
+        books = server.new_database()
+        make_books(books)
+        given = {"store_url": url, "books": books, "kind": "postgres", "count": ORDERS}
+        child = processes.start(works, environment={"DETENT_STOP_AT": "bus.before_commit:2"}, **given)
+        eventually(child.stands_still, what="a handler that is about to commit")
+        with psycopg.connect(books.replace("+psycopg", ""), autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+            connection.execute("SELECT pg_reload_conf()")
+            child.resume()
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            eventually(lambda: connection.execute(waiting).fetchone()[0], what="a commit that waits")
+        server.kill()
+        server.start()
+        with psycopg.connect(books.replace("+psycopg", ""), autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            connection.execute("SELECT pg_reload_conf()")
+        assert child.wait() == 0, child.errors()
+        assert "OutcomeUnknown" in child.errors()
         check(url, books, "postgres")

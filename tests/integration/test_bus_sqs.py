@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError, ReadTimeoutError
+from sqlalchemy.orm import Session
 
 import s3server
 import sqsserver
+from busworld import AT_ONCE, Books, Broken, Invoiced, OrderPlaced, enter
+from detent.bus import Bus, Context, Outcome
 from detent.bus.envelope import Envelope, Incoming
 from detent.bus.sqs_message import MESSAGE_BYTES_MAX, read, write
 from detent.bus.transport_sqs import ERROR, ORIGINAL_ID, Receipt, SqsTransport
@@ -445,3 +448,31 @@ def test_the_header_that_says_how_a_body_is_written_is_not_a_senders() -> None:
     transport, _ = _opened()
     errors = transport.send([envelope("queue:a", headers={"detent-body-encoding": "x"})])
     assert _kinds(errors) == {0: Invalid}
+
+
+def test_an_app_on_sqs_takes_effect_once(endpoint: str, name: str, tmp_path: Path) -> None:
+    """Tracker and outbox in SQLite, messages through SQS: a duplicate is skipped, what was sent arrives."""
+    books, seen = Books(f"sqlite:///{tmp_path / 'books.db'}"), []
+    transport = SqsTransport(endpoint=endpoint, region="us-east-1", create=True)
+    bus = Bus(name, transport, retries=AT_ONCE, subscribe=False, **books.options())
+
+    @bus.handler
+    def bill(order: OrderPlaced, session: Session, context: Context) -> None:
+        enter(session, "bill", order.number)
+        context.send(Invoiced(order.number), to=name)
+        if context.attempts == 1:
+            raise Broken
+
+    bus.handler(Invoiced)(lambda invoice: seen.append(invoice.order))
+    bus.prepare()
+    for _ in range(2):
+        bus.send_local(OrderPlaced(7), id="same")
+    outcomes: list[Outcome] = []
+    eventually(
+        lambda: outcomes.extend(bus.drain()) or len([one for one in outcomes if one is not Outcome.RETRIED]) == 3
+    )
+    bus.stop()
+    assert books.entries() == [("bill", 7)]
+    books.close()
+    assert (outcomes.count(Outcome.HANDLED), outcomes.count(Outcome.REPEATED)) == (2, 1)
+    assert seen == [7]

@@ -16,8 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session
 
 from busworld import Books, Broken, enter
-from detent.bus import exactly_once
+from detent.bus import SqlTracker, exactly_once
 from detent.errors import Invalid
+from processes import eventually
 
 
 @pytest.fixture
@@ -171,3 +172,18 @@ def test_two_functions_with_one_consumer_are_refused(books: Books) -> None:
 
     with pytest.raises(Invalid, match="answers a session or a connection"):
         exactly_once(42, consumer="inbox-11")(one)
+
+
+def test_marks_beyond_the_retention_are_removed_now_and_then(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("detent.bus.inbox.time.monotonic", lambda: now)
+
+    @exactly_once(books.sessions, consumer="inbox-12", tracker=SqlTracker(retention="0s"))
+    def take(message: Any) -> None: ...
+
+    for number in range(5):
+        take({"id": number})
+    left = books.count("detent_handled")
+    assert left >= 4  # the first call sweeps
+    now = 61.0
+    eventually(lambda: take({"id": "again"}) is None and books.count("detent_handled") <= 1)

@@ -95,7 +95,10 @@ def _classes_of(hint: Any, name: str) -> tuple[type, ...]:
 
 
 def _hints(call: Any, name: str) -> dict[str, Any]:
-    plain = call if inspect.isroutine(call) or isinstance(call, type) else type(call).__call__
+    if isinstance(call, type):
+        plain = call.__init__  # type: ignore[misc]
+    else:
+        plain = call if inspect.isroutine(call) else type(call).__call__
     try:
         return typing.get_type_hints(plain)
     except (NameError, TypeError, AttributeError):  # a class that lives in a function, or that only a type checker sees

@@ -11,6 +11,7 @@ import functools
 import inspect
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final, ParamSpec, TypeVar, cast
@@ -18,11 +19,13 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 from detent import crash, names
 from detent.bus import envelope as wire
 from detent.bus.calling import Caller, ThreadCaller, drive, is_coroutine_function, run_here
+from detent.bus.housekeeping import STEP, SWEEP_S
 from detent.bus.tracker_sql import SqlTracker
 from detent.bus.unit_dbapi import DbApiUnitOfWork
 from detent.bus.unit_of_work import Begun, UnitOfWork
 from detent.bus.unit_sqlalchemy import SqlAlchemyUnitOfWork
 from detent.errors import Invalid
+from detent.queue.message import reason_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -160,6 +163,8 @@ class _Inbox:
         self._on_repeat = on_repeat
         self._wanted = frozenset(inspect.signature(function).parameters) & {"session", "connection"}
         self._is_prepared = False
+        self._clock = time.monotonic
+        self._calls, self._sweep_at = 0, 0.0
         self.is_async = is_coroutine_function(function) or unit_of_work.is_async
         if self.is_async and not is_coroutine_function(function):
             raise Invalid(f"{_place(function)} uses an async session: make it async def")
@@ -180,9 +185,26 @@ class _Inbox:
         crash.point("bus.after_commit")
         if not is_new:
             logger.info("%r has handled the message %s before: skipped", self._consumer, message_id)
+        await self._sweep(caller)
         if not is_new and self._on_repeat is not None:
             return await caller.user(self._on_repeat, message)
         return answer
+
+    async def _sweep(self, caller: Caller) -> None:
+        """Remove marks beyond the tracker's retention, now and then, and more than were made meanwhile: there is
+        no other process that would. What fails is logged, because the message is done."""
+        self._calls += 1
+        now = self._clock()
+        if now < self._sweep_at:
+            return
+        left, self._calls, self._sweep_at = max(STEP, 2 * self._calls), 0, now + SWEEP_S
+        try:
+            while left > 0:
+                async with Begun(caller, self._unit_of_work) as unit:
+                    removed = await caller.unit(self._tracker.forget, self._consumer, unit, STEP)
+                left = left - STEP if removed == STEP else 0
+        except Exception as error:  # noqa: BLE001
+            logger.warning("%r could not remove marks that are old: %s", self._consumer, reason_of(error))
 
     def _checked_id(self, message: Any) -> str:
         message_id = self._id_of(message)

@@ -7,6 +7,7 @@ import importlib
 from bench.harness import Suite
 
 MODULES = {
+    "bus": "bench.bus.measurements",
     "consumer": "bench.consumer.measurements",
     "ingest": "bench.ingest.measurements",
     "journal": "bench.journal.measurements",

@@ -36,7 +36,8 @@ from processes import PATIENCE_S, Io
 
 LEASE = "300ms"
 APPS = ("orders", "billing")
-MANY = Retries(immediate=50, delayed=())
+MANY = Retries(immediate=5, delayed=("100ms",) * 300)
+"""More than a database that is started again takes."""
 
 
 @dataclass(frozen=True)
@@ -164,12 +165,16 @@ def is_done(store: detent.Store, books: str, kind: str, count: int) -> bool:
     if kind == "engine":
         return len(engine_entries(store)) >= 2 * count
     engine = new_engine(books)
-    with engine.connect() as connection:
-        written = connection.execute(text("SELECT count(*) FROM entries")).scalar_one()
-        waiting = 0
-        if kind != "resend":
-            waiting = connection.execute(text("SELECT count(*) FROM detent_outbox")).scalar_one()
-    engine.dispose()
+    try:
+        with engine.connect() as connection:
+            written = connection.execute(text("SELECT count(*) FROM entries")).scalar_one()
+            waiting = 0
+            if kind != "resend":
+                waiting = connection.execute(text("SELECT count(*) FROM detent_outbox")).scalar_one()
+    except sqlalchemy.exc.OperationalError:  # it was killed, and comes back
+        return False
+    finally:
+        engine.dispose()
     return bool(written >= 2 * count and not waiting)
 
 

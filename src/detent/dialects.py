@@ -48,6 +48,13 @@ _LOOKED_AT: Final = 4_096
 
 _ENDINGS: Final = ("COMMIT", "END", "ROLLBACK", "ABORT")
 
+_NO_SAVEPOINT: Final = ("3B001", "25P01")
+"""PostgreSQL's states of a savepoint that is not there, and of one that is asked for outside of a transaction."""
+
+_NOT_APPLIED: Final = ("40001", "40P01")
+_NOT_APPLIED_SQLITE: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+"""Answers to a COMMIT after which it is known that nothing was committed, though the same may succeed later."""
+
 
 def is_passing_state(state: str) -> bool:
     """Whether PostgreSQL's state is of an error that may not come again."""
@@ -72,6 +79,17 @@ def is_not_understood(error: BaseException | None) -> bool:
     return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
 
 
+def is_no_savepoint(error: BaseException) -> bool:
+    """Whether a driver's error says that a savepoint is not there: its transaction has ended."""
+    return state_of(error) in _NO_SAVEPOINT or "no such savepoint" in str(error)
+
+
+def is_not_applied(error: BaseException) -> bool:
+    """Whether a COMMIT that was answered with this did nothing, for certain."""
+    code = getattr(error, "sqlite_errorcode", None)  # its lower byte says what it is about
+    return state_of(error) in _NOT_APPLIED or (isinstance(code, int) and code & 0xFF in _NOT_APPLIED_SQLITE)
+
+
 def check_sqlite(synchronous: int, journal: str) -> None:
     """`Invalid` unless what SQLite commits with these settings is still there after a power cut."""
     if synchronous < _FULL or journal not in _SAFE_JOURNALS:
@@ -82,8 +100,10 @@ def check_sqlite(synchronous: int, journal: str) -> None:
 
 
 def ends_transaction(statement: Any) -> bool:
-    """Whether a statement in text is one that ends a transaction; back to a savepoint is no end."""
+    """Whether a statement in text is one that ends a transaction; back to a savepoint is no end. Of several in one text
+    the first is looked at: where the others begin cannot be told without reading SQL."""
     if not isinstance(statement, str):
         return False
-    words = _COMMENTS.sub(" ", statement[:_LOOKED_AT])[:64].upper().replace(";", " ").split()
+    first = _COMMENTS.sub(" ", statement[:_LOOKED_AT]).lstrip(" \t\r\n;").split(";", 1)[0]
+    words = first[:64].upper().split()
     return bool(words) and words[0] in _ENDINGS and "TO" not in words

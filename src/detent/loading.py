@@ -123,6 +123,8 @@ def load(place: str, sought: Sought[Kind], *, kept_as: str) -> Place[Kind]:
 def _import(module: str, example: str) -> Mapping[str, object]:
     if (folder := os.getcwd()) not in sys.path:
         sys.path.insert(0, folder)
+    if (known := sys.modules.get(module)) is not None:  # also a file that was run under this name, which has no spec
+        return vars(known)
     origin = _origin(module, example)
     with explained(origin):
         return vars(importlib.import_module(module))

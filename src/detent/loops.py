@@ -6,7 +6,8 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 STOP_S: Final = 5.0
@@ -24,22 +25,30 @@ def loop_in_thread() -> Iterator[asyncio.AbstractEventLoop]:
     try:
         yield loop
     finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(STOP_S)
-        if thread.is_alive():  # a coroutine blocks it, and ends with the process
-            logger.warning("an event loop did not end within %s s: a coroutine waits without await", STOP_S)
-        else:
-            loop.run_until_complete(_end_all())
-            loop.close()
+        _end(loop, thread)
+
+
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """On the loop's own thread, since the caller's may have one, too."""
+    ending = asyncio.run_coroutine_threadsafe(_end_all(), loop)
+    with suppress(NotYet):
+        ending.result(STOP_S)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(STOP_S)
+    if thread.is_alive():  # a coroutine blocks it, and ends with the process
+        logger.warning("an event loop did not end within %s s: a coroutine waits without await", STOP_S)
+    else:
+        loop.close()
 
 
 async def _end_all() -> None:
-    """Cancel what still runs, and let it tidy up."""
+    """Cancel what still runs, and let it tidy up for a while."""
     loop = asyncio.get_running_loop()
     late = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
     for task in late:
         task.cancel()
-    await asyncio.gather(*late, return_exceptions=True)
+    if late:
+        await asyncio.wait(late, timeout=STOP_S / 2)
     await loop.shutdown_asyncgens()
 
 

@@ -73,6 +73,9 @@ def explained(path: Path) -> Iterator[None]:
         raise Invalid(f"{_place(path, error)}{_missing(error)}") from error
     except SyntaxError as error:
         raise _no_python(error) from error
+    except SystemExit as error:  # a command that has done nothing is not to end as if it had
+        advice = 'put what ends the program under if __name__ == "__main__":'
+        raise Invalid(f"{_place(path, error)}the file ends the program while it is loaded: {advice}") from error
     except Exception as error:
         raise Invalid(f"{_place(path, error)}{type(error).__name__}: {error}") from error
 

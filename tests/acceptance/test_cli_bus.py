@@ -84,6 +84,14 @@ def handle(order: Placed):
     pass
 """
 
+CARELESS = """
+from sqlalchemy.orm import sessionmaker
+from shop import engine
+from detent.bus import Bus, SqlAlchemyUnitOfWork
+
+careless = Bus("careless", "file:./data", unit_of_work=SqlAlchemyUnitOfWork(sessionmaker(engine)))
+"""
+
 STUCK = """
 import os, time
 from dataclasses import dataclass
@@ -354,6 +362,24 @@ def test_an_app_is_shown_and_nothing_is_made(world: World) -> None:
     assert "declares 2 apps: say which one" in world.refused("bus", "show", "shop.py")
 
 
+def test_looking_makes_no_database(world: World) -> None:
+    shown = json.loads(world.ok("bus", "show", "shop.py:billing", "--json"))
+    (warning,) = shown["warnings"]
+    assert "there is no database" in warning
+    assert "there is no database" in shown["outbox"]["error"]
+    (world.folder / "careless.py").write_text(CARELESS)
+    assert "has no handlers" in world.refused("bus", "show", "careless.py")  # what needs no database is checked
+    assert not (world.folder / "shop.db").exists()
+    world.ok("bus", "run", "shop.py:billing", "--once")
+    assert json.loads(world.ok("bus", "show", "shop.py:billing", "--json"))["warnings"] == []
+
+
+def test_a_file_that_ends_the_program_is_no_success(world: World) -> None:
+    (world.folder / "ends.py").write_text("import sys\nsys.exit(0)\n")
+    for command in (["bus", "show"], ["bus", "run", "--once"], ["consume"]):
+        assert "ends.py:2: the file ends the program" in world.refused(*command, "ends.py")
+
+
 def test_what_is_wrong_with_an_app_is_said(world: World) -> None:
     (world.folder / "broken.py").write_text(BROKEN)
     done = world.run("bus", "show", "broken.py", "--json")
@@ -393,6 +419,21 @@ def test_failed_messages_of_an_outbox_are_listed_and_tried_again(world: World) -
     assert "has no outbox" in world.refused("bus", "outbox", "shop.py:mail")
     world.refused("bus", "outbox", "shop.py:billing", "17", code=2)
     world.refused("bus", "outbox", "shop.py:billing", "--failed", "--redrive", code=2)
+
+
+def test_halves_of_characters_are_printed(world: World) -> None:
+    world.ok("bus", "run", "shop.py", "--once")
+    with contextlib.closing(sqlite3.connect(world.folder / "shop.db", isolation_level=None)) as database:
+
+        class Unit:
+            sql = port_of(database)
+
+        sent = Envelope("m", "nowhere:x", {"odd": "\ud800\x00"}, b"body")
+        SqlOutbox().save(Unit, [sent])  # type: ignore[arg-type]
+        database.execute("UPDATE detent_outbox SET failed_at = 1, error = 'why'")
+    (listed,) = json.loads(world.ok("bus", "outbox", "shop.py:billing", "--failed", "--json"))["messages"]
+    assert listed["headers"] == {"odd": "\ud800\x00"}
+    assert "why" in world.ok("bus", "outbox", "shop.py:billing", "--failed")
 
 
 def test_the_schema_can_be_made_by_others(world: World) -> None:

@@ -10,12 +10,13 @@ import pytest
 from busdatabases import ASYNC, PLAIN, BusDatabase
 from detent.bus import outbox_sql
 from detent.bus.envelope import Envelope
+from detent.bus.lane_statements import LOOKED_AT
 from detent.bus.outbox_sql import SqlOutbox
 from detent.bus.statements import outbox_statements, schema
 from detent.bus.unit_of_work import UnitOfWork
 from detent.errors import Fenced, Invalid
 from detent.testing import OutboxSuite
-from detent.testing.outboxes import LONG_S, A, _letters
+from detent.testing.outboxes import LONG_S, A, B, _letters
 
 
 class TestSqlOutbox(OutboxSuite):
@@ -66,6 +67,50 @@ class TestSqlOutbox(OutboxSuite):
         assert [one.envelope.id for one in found] == ["a", "b", "c", "d"]
         assert all("no headers" in one.error for one in found)
 
+    @pytest.mark.parametrize("body", ["'text by hand'", "7"])
+    def test_a_body_that_is_none_is_set_aside(self, body: str) -> None:
+        """SQLite takes anything for bytes."""
+        if self.database.dialect != "sqlite":
+            pytest.skip("PostgreSQL takes bytes only")
+        self.save("ab")
+        self.save("c", B)
+        self.database.execute(f"UPDATE {self.database.outbox} SET body = {body} WHERE message_id = 'a'")
+        assert _letters(self.claim()) == ["b"]
+        assert _letters(self.claim()) == ["c"]
+        (found,) = self.within(self._outbox.set_aside, 10)
+        assert (found.envelope.id, found.envelope.headers) == ("a", {})
+        assert "not bytes" in found.error
+
+    @pytest.mark.parametrize("column", ["leased_until", "retry_at"])
+    def test_a_lane_that_was_written_by_a_clock_ahead_is_free(self, column: str) -> None:
+        self.save("a")
+        claim = self.claimed()
+        self.sent(claim)
+        self.within(self._outbox.release, claim)
+        year_ms = 365 * 86_400_000
+        self.database.execute(f"UPDATE {self.database.outbox}_lanes SET {column} = leased_until + {year_ms}")
+        self.save("b")
+        assert _letters(self.claim()) == ["b"]
+        assert self.claim() is None
+
+    def test_lanes_behind_many_messages_of_others_are_found(self) -> None:
+        """And each has its turn."""
+        crowd = "".join(chr(ord("A") + number) for number in range(LOOKED_AT // 2 + 1))
+        for lane in ("queue:busy", "queue:z busy"):
+            self.save(crowd, lane)
+            assert self.claimed(limit=1).lane == lane
+        lanes = [f"queue:{number}" for number in range(5)] + ["queue:zz"]
+        for lane in lanes:
+            self.save("a", lane)
+        taken = []
+        for _ in range(2 * len(lanes)):
+            claim = self.claimed()
+            taken.append(claim.lane)
+            self.within(self._outbox.release, claim)
+        assert sorted(set(taken)) == lanes
+        assert {self.claimed().lane for _ in lanes} == set(lanes)
+        assert self.claim() is None
+
 
 class TestTables:
     """Migrations, and plans."""
@@ -97,9 +142,21 @@ class TestTables:
         unit.commit()
         unit.close()
         statements = outbox_statements(database.dialect, database.outbox)
-        values = {":ahead": "0", ":lease": "1", ":limit": "10", ":lane": "'a'", ":positions": "'[1]'", ":age": "0"}
+        values = {
+            ":ahead": "0",
+            ":lease": "1",
+            ":limit": "10",
+            ":lanes": "'[]'",
+            ":lane": "'a'",
+            ":after": "''",
+            ":positions": "'[1]'",
+            ":age": "0",
+        }
         asked = [statements.read, statements.remove, statements.forget]
-        asked += [statements.take] if database.dialect == "sqlite" else [statements.candidates]
+        if database.dialect == "sqlite":
+            asked += [statements.take, statements.take_after]
+        else:
+            asked += [statements.candidates, statements.candidates_after]
         for statement in asked:
             for name, value in values.items():
                 statement = statement.replace(name, value)
@@ -129,3 +186,12 @@ def test_sqlite_commits_to_one_file_at_a_time() -> None:
     assert '"shop"."outbox"' in schema("postgresql", outbox="shop.outbox")
     with pytest.raises(Invalid, match="mysql"):
         schema("mysql")
+
+
+def test_tables_are_not_those_of_others() -> None:
+    with pytest.raises(Invalid, match="cannot be both"):
+        schema("sqlite", tracker="same", outbox="SAME")
+    with pytest.raises(Invalid, match="lanes of another outbox"):
+        SqlOutbox("outbox_lanes")
+    with pytest.raises(Invalid, match="names of consumers"):
+        schema("postgresql", tracker="detent_consumers")

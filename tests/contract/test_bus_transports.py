@@ -342,6 +342,20 @@ def test_replies(world: World, name: str) -> None:
     assert eventually(lambda: asking.next_replies(1)) == [(dict(before.headers), b"before")]
 
 
+def test_a_reply_to_nobody_is_dropped_and_nothing_is_made_for_it(world: World, name: str) -> None:
+    app = world.app(name)
+    hostile = [f"{name}-nobody", "a/../b", "../x", "a b", "a\x00b", "ü" * 3_500, "x" * 500, HOSTILE]
+    sent = [envelope(f"reply:{to}") for to in hostile]
+    assert app.send([*sent, envelope(f"queue:{name}", b"good")]) == {}
+    assert bodies(app, 1) == [b"good"]
+    if isinstance(world, QueueWorld) and isinstance(app, QueueTransport):
+        assert world.watching.reader.number(f"detent.replies/{name}-nobody") is None
+        with app.store.transaction() as transaction:
+            app.send_into(transaction, [*sent, envelope(f"queue:{name}", b"too")])
+        assert bodies(app, 1) == [b"too"]
+        assert world.watching.reader.number(f"detent.replies/{name}-nobody") is None
+
+
 def test_foreign_messages_are_read(world: World, name: str) -> None:
     app = world.app(name)
     deep = "[" * 10_000
@@ -374,14 +388,18 @@ def test_one_bad_message_does_not_hold_up_the_others(world: World, name: str) ->
 
 
 def test_closing_lets_go_of_everything(world: World, name: str) -> None:
-    before = set(threading.enumerate())
+    def threads() -> set[threading.Thread]:
+        """Without those in which a server in this process reads: there are more of them the more it was asked."""
+        return {thread for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
+
+    before = threads()
     app = world.app(name)
     app.open_replies()
     app.send([envelope(f"queue:{name}")])
     one(app)
     world.close()
     app.close()  # twice is fine
-    eventually(lambda: set(threading.enumerate()) <= before, what="the end of the transport's threads")
+    eventually(lambda: threads() <= before, what="the end of the transport's threads")
     with pytest.raises(Invalid, match="not open"):
         app.receive(1, 0)
 
@@ -528,6 +546,48 @@ def test_a_long_delay_outlasts_the_retention(stores: QueueWorld, name: str) -> N
     assert stores.watching.queue(name).info().delayed == 1
     errors = app.send([envelope(f"queue:{name}", visible_ms=-1), envelope(f"queue:{name}", visible_ms=1 << 62)])
     assert [type(error) for error in errors.values()] == [Invalid, Invalid]
+
+
+@ON_STORES
+def test_a_time_long_past_takes_nothing_from_the_retention(stores: QueueWorld, name: str) -> None:
+    app = stores.app(name, retention="1h")
+    for past_ms in (0, 1, int(time.time() * 1000) - 86_400_000):
+        assert app.send([envelope(f"queue:{name}", visible_ms=past_ms)]) == {}
+        held = one(app)
+        assert held.receipt.retention_s == 3_600
+        assert held.receipt.expires > held.receipt.received
+        app.acknowledge(held)
+
+
+@ON_STORES
+def test_a_queue_made_anew_calls_its_messages_otherwise(stores: QueueWorld, name: str) -> None:
+    app, found = stores.app(name), set()
+    for _ in range(2):
+        app.send([envelope(f"queue:{name}")])
+        held = one(app)
+        app.retry(held, 0, "")
+        again = one(app)
+        assert held.transport_id == again.transport_id
+        found.add(held.transport_id)
+        stores.watching.queue(name).delete()
+        stores.watching.queue(name).create()
+    assert len(found) == 2
+
+
+def test_another_store_calls_its_messages_otherwise() -> None:
+    found = []
+    for _ in range(2):
+        with detent.open("memory:") as store:
+            app = QueueTransport(store)
+            app.open("billing")
+            app.open_input()
+            app.send([envelope("queue:billing")])
+            held = one(app)
+            found.append((held.receipt.receipt, held.transport_id))
+            app.close()
+        time.sleep(0.005)  # times in the names are in milliseconds
+    assert found[0][0] == found[1][0]  # which is why numbers alone are no name
+    assert found[0][1] != found[1][1]
 
 
 @ON_STORES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,8 +17,10 @@ from sqlalchemy.orm import Session
 import s3server
 import sqsserver
 from busworld import AT_ONCE, Books, Broken, Invoiced, OrderPlaced, enter
-from detent.bus import Bus, Context, Outcome
+from detent.bus import Bus, Context, DbApiUnitOfWork, Outcome, SqlOutbox, sqs_sending
+from detent.bus.calling import Calling
 from detent.bus.envelope import Envelope, Incoming
+from detent.bus.forwarder import Forwarder
 from detent.bus.sqs_message import MESSAGE_BYTES_MAX, read, write
 from detent.bus.transport_sqs import ERROR, ORIGINAL_ID, Receipt, SqsTransport
 from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
@@ -95,8 +98,8 @@ def test_a_fifo_queue_keeps_order_and_takes_a_message_once(app: Open, name: str)
     assert found == [b"%d" % number for number in range(12)]
     assert billing.receive(10, 0) == []
     errors = billing.send([envelope(f"queue:{queue}", visible_ms=int(time.time() * 1000) + 60_000)])
-    assert isinstance(errors[0], Invalid)
-    assert "FIFO" in str(errors[0])
+    assert isinstance(errors[0], Unavailable)
+    assert "FIFO queue, which delays no single message" in str(errors[0])
 
 
 def test_groups_do_not_wait_for_each_other(app: Open, name: str) -> None:
@@ -173,7 +176,6 @@ def test_what_is_published_goes_to_those_that_are_listed(app: Open, name: str) -
 
 def test_a_delay_has_a_limit(app: Open, name: str) -> None:
     billing = app(name)
-    assert billing.delay_max_s == 900
     now_ms = int(time.time() * 1000)
     sent = [envelope(f"queue:{name}", visible_ms=now_ms + delay_s * 1000) for delay_s in (902, 960)]
     errors = billing.send(sent)
@@ -347,6 +349,90 @@ def test_of_two_failures_the_one_that_may_pass_counts(order: tuple[str, str]) ->
     assert _kinds(transport.send([envelope("topic:|T|")])) == {0: Unavailable}
 
 
+def test_how_far_ahead_messages_are_sent() -> None:
+    assert SqsTransport("q").ahead_s == 450
+    assert SqsTransport("q.fifo").ahead_s == 0
+    assert SqsTransport("q", topics={"A": ["a", "b.fifo"]}).ahead_s == 0
+    transport, _ = _opened(_all, _all)
+    transport.send([envelope("queue:a")])
+    assert transport.ahead_s == 450
+    transport.send([envelope("queue:a.fifo")])
+    assert transport.ahead_s == 0
+
+
+def test_what_a_fifo_queue_gets_later_holds_up_nothing() -> None:
+    transport, client = _opened(*[_all] * 4, topics={"T": ["a", "a.fifo"]})
+    later_ms = int(time.time() * 1000) + 60_000
+    sent = [
+        envelope("queue:a.fifo", visible_ms=later_ms),
+        envelope("queue:a.fifo"),
+        envelope("topic:|T|", visible_ms=later_ms),
+    ]
+    assert _kinds(transport.send(sent)) == {0: Unavailable, 2: Unavailable}
+    assert [asked["QueueUrl"] for asked in client.asked] == ["a.fifo"]  # of a topic all or none
+
+
+class _Outbox:
+    """An outbox in SQLite, and what forwards it."""
+
+    def __init__(self, path: Path, transport: SqsTransport) -> None:
+        self.units = DbApiUnitOfWork(lambda: sqlite3.connect(path))
+        self.outbox = SqlOutbox()
+        self.forwarder = Forwarder(
+            "billing", self.outbox, self.units, transport, Calling(unit_is_async=False), lease_s=30
+        )
+        self.within(self.outbox.prepare)
+
+    def within(self, call: Callable[..., Any], *values: Any) -> Any:
+        unit: Any = self.units.begin()
+        try:
+            found = call(unit, *values)
+            unit.commit()
+            return found
+        finally:
+            unit.close()
+
+    def save(self, *envelopes: Envelope) -> None:
+        self.within(self.outbox.save, envelopes)
+
+    def counts(self) -> tuple[int, int]:
+        found = self.within(self.outbox.counts)
+        return found.pending, found.failed
+
+
+def test_an_outbox_keeps_what_a_fifo_queue_is_to_get_later(tmp_path: Path) -> None:
+    transport, client = _opened(*[_all] * 4)
+    waiting = _Outbox(tmp_path / "o.db", transport)
+    soon_ms = int(time.time() * 1000) + 1_500
+    waiting.save(envelope("queue:a.fifo", b"soon", visible_ms=soon_ms))
+    assert waiting.forwarder.forward_all() == 0
+    assert waiting.counts() == (1, 0)
+    waiting.save(envelope("queue:a.fifo", b"now"))
+    eventually(lambda: waiting.forwarder.forward_all() and waiting.counts() == (0, 0))
+    assert [asked["Entries"][0]["MessageBody"] for asked in client.asked] == ["now", "soon"]
+    assert time.time() * 1000 >= soon_ms
+
+
+def test_a_clock_that_is_behind_sets_nothing_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, client = _opened(*[_all] * 4)
+    waiting = _Outbox(tmp_path / "o.db", transport)
+    now_s = time.time()
+    waiting.save(*(envelope("queue:a", visible_ms=int((now_s + delay_s) * 1000)) for delay_s in (440, 898)))
+    monkeypatch.setattr(sqs_sending.time, "time", lambda: now_s - 300)
+    assert waiting.forwarder.forward_all() == 1
+    assert waiting.counts() == (1, 0)
+    assert client.asked[0]["Entries"][0]["DelaySeconds"] == 740
+
+
+@pytest.mark.parametrize("answer", [_error("QueueDoesNotExist"), _error("AccessDenied")])
+def test_a_reply_to_a_queue_that_takes_none_is_dropped(answer: Exception) -> None:
+    transport, client = _opened(answer, _all)
+    assert transport.send([envelope("reply:gone"), envelope("queue:b")]) == {}
+    assert [asked["QueueUrl"] for asked in client.asked] == ["gone", "b"]
+    transport, _ = _opened(_error("RequestThrottled"))
+    assert _kinds(transport.send([envelope("reply:r")])) == {0: Unavailable}
+
+
 def test_leases_are_extended_ten_at_a_time() -> None:
     gone = _refused(("0", "ReceiptHandleIsInvalid", True), ("1", "MessageNotInflight", True))
     transport, client = _opened(_all, ReadTimeoutError(endpoint_url="http://localhost"), gone, lease="30.5s")
@@ -369,12 +455,16 @@ def test_a_lease_that_may_still_be_there_is_not_lost() -> None:
 def test_nothing_is_hidden_beyond_twelve_hours() -> None:
     transport, client = _opened(_all, {}, {}, {})
     hours_ago = time.monotonic() - 11.5 * 3600
-    transport.extend(_held(1, time.monotonic() - 13 * 3600))
+    nearly, over = _held(1, time.monotonic() - 43_190)[0], _held(1, time.monotonic() - 43_205)[0]
+    transport.extend([over])
+    assert (over.lost, client.asked) == (True, [])
+    transport.extend([over, nearly])
+    assert (nearly.lost, len(client.asked[0]["Entries"])) == (False, 1)
     transport.retry(_held(1, hours_ago)[0], 3600, "")
     transport.retry(_held(1)[0], 10**9, "")
     transport.retry(_held(1)[0], 0.2, "")
     asked = [client.asked[0]["Entries"][0], *client.asked[1:]]
-    assert pytest.approx([entry["VisibilityTimeout"] for entry in asked], abs=2) == [0, 1799, 43199, 1]
+    assert pytest.approx([entry["VisibilityTimeout"] for entry in asked], abs=2) == [9, 1799, 43199, 1]
 
 
 @pytest.mark.parametrize("code", ["ReceiptHandleIsInvalid", "MessageNotInflight", "InvalidParameterValue"])

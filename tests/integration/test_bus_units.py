@@ -15,9 +15,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, event, text
+from sqlalchemy import Column, Integer, MetaData, Table, create_engine, event, insert, text
 from sqlalchemy.exc import IntegrityError, OperationalError
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import Session, registry, scoped_session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
 from busdatabases import KINDS, ON_POSTGRES, POSTGRES, BusDatabase, libpq, postgres_url
@@ -26,6 +26,8 @@ from detent.bus.outbox_sql import SqlOutbox
 from detent.bus.sql_port import port_of
 from detent.bus.tracker_sql import SqlTracker
 from detent.bus.unit_dbapi import DbApiUnitOfWork
+from detent.bus.unit_of_work import TransactionEnded
+from detent.bus.unit_rules import committing, guard_of
 from detent.bus.unit_sqlalchemy import SqlAlchemyUnitOfWork
 from detent.dialects import ends_transaction
 from detent.errors import Invalid, OutcomeUnknown
@@ -210,6 +212,132 @@ async def test_a_unit_can_be_rolled_back_after_a_commit_that_failed(unit: Unit) 
     assert unit.marks() == 1
 
 
+async def commit_behind_the_back(unit: Unit, handle: Any) -> None:
+    """What no rule of a session or a connection sees: a COMMIT on the driver's own connection."""
+    way = unit.database.way
+    if "raw" in way:
+        driver = handle
+        if isinstance(driver, sqlite3.Connection):
+            driver.set_authorizer(None)
+    elif way == "session":
+        driver = handle.connection().connection.driver_connection
+    else:
+        driver = (await (await handle.connection()).get_raw_connection()).driver_connection
+    await settled(driver.execute("COMMIT" if unit.database.dialect == "sqlite" else "SELECT 1; COMMIT"))
+
+
+@with_unit
+async def test_a_transaction_that_was_ended_behind_the_back_is_found(unit: Unit) -> None:
+    """When it is to be committed, and when it is to be undone, and whatever was done after it."""
+    number = 0
+    for fails in (False, True):
+        for goes_on in (False, True):
+
+            async def work(handle: Any, sql: Any, n: int = number, fails: bool = fails, on: bool = goes_on) -> None:
+                await unit.insert(sql, n)
+                await commit_behind_the_back(unit, handle)
+                if on:
+                    await unit.insert(sql, n + 1)
+                if fails:
+                    raise RuntimeError
+
+            with pytest.raises(TransactionEnded, match="ended the transaction"):
+                await unit.handle(work, str(number))
+            number += 2
+            await unit.handle(lambda _handle, sql, last=number: unit.insert(sql, last), f"next {number}")
+            number += 1
+
+
+@with_unit
+async def test_an_end_is_seen_before_messages_are_kept(unit: Unit) -> None:
+    begun = await settled(unit.units.begin())
+    handle = begun.provides["connection" if "raw" in unit.database.way else "session"]
+    await unit.insert(begun.sql, 1)
+    begun.check()
+    await commit_behind_the_back(unit, handle)
+    with pytest.raises(TransactionEnded):
+        begun.check()
+    with contextlib.suppress(TransactionEnded):
+        await settled(begun.rollback())
+    await settled(begun.close())
+
+
+@pytest.mark.parametrize("database", ON_POSTGRES, indirect=True)
+@with_unit
+async def test_a_failed_statement_and_a_lost_connection_are_no_end(unit: Unit) -> None:
+    async def fail(_handle: Any, sql: Any) -> None:
+        await unit.insert(sql, 1)
+        await unit.insert(sql, 1)
+
+    async def lose(_handle: Any, sql: Any) -> None:
+        ((own,),) = await settled(sql.execute("SELECT pg_backend_pid()", {}))
+        unit.database.execute(f"SELECT pg_terminate_backend({own})")
+        await unit.insert(sql, 1)
+
+    for work in (fail, lose):
+        with pytest.raises(Exception, match=r"unique|terminat|closed|connection") as caught:
+            await unit.handle(work)
+        assert not isinstance(caught.value, TransactionEnded)
+        assert (unit.rows(), unit.marks()) == ([], 0)
+    await settled(unit.database.close())
+    await unit.handle(lambda _handle, sql: unit.insert(sql, 1))
+
+
+@pytest.mark.parametrize("database", ON_POSTGRES, indirect=True)
+@with_unit
+async def test_a_commit_waits_for_the_disk_whatever_a_handler_has_set(unit: Unit) -> None:
+    """A deferred trigger runs within the COMMIT, and writes down what is set then."""
+    table, seen = unit.table, f"{unit.table}_seen"
+    execute = unit.database.execute
+    execute(f"CREATE TABLE {seen} (setting text)")
+    execute(
+        f"CREATE FUNCTION note_{table}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        f"INSERT INTO {seen} VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$"
+    )
+    execute(
+        f"CREATE CONSTRAINT TRIGGER noting AFTER INSERT ON {table} DEFERRABLE INITIALLY DEFERRED "
+        f"FOR EACH ROW EXECUTE FUNCTION note_{table}()"
+    )
+    for number, setting in enumerate(
+        ("SET LOCAL synchronous_commit = off", "SET synchronous_commit = off", "SELECT 1")
+    ):
+
+        async def work(_handle: Any, sql: Any, number: int = number, setting: str = setting) -> None:
+            await settled(sql.execute(setting, {}))
+            await unit.insert(sql, number)
+
+        await unit.handle(work, str(number))
+    assert execute(f"SELECT setting FROM {seen}") == [("on",)] * 3
+
+
+@pytest.mark.parametrize("database", ON_POSTGRES, indirect=True)
+@with_unit
+async def test_marks_and_messages_stay_where_the_app_has_found_them(unit: Unit) -> None:
+    """A handler may look for its own tables elsewhere."""
+    handled, outbox = SqlTracker(unit.database.handled), SqlOutbox(unit.database.outbox)
+
+    async def within(work: Callable[[Any], Any]) -> Any:
+        begun = await settled(unit.units.begin())
+        try:
+            found = await settled(work(begun))
+            await settled(begun.commit())
+            return found
+        finally:
+            await settled(begun.close())
+
+    async def elsewhere(begun: Any) -> bool:
+        await settled(begun.sql.execute("SET LOCAL search_path TO pg_catalog", {}))
+        await settled(outbox.save(begun, [Envelope("1", "queue:a", {}, b"", None)]))
+        is_new: bool = await settled(handled.track("billing", "1", begun))
+        return is_new
+
+    await within(lambda begun: handled.prepare("billing", None, begun))
+    await within(outbox.prepare)
+    assert await within(elsewhere)
+    assert not await within(lambda begun: handled.track("billing", "1", begun))
+    assert (await within(outbox.counts)).pending == 1
+
+
 @pytest.mark.parametrize("database", ON_POSTGRES, indirect=True)
 @with_unit
 async def test_messages_and_marks_wait_for_the_disk_whatever_was_set(unit: Unit) -> None:
@@ -300,6 +428,118 @@ class TestSessions:
             unit.close()
         with engine.connect() as connection:
             assert connection.scalar(text("SELECT count(*) FROM work")) == 0
+
+    def test_what_others_write_when_the_session_commits_is_in_the_transaction(self, engine: Any) -> None:
+        """Also after the last look at the transaction."""
+        maker = sessionmaker(engine)
+        event.listen(maker, "before_commit", lambda session: session.execute(text("INSERT INTO work VALUES (2)")))
+        unit = SqlAlchemyUnitOfWork(maker).begin()
+        unit.provides[Session].execute(text("INSERT INTO work VALUES (1)"))
+        unit.commit()
+        unit.close()
+        with engine.connect() as connection:
+            assert connection.scalars(text("SELECT n FROM work ORDER BY n")).all() == [1, 2]
+
+    def test_a_flush_that_failed_is_no_end(self, engine: Any) -> None:
+        """SQLAlchemy undoes the transaction by itself."""
+        mapped = registry()
+
+        @mapped.mapped
+        class Row:
+            __table__ = Table("work", MetaData(), Column("n", Integer, primary_key=True))
+
+        units = SqlAlchemyUnitOfWork(sessionmaker(engine))
+        for swallows in (False, True):
+            unit = units.begin()
+            session = unit.provides[Session]
+            session.execute(insert(Row).values(n=1))
+            session.add(Row(n=1))
+            with pytest.raises(IntegrityError):
+                session.flush()
+            unit.check()
+            if swallows:
+                with pytest.raises(Invalid, match="let the error out"):
+                    unit.commit()
+            unit.rollback()
+            unit.close()
+
+    def test_a_second_database_is_refused_at_once(self, engine: Any, tmp_path: Path) -> None:
+        mapped = registry()
+
+        @mapped.mapped
+        class Row:
+            __table__ = Table("work", MetaData(), Column("n", Integer, primary_key=True))
+
+        other = create_engine(f"sqlite:///{tmp_path}/other.db")
+        mapped.metadata.create_all(other)
+        Row.__table__.create(other)
+        unit = SqlAlchemyUnitOfWork(sessionmaker(engine, binds={Row: other})).begin()
+        session = unit.provides[Session]
+        session.execute(text("INSERT INTO work VALUES (1)"))
+        with pytest.raises(Invalid, match="two databases"):
+            session.execute(insert(Row).values(n=1))
+        with pytest.raises(Invalid, match="two databases"):
+            unit.commit()
+        unit.rollback()
+        unit.close()
+        for one in (engine, other):
+            with one.connect() as connection:
+                assert connection.scalar(text("SELECT count(*) FROM work")) == 0
+        other.dispose()
+
+    def test_connections_are_looked_at_each_time(self, tmp_path: Path) -> None:
+        """What one user of a pool has set or left open is there for the next."""
+        engine = create_engine(f"sqlite:///{tmp_path}/some.db", pool_size=1, max_overflow=0, pool_reset_on_return=None)
+        units = SqlAlchemyUnitOfWork(sessionmaker(engine))
+        units.check(Place())
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA synchronous = OFF")
+        with pytest.raises(Invalid, match="synchronous=0"):
+            units.begin()
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA synchronous = FULL")
+        unit = units.begin()
+        unit.rollback()
+        unit.close()
+        driver = engine.raw_connection()
+        driver.cursor().execute("BEGIN")
+        driver.close()
+        with pytest.raises(Invalid, match="not this unit's"):
+            units.begin()
+        engine.dispose()
+
+    def test_engines_that_begin_by_themselves(self, tmp_path: Path) -> None:
+        engine = create_engine(f"sqlite:///{tmp_path}/some.db")
+        event.listen(engine, "connect", lambda driver, _: setattr(driver, "isolation_level", None))
+        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+        units = SqlAlchemyUnitOfWork(sessionmaker(engine))
+        units.check(Place())
+        unit = units.begin()
+        unit.provides[Session].execute(text("CREATE TABLE work (n integer)"))
+        unit.commit()
+        unit.close()
+        engine.dispose()
+        auto = create_engine(f"sqlite:///{tmp_path}/some.db", isolation_level="AUTOCOMMIT")
+        with pytest.raises(Invalid, match="AUTOCOMMIT"):
+            SqlAlchemyUnitOfWork(sessionmaker(auto)).check(Place())
+        auto.dispose()
+
+    @POSTGRES
+    def test_who_writes_at_the_last_moment_is_in_the_transaction_too(self) -> None:
+        engine = create_engine(postgres_url())
+        with engine.begin() as connection:
+            connection.execute(text("DROP TABLE IF EXISTS last_moment"))
+            connection.execute(text("CREATE TABLE last_moment (n xid8 DEFAULT pg_current_xact_id(), m integer)"))
+        late = "INSERT INTO last_moment (m) VALUES (2)"
+        event.listen(engine, "commit", lambda connection: connection.exec_driver_sql(late))
+        unit = SqlAlchemyUnitOfWork(sessionmaker(engine)).begin()
+        unit.provides[Session].execute(text("INSERT INTO last_moment (m) VALUES (1)"))
+        unit.commit()
+        unit.close()
+        engine.dispose()
+        with psycopg.connect(libpq(postgres_url())) as other:
+            found = other.execute("SELECT count(*), count(DISTINCT n) FROM last_moment").fetchone()
+        assert found == (2, 1)
 
     def test_nested_blocks_are_allowed(self, engine: Any) -> None:
         unit = SqlAlchemyUnitOfWork(sessionmaker(engine)).begin()
@@ -468,6 +708,54 @@ class TestDrivers:
         unit.rollback()
         unit.close()
 
+    def test_a_full_disk_is_no_end(self, tmp_path: Path) -> None:
+        """SQLite may undo a transaction by itself. Nothing of it is committed, and it is tried again."""
+        connection = sqlite3.connect(tmp_path / "some.db")
+        connection.execute("CREATE TABLE work (n integer PRIMARY KEY)")
+        unit = DbApiUnitOfWork(lambda: contextlib.nullcontext(connection)).begin()
+        connection.execute("INSERT INTO work VALUES (1)")
+        with pytest.raises(sqlite3.IntegrityError):
+            connection.execute("INSERT OR ROLLBACK INTO work VALUES (1)")
+        assert not connection.in_transaction
+        unit.rollback()
+        unit.close()
+        assert connection.execute("SELECT * FROM work").fetchall() == []
+        connection.close()
+
+    def test_settings_of_a_connection_are_looked_at_each_time(self, tmp_path: Path) -> None:
+        connection = sqlite3.connect(tmp_path / "some.db")
+        units = DbApiUnitOfWork(lambda: contextlib.nullcontext(connection))
+        units.check(Place())
+        connection.execute("PRAGMA synchronous = NORMAL")
+        with pytest.raises(Invalid, match="synchronous=1"):
+            units.begin()
+        assert not connection.in_transaction
+        connection.close()
+
+    @POSTGRES
+    def test_a_connection_that_prepares_everything(self) -> None:
+        """psycopg cannot prepare several commands in one text."""
+        with psycopg.connect(libpq(postgres_url()), prepare_threshold=0) as connection:
+            units = DbApiUnitOfWork(lambda: contextlib.nullcontext(connection))
+            for ends in ("commit", "rollback"):
+                unit = units.begin()
+                getattr(unit, ends)()
+                unit.close()
+        engine = create_engine(postgres_url(), connect_args={"prepare_threshold": 0})
+        unit = SqlAlchemyUnitOfWork(sessionmaker(engine)).begin()
+        unit.provides[Session].execute(text("SELECT 1"))
+        unit.commit()
+        unit.close()
+        engine.dispose()
+
+    @POSTGRES
+    def test_a_transaction_of_somebody_else_is_left_alone(self) -> None:
+        with psycopg.connect(libpq(postgres_url())) as connection:
+            connection.execute("SELECT 1")
+            with pytest.raises(Invalid, match="not this unit's"):
+                DbApiUnitOfWork(lambda: contextlib.nullcontext(connection)).begin()
+            assert connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
+
     def test_a_connection_in_a_transaction_is_refused(self, tmp_path: Path) -> None:
         connection = sqlite3.connect(tmp_path / "some.db")
         connection.execute("BEGIN")
@@ -535,7 +823,10 @@ DJANGO = """
     from detent.bus.tracker_sql import SqlTracker
     from detent.bus.unit_django import DjangoUnitOfWork
     from detent.bus.envelope import Envelope
+    from detent.bus.unit_of_work import TransactionEnded
     from detent.errors import Invalid
+    if "postgresql" in {database}["ENGINE"]:
+        from psycopg import sql
 
     class Place:
         place = "file:/data"
@@ -607,6 +898,36 @@ DJANGO = """
         pass
     refused("1", lambda: (insert(), execute("COMMIT")), "ended the transaction")
     refused("1", inner, "let the error out")
+    handle("behind", lambda: execute("DELETE FROM django_work"), sends=False)
+    for number, fails in enumerate((False, True)):
+        def behind():
+            insert()
+            if connection.vendor == "postgresql":
+                execute(sql.SQL("SELECT 1; COMMIT"))
+            else:
+                connection.connection.execute("COMMIT")
+            if fails:
+                raise RuntimeError
+        try:
+            handle(f"ended {{number}}", behind, sends=False)
+            raise AssertionError
+        except TransactionEnded:
+            pass
+        assert execute(f"DELETE FROM django_work RETURNING n") == [(1,)]
+    unit = units.begin()
+    unit.check()
+    connection.connection.execute("COMMIT")
+    try:
+        unit.check()
+        raise AssertionError
+    except TransactionEnded:
+        pass
+    try:
+        unit.rollback()
+        raise AssertionError
+    except TransactionEnded:
+        pass
+    unit.close()
     refused("1", lambda: connection.close(), "{closed}")
     if connection.vendor == "postgresql":
         try:
@@ -669,11 +990,39 @@ def test_a_session_without_a_database_is_refused() -> None:
 def test_a_port_of_a_row_factory_answers_rows(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "some.db")
     connection.row_factory = lambda *_: "row"
-    assert port_of(connection).execute("SELECT :a", {"a": 1}) == [(1,)]
+    connection.text_factory = bytes
+    assert port_of(connection).execute("SELECT :a, 'b'", {"a": 1}) == [(1, "b")]
+    assert connection.text_factory is bytes
+    DbApiUnitOfWork(lambda: contextlib.nullcontext(connection)).check(Place())
     connection.close()
 
 
-@pytest.mark.parametrize("statement", ["commit", "  COMMIT;", "/* x */ end", "-- x\nrollback", "ABORT", ";rollback"])
+def test_nobody_guesses_the_name_of_a_guard() -> None:
+    memory: dict[Any, Any] = {}
+    assert guard_of(memory) is guard_of(memory)
+    assert guard_of(memory).set != guard_of({}).set
+
+
+class ServerError(Exception):
+    """As drivers for PostgreSQL have them."""
+
+    def __init__(self, state: str) -> None:
+        self.sqlstate = state
+
+
+@pytest.mark.parametrize(
+    ("state", "raised"),
+    [("40001", ServerError), ("40P01", ServerError), ("23503", ServerError), ("57P01", OutcomeUnknown)],
+)
+def test_what_a_server_has_refused_is_not_unknown(state: str, raised: type[Exception]) -> None:
+    with pytest.raises(raised), committing():
+        raise ServerError(state)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["commit", "  COMMIT;", "/* x */ end", "-- x\nrollback", "ABORT", ";rollback", "COMMIT; SET search_path TO x"],
+)
 def test_endings_are_known(statement: str) -> None:
     assert ends_transaction(statement)
 

@@ -15,6 +15,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2]))
 
 from bench import harness, report, suites
+from bench.bus import engine, throughput
 from bench.harness import Plan, Row, Size, Skipped, Suite
 from bench.place import Place
 from bench.queue import data, sqlite
@@ -310,3 +311,14 @@ def test_both_queues_of_the_suite_do_the_same_work(tmp_path: Path) -> None:
             work.consume_batch()
             with pytest.raises(AssertionError, match="0 messages instead of 1"):
                 work.consume_one()
+
+
+@pytest.mark.parametrize("app", throughput.OURS)
+def test_the_apps_of_the_suite_do_the_same_job(tmp_path: Path, app: str) -> None:
+    """Each ends only when all rows and all messages are there, once."""
+    assert throughput.handled(Place(tmp_path), throughput.OURS[app], "sqlite", "", orders=3) > 0
+
+
+@pytest.mark.parametrize("app", engine.APPS)
+def test_the_apps_without_a_database_do_the_same_job(tmp_path: Path, app: str) -> None:
+    assert engine.handled(Place(tmp_path), engine.APPS[app], orders=3) > 0

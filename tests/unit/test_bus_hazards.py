@@ -431,7 +431,7 @@ def test_S1_two_forwarders_send_each_message_once_and_in_order(store: detent.Sto
         eventually(lambda: books.count("detent_outbox") == 0)
     finally:
         for forwarder in forwarders:
-            forwarder.stop()
+            forwarder.stop(5)
         bus.stop()
     assert len(sent) == len(set(sent)) == 3000
     for lane in lanes:

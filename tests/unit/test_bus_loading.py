@@ -104,6 +104,20 @@ def test_a_file_that_runs_its_app_by_itself_is_refused(folder: Path, target: str
         load_buses([target])
 
 
+@pytest.mark.parametrize("targets", [["shop.py", "shop"], ["shop", "shop.py"], ["shop.py:mail", "shop:mail"]])
+def test_a_file_and_the_module_that_it_is_are_the_same(folder: Path, targets: list[str]) -> None:
+    write(folder / "shop.py", "mail")
+    assert names_of(*targets) == ["mail"]
+
+
+@pytest.mark.parametrize("line", ["sys.exit(0)", "sys.exit()", "raise SystemExit('bye')", "exit(3)"])
+@pytest.mark.parametrize("target", ["shop.py", "shop"])
+def test_a_file_that_ends_the_program_is_refused(folder: Path, target: str, line: str) -> None:
+    write(folder / "shop.py", "mail", more=f"import sys\n{line}\n")
+    with pytest.raises(Invalid, match=r"shop.py:\d+: the file ends the program while it is loaded: put what"):
+        load_buses([target])
+
+
 def test_two_apps_of_one_name_are_refused(folder: Path) -> None:
     write(folder / "shop.py", "mail", more='other = Bus("mail", "memory:")\n')
     with pytest.raises(Invalid, match="two of these apps are called 'mail'"):

@@ -99,6 +99,8 @@ def test_what_lies_beside_a_file_can_be_imported(folder: Path) -> None:
         ("shop.py:number", Invalid, "shop.py:number is no Consumer but a int; it needs"),
         ("shop_raises.py", Invalid, r"shop_raises.py:3: ZeroDivisionError: division by zero"),
         ("shop_raises", Invalid, r"shop_raises.py:3: ZeroDivisionError: division by zero"),
+        ("shop_ends.py", Invalid, r"shop_ends.py:2: the file ends the program while it is loaded"),
+        ("shop_ends", Invalid, r"shop_ends.py:2: the file ends the program while it is loaded"),
         ("shop_wrong.py", Invalid, r"shop_wrong.py:1: this is no Python"),
         ("shop_wrong", Invalid, r"shop_wrong.py:1: this is no Python"),
         ("shop_needs.py", Invalid, r"shop_needs.py:1: there is no module shop_else: install it, or correct the name"),
@@ -112,6 +114,7 @@ def test_what_lies_beside_a_file_can_be_imported(folder: Path) -> None:
 def test_what_is_wrong_is_said(folder: Path, target: str, kind: type[DetentError], says: str) -> None:
     (folder / "shop.py").write_text("number = 1\n")
     (folder / "shop_raises.py").write_text("def f():\n    pass\n1 / 0\n")
+    (folder / "shop_ends.py").write_text("import sys\nsys.exit(0)\n")
     (folder / "shop_wrong.py").write_text("def f(:\n")
     (folder / "shop_needs.py").write_text("import shop_else\n")
     declared = "from detent.consumer import Consumer\nbad = Consumer('idle', read='in'{})\n"

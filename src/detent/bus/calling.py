@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
@@ -40,6 +41,18 @@ def is_coroutine_function(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
+class LoopEnded(Unavailable):
+    """The event loop is gone that coroutines of an app run on."""
+
+
+def is_running_here(loop: asyncio.AbstractEventLoop | None) -> bool:
+    """Whether this thread is the one that runs the loop."""
+    try:
+        return loop is not None and asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
 class Caller:
     """Calls what belongs to a unit of work, and what users wrote, in the way of one of the two worlds."""
 
@@ -55,6 +68,10 @@ class Caller:
         """Call a plain function that waits, such as a transport's."""
         raise NotImplementedError
 
+    async def to_its_end(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """What must not stop half-way, such as a commit, though the coroutine it is a part of is cancelled."""
+        raise NotImplementedError
+
 
 class ThreadCaller(Caller):
     """Everything is plain, and runs in the thread that has the message."""
@@ -67,6 +84,9 @@ class ThreadCaller(Caller):
 
     async def blocking(self, function: Callable[..., Any], *values: Any) -> Any:
         return function(*values)
+
+    async def to_its_end(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return await work
 
 
 class AnyThread:
@@ -99,7 +119,7 @@ class HomeThread(AnyThread):
                 task = self._tasks.get(timeout=LOOK_S)
             except Empty:
                 if not loop.is_running() and not ending.done():
-                    raise Unavailable("the event loop of the app has ended: stop the app before its loop") from None
+                    raise LoopEnded("the event loop of the app has ended: stop the app before its loop") from None
                 continue
             if task is not None:
                 task()
@@ -108,9 +128,13 @@ class HomeThread(AnyThread):
 
 def _run_for(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], run: Callable[[], Any]) -> None:
     """Run a function, and give what it answers or raises to whoever awaits it."""
-    found, error = None, None
+    found: Any = None
+    error: BaseException | None = None
     try:
         found = run()
+    except StopIteration as raised:  # which no future takes, and no coroutine may raise
+        error = RuntimeError(f"StopIteration was raised: {raised!r}")
+        error.__cause__ = raised
     except BaseException as raised:  # noqa: BLE001 - it is raised where it is awaited
         error = raised
 
@@ -147,6 +171,16 @@ class LoopCaller(Caller):
     async def blocking(self, function: Callable[..., Any], *values: Any) -> Any:
         return await self._thread.call(function, *values)
 
+    async def to_its_end(self, work: Coroutine[Any, Any, Result]) -> Result:
+        task = asyncio.ensure_future(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait({task})
+            if not task.cancelled() and task.exception() is not None:
+                raise task.exception() from None  # type: ignore[misc]
+            raise
+
 
 class Calling:
     """Runs coroutines that take a `Caller`: in this thread, or on a loop of another one."""
@@ -164,7 +198,12 @@ class Calling:
             return drive(work(self._in_thread, *values))
         loop = self.loop
         if loop is None or loop.is_closed():
-            raise Unavailable("there is no event loop for what is async here: start the app first")
+            raise LoopEnded("there is no event loop for what is async here: start the app first")
+        if is_running_here(loop):
+            raise Invalid(
+                "this waits for the event loop that it is called on: await it in a thread, as in "
+                "await asyncio.to_thread(bus.stop)"
+            )
         home = HomeThread()
         caller = LoopCaller(home, unit_is_async=self.unit_is_async)
         return home.serve(asyncio.run_coroutine_threadsafe(work(caller, *values), loop), loop)
@@ -176,9 +215,9 @@ async def run_here(work: Callable[..., Coroutine[Any, Any, Result]], *values: An
         return await work(LoopCaller(AnyThread(), unit_is_async=True), *values)
     home, loop = HomeThread(), asyncio.get_running_loop()
     ending: Future[None] = Future()
-    serving = loop.run_in_executor(None, home.serve, ending, loop)
+    # A thread of its own: those of the loop's pool may all be waiting for what this call is to do.
+    threading.Thread(target=home.serve, args=(ending, loop), name="detent-inbox", daemon=True).start()
     try:
         return await work(LoopCaller(home, unit_is_async=False), *values)
     finally:
         ending.set_result(None)
-        await serving

@@ -27,6 +27,11 @@ def check(bus: Bus) -> None:
         bus.unit_of_work.check(bus.transport)
     if not bus.has_handlers and not bus.send_only:
         raise Invalid(f"{bus.name!r} has no handlers: declare one with @bus.handler, or say send_only=True")
+    if bus.calling.unit_is_async and bus.unit_of_work is not None and not bus.unit_of_work.is_async:
+        raise Invalid(
+            f"{bus.name!r} has a tracker or an outbox that is async, and a unit of work that is not: they cannot share "
+            "a transaction. Use those of one kind"
+        )
     if bus.is_async and getattr(bus.unit_of_work, "for_plain_handlers", False):
         raise Invalid(
             f"{bus.name!r} has handlers or hooks that are async def, and its transactions belong to a thread: what "
@@ -77,7 +82,8 @@ def _check_tracker(bus: Bus) -> None:
     if config.should_stop_invocation and bus.outbox is None and not bus.send_only:
         logger.warning(
             "%r skips repeated messages and has no outbox: what a handler sends is lost if the process dies between "
-            "its commit and the sending. Add an outbox, or say should_stop_invocation=False and see context.repeated",
+            "its commit and the sending, and the message is given up if it cannot be sent. Add an outbox, or say "
+            "should_stop_invocation=False and see context.repeated",
             bus.name,
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
@@ -28,9 +30,11 @@ class Outgoing:
         self.bus = bus
         self.envelopes: list[Envelope] = []
         self._is_open = True
+        self._lock = threading.Lock()  # handlers may have threads of their own
 
-    def new_id(self) -> str:
-        """An id for the next message."""
+    def new_id(self, to: str, type_name: str) -> str:
+        """An id for the next message of a kind to an address."""
+        del to, type_name
         return str(uuid.uuid4())
 
     def correlation(self) -> dict[str, str]:
@@ -39,18 +43,28 @@ class Outgoing:
 
     def collect(self, envelope: Envelope) -> None:
         """Send it with the commit."""
-        if not self._is_open:
-            raise Invalid(
-                "the transaction that this would be sent with has ended: await what the handler starts, and send "
-                "before it returns"
-            )
-        if len(self.envelopes) >= SENDS_MAX:
-            raise Invalid(f"one transaction sends at most {SENDS_MAX} messages: send a message that sends the rest")
-        self.envelopes.append(envelope)
+        with self._lock:
+            if not self._is_open:
+                raise Invalid(
+                    "the transaction that this would be sent with has ended: await what the handler starts, and send "
+                    "before it returns"
+                )
+            if len(self.envelopes) >= SENDS_MAX:
+                raise Invalid(f"one transaction sends at most {SENDS_MAX} messages: send one that sends the rest")
+            self.envelopes.append(envelope)
 
     def close(self) -> None:
-        """Nothing more can be sent with it."""
-        self._is_open = False
+        """Nothing more can be sent with it: what is committed is what was sent before."""
+        with self._lock:
+            self._is_open = False
+
+    def send(self, message: Any, **options: Any) -> str:
+        """Send a message with the commit; see :meth:`Bus.send`."""
+        return self.bus._send(self, message, **options)
+
+    def publish(self, message: Any, **options: Any) -> str:
+        """Publish a message with the commit; see :meth:`Bus.publish`."""
+        return self.bus._publish(self, message, **options)
 
 
 current: ContextVar[Outgoing | None] = ContextVar("detent_bus_outgoing", default=None)
@@ -68,7 +82,7 @@ class Context(Outgoing):
         self.repeated = False
         """Whether the message was handled before. Only where repeated messages are handled at all."""
         self._incoming = incoming
-        self._sent = 0
+        self._sent: Counter[tuple[str, str]] = Counter()
 
     def __repr__(self) -> str:
         return f"Context({self.bus.name!r}, {type(self.message).__name__}, {self.message_id!r})"
@@ -98,24 +112,20 @@ class Context(Outgoing):
 
     @property
     def correlation_id(self) -> str:
-        """What started it all: the id of the first message in a chain."""
-        return self.headers.get(wire.CORRELATION) or self.message_id
+        """What started it all: the id of the first message in a chain. (A header that is no id is not passed on.)"""
+        given = self.headers.get(wire.CORRELATION, "")
+        return given if wire.is_id(given) else self.message_id
 
-    def new_id(self) -> str:
-        """The same for the nth message at each attempt, so that what is sent again is seen to be the same."""
-        self._sent += 1
-        return str(uuid.uuid5(_IDS, f"{self.bus.name}\0{self.message_id}\0{self._sent}"))
+    def new_id(self, to: str, type_name: str) -> str:
+        """The same at each attempt for the nth message of a kind to an address, so that what is sent again is seen to
+        be the same, also where an attempt leaves out others."""
+        with self._lock:
+            self._sent[to, type_name] += 1
+            nth = self._sent[to, type_name]
+        return str(uuid.uuid5(_IDS, "\0".join([self.bus.name, self.message_id, to, type_name, str(nth)])))
 
     def correlation(self) -> dict[str, str]:
         return {wire.CORRELATION: self.correlation_id, wire.CAUSATION: self.message_id}
-
-    def send(self, message: Any, **options: Any) -> str:
-        """Send a message with the commit; see :meth:`Bus.send`."""
-        return self.bus.send(message, **options)
-
-    def publish(self, message: Any, **options: Any) -> str:
-        """Publish a message with the commit; see :meth:`Bus.publish`."""
-        return self.bus.publish(message, **options)
 
     def reply(self, message: Any, *, headers: Mapping[str, str] | None = None) -> str:
         """Answer whoever has sent a request, with the commit. What a handler returns is a reply, too."""
@@ -123,9 +133,9 @@ class Context(Outgoing):
         if not to:
             raise Invalid("nobody waits for a reply: the message was not sent with request()")
         answers = {**(headers or {}), wire.IN_REPLY_TO: self.message_id}
-        return self.bus._dispatch(message, wire.address(wire.REPLY, to), self.new_id(), answers, None)
+        return self.bus._dispatch(self, message, wire.address(wire.REPLY, to), None, answers, None)
 
     @property
     def wants_reply(self) -> bool:
         """Whether somebody waits for a reply."""
-        return wire.REPLY_TO in self.headers
+        return bool(self.headers.get(wire.REPLY_TO))

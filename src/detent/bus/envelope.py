@@ -24,6 +24,12 @@ CONTENT_TYPE: Final = "content-type"
 ID_BYTES_MAX: Final = 200
 """A message's id is a part of keys: of a tracker's row, of a queue's dedup key."""
 
+
+def is_id(text: object) -> bool:
+    """Whether this can be the id of a message."""
+    return isinstance(text, str) and text.isprintable() and 0 < len(text.encode(errors="replace")) <= ID_BYTES_MAX
+
+
 QUEUE: Final = "queue"
 TOPIC: Final = "topic"
 REPLY: Final = "reply"

@@ -7,10 +7,11 @@ their ids, so that receivers see them once.
 
 from __future__ import annotations
 
+import itertools
 import logging
-import math
 import random
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,7 +20,8 @@ from detent.bus.calling import Caller, Calling
 from detent.bus.outbox import Claim, OutboxStorage
 from detent.bus.transport import Transport
 from detent.bus.unit_of_work import Begun, Unit, UnitOfWork
-from detent.errors import DetentError, Fenced, Invalid, LimitExceeded
+from detent.dialects import is_passing_error
+from detent.errors import DetentError, Fenced, Invalid, LimitExceeded, Unavailable
 from detent.queue.message import reason_of
 
 BATCH: Final = 200
@@ -28,12 +30,23 @@ BATCH: Final = 200
 POLL_S: Final = 1.0
 """How often an outbox is looked at that nobody has said anything about: other processes save into it, too."""
 
+GATHER_S: Final = 0.02
+"""How long to wait after a batch of a few messages, which says that handlers are saving more right now: each batch is
+a transaction in the database that they use. A message that comes alone is sent at once, and so is a full batch."""
+
+GATHER_SHARE: Final = 10
+"""Of the lease, no more than a tenth is waited: it has to last until it is said what was sent."""
+
 BACK_OFF_S: Final = 0.2
 BACK_OFF_S_MAX: Final = 60.0
+SETTLE_S: Final = 0.005
 """How long a lane waits whose messages cannot be sent: twice as long each time."""
 
 ERRORS_FOR_GOOD: Final = (Invalid, LimitExceeded)
 """Errors of a message that will not pass: it is set aside, and the next ones go."""
+
+STOP_S: Final = 5.0
+"""How long a stop waits for the batch that is under way."""
 
 logger = logging.getLogger("detent.bus.outbox")
 
@@ -72,6 +85,7 @@ class Forwarder:
         self._poll_s = POLL_S if poll_s is None else poll_s
         self._wake = threading.Event()
         self._stopping = threading.Event()
+        self._deadline: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"detent-outbox-{name}", daemon=True)
         self.forwarded = 0
 
@@ -83,11 +97,17 @@ class Forwarder:
         """Something was committed."""
         self._wake.set()
 
-    def stop(self) -> None:
-        """Send what is there once more, and end."""
+    def stop(self, patience_s: float) -> None:
+        """Send what is there once more, for so long at most, and end."""
+        self._deadline = time.monotonic() + patience_s
         self._stopping.set()
         self._wake.set()
-        self._thread.join()
+        self._thread.join(patience_s + STOP_S)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether what is still there is left to others."""
+        return self._deadline is not None and time.monotonic() >= self._deadline
 
     def _run(self) -> None:
         failures = 0
@@ -95,7 +115,7 @@ class Forwarder:
             is_last = self._stopping.is_set()
             self._wake.clear()
             try:
-                self.forward_all()
+                self.forward_all(gathers=not is_last)
                 failures = 0
             except Exception as error:
                 failures += 1
@@ -110,31 +130,47 @@ class Forwarder:
             # Not all at the same moment: several processes look at the same outbox.
             self._wake.wait(self._poll_s * random.uniform(0.8, 1.2))
 
-    def forward_all(self) -> int:
-        """Send everything that waits and is nobody else's; how many messages that were."""
+    def forward_all(self, *, gathers: bool = False) -> int:
+        """Send everything that waits and is nobody else's; how many messages that were. With `gathers`, what comes in
+        meanwhile is waited for a moment."""
         count, done = 0, None
         while True:
-            claim = self._calling.run(self._next, done)
+            claim = self._advance(done)
             if claim is None:
                 return count
             done = self._send(claim)
             count += len(done.sent)
             self.forwarded += len(done.sent)
             crash.point("bus.after_forward")
+            if gathers and 1 < len(done.sent) < BATCH:
+                self._stopping.wait(min(GATHER_S, self._lease_s / GATHER_SHARE))
+
+    def _advance(self, done: _Result | None) -> Claim | None:
+        """`_next`, tried again when others came in the way of saying what became of a batch: it was sent, and would be
+        sent again, after the lease."""
+        deadline = time.monotonic() + self._lease_s / 2
+        for attempt in itertools.count():
+            try:
+                return self._calling.run(self._next, done)
+            except Exception as error:
+                passes = isinstance(error, Unavailable) or is_passing_error(error)
+                if done is None or not passes or time.monotonic() > deadline:
+                    raise
+            self._stopping.wait(random.uniform(0, min(SETTLE_S * 2**attempt, BACK_OFF_S)))
+        raise AssertionError("unreachable")
 
     # -- in the database ----------------------------------------------------------------------------------------
 
     async def _next(self, caller: Caller, done: _Result | None) -> Claim | None:
         """Say what became of a batch, and claim the next one, in one transaction. A lane that somebody has taken over
         is theirs."""
-        ahead_s = math.inf if self._transport.delay_max_s is None else self._transport.delay_max_s
-        limits = (BATCH, self._lease_s, ahead_s)
+        limits = (BATCH, self._lease_s, self._transport.ahead_s)
         claim: Claim | None = None
         async with Begun(caller, self._unit_of_work) as unit:
             if done is not None:
                 crash.point("bus.before_mark_sent")
                 claim = await self._settle(caller, unit, done, limits)
-            if claim is None:
+            if claim is None and not self._is_over:
                 claim = await caller.unit(self._outbox.claim, unit, *limits)
         crash.point("bus.after_mark_sent" if done is not None else "bus.after_claim")
         return claim
@@ -154,7 +190,7 @@ class Forwarder:
                 delay_s = min(BACK_OFF_S * 2 ** min(failures, 30), BACK_OFF_S_MAX)
                 await caller.unit(self._outbox.back_off, unit, claim, delay_s, done.passing)
                 return None
-            if self._stopping.is_set() and not done.sent:
+            if self._is_over:
                 await caller.unit(self._outbox.release, unit, claim)
                 return None
             renewed: Claim | None = await caller.unit(self._outbox.renew, unit, claim, *limits)

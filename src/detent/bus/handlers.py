@@ -7,10 +7,11 @@ found is checked when the app starts, not at the first message.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -76,8 +77,28 @@ def new_handler(target: Any, classes: tuple[type, ...]) -> Handler:
     parameters = list(inspect.signature(call).parameters.values())[skip:]
     if not parameters or parameters[0].kind not in _FIRST:
         raise Invalid(f"{named} takes no message: its first parameter is the message")
+    refuse_generator(call, named)
     found = classes or _classes_of(_hints(call, named).get(parameters[0].name), named)
     return Handler(target, found, _wanted(call, target, skip=skip + 1), made_with)
+
+
+def refuse_generator(function: Any, name: str) -> None:
+    """Calling a function with ``yield`` in it runs nothing of it."""
+    plain = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
+    for one in (plain, getattr(plain, "__call__", None)):  # noqa: B004
+        if inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+            raise Invalid(f"{name} has a yield in it, so that calling it would run nothing: take it out")
+
+
+def refuse_unfinished(answer: Any, name: str) -> None:
+    """What was called has done nothing yet, and would count as done."""
+    if inspect.isawaitable(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise Invalid(
+            f"{name} answers something to await or to go through, and is no async def: then nothing of that would have "
+            "run. Make it one, or do it within"
+        )
 
 
 def _own_names(cls: type) -> set[str]:
@@ -235,10 +256,7 @@ async def invoke(
     target = handler.target
     if handler.made_with is not None:
         parts = await dependencies.give(caller, handler.made_with, context, unit, made)
-        target = target(**parts)
+        target = await caller.blocking(functools.partial(target, **parts))
     answer = await caller.user(target, context.message, **given)
-    if isinstance(answer, Awaitable):
-        raise Invalid(
-            f"{handler.name} answers something to await, and is no async def: then nothing would have run. Make it one"
-        )
+    refuse_unfinished(answer, handler.name)
     return answer

@@ -15,6 +15,9 @@ from detent.bus.unit_of_work import Begun, UnitOfWork
 from detent.queue.message import reason_of
 
 SWEEP_S: Final = 60.0
+STOP_S: Final = 5.0
+"""How long a stop waits for the step that is under way."""
+
 STEP: Final = 1_000
 """Rows of one transaction: it is over before anybody has to wait for its locks."""
 
@@ -50,7 +53,7 @@ class Housekeeping:
     def stop(self) -> None:
         """End, after the step that is under way."""
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(STOP_S)
 
     def _run(self) -> None:
         wait_s = self._sweep_s * random.uniform(0.02, 0.1)

@@ -19,6 +19,7 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 from detent import crash, names
 from detent.bus import envelope as wire
 from detent.bus.calling import Caller, ThreadCaller, drive, is_coroutine_function, run_here
+from detent.bus.handlers import refuse_generator, refuse_unfinished
 from detent.bus.housekeeping import STEP, SWEEP_S
 from detent.bus.tracker_sql import SqlTracker
 from detent.bus.unit_dbapi import DbApiUnitOfWork
@@ -66,18 +67,18 @@ def exactly_once(
         if inbox.is_async:
 
             @functools.wraps(function)
-            async def awaited(message: Any, *values: Any, **named: Any) -> Any:
-                return await run_here(inbox.call, message, values, named, unit_is_async=unit_of_work.is_async)
+            async def awaited(*values: Any, **named: Any) -> Any:
+                return await run_here(inbox.call, values, named, unit_is_async=unit_of_work.is_async)
 
             wrapped = awaited
         else:
 
             @functools.wraps(function)
-            def plain(message: Any, *values: Any, **named: Any) -> Any:
-                return drive(inbox.call(ThreadCaller(), message, values, named))
+            def plain(*values: Any, **named: Any) -> Any:
+                return drive(inbox.call(ThreadCaller(), values, named))
 
             wrapped = plain
-        _enter(consumer, wrapped)
+        _enter(consumer, function, wrapped)
         return cast("Callable[..., R]", wrapped)
 
     return decorate
@@ -128,19 +129,31 @@ def _drop(probe: Any) -> None:
         closing.close()  # a session that has done nothing yet holds nothing
 
 
-def _enter(consumer: str, function: Callable[..., Any]) -> None:
+def _enter(consumer: str, function: Callable[..., Any], wrapped: Callable[..., Any]) -> None:
     with _lock:
         known = _consumers.get(consumer)
-        if known is not None and _place(known) != _place(function):
+        if known is not None and _identity(known.__wrapped__) != _identity(function):  # type: ignore[attr-defined]
             raise Invalid(
-                f"two functions are the consumer {consumer!r}, {_place(known)} and {_place(function)}: each would skip "
+                f"two functions are the consumer {consumer!r}, {_place(known)} and {_place(wrapped)}: each would skip "
                 "messages that the other has handled. Give one of them another name"
             )
-        _consumers[consumer] = function
+        _consumers[consumer] = wrapped
 
 
-def _place(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
+def _identity(function: Any) -> Any:
+    """What makes a function the same one when its module is imported anew."""
+    if isinstance(function, functools.partial):
+        return _identity(function.func), function.args, tuple(sorted(function.keywords.items()))
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return _place(function)
+    return code.co_filename, code.co_qualname, list(code.co_positions())[:1], code.co_code
+
+
+def _place(function: Any) -> str:
+    plain = function.func if isinstance(function, functools.partial) else function
+    named = plain if hasattr(plain, "__qualname__") else type(plain)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 class _Inbox:
@@ -161,7 +174,13 @@ class _Inbox:
         self._tracker = tracker
         self._id_of = id_of
         self._on_repeat = on_repeat
-        self._wanted = frozenset(inspect.signature(function).parameters) & {"session", "connection"}
+        refuse_generator(function, _place(function))
+        parameters = list(inspect.signature(function).parameters)
+        self._wanted = frozenset(parameters) & {"session", "connection"}
+        self._place = 1 if parameters[:1] in (["self"], ["cls"]) else 0
+        if len(parameters) <= self._place:
+            raise Invalid(f"{_place(function)} takes no message: its first parameter is the message")
+        self._name = parameters[self._place]
         self._is_prepared = False
         self._clock = time.monotonic
         self._calls, self._sweep_at = 0, 0.0
@@ -169,7 +188,16 @@ class _Inbox:
         if self.is_async and not is_coroutine_function(function):
             raise Invalid(f"{_place(function)} uses an async session: make it async def")
 
-    async def call(self, caller: Caller, message: Any, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _message(self, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """The message among what the function is called with: the first, or in a method the second."""
+        if len(values) > self._place:
+            return values[self._place]
+        if self._name in named:
+            return named[self._name]
+        raise Invalid(f"{_place(self._function)} takes a message, and is called without one")
+
+    async def call(self, caller: Caller, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        message = self._message(values, named)
         message_id = self._checked_id(message)
         if not self._is_prepared:
             await self._prepare(caller)
@@ -180,7 +208,8 @@ class _Inbox:
             crash.point("bus.after_track")
             if is_new:
                 given = {name: unit.provides[name] for name in self._wanted if name in unit.provides}
-                answer = await caller.user(self._function, message, *values, **{**given, **named})
+                answer = await caller.user(self._function, *values, **{**given, **named})
+                refuse_unfinished(answer, _place(self._function))
             crash.point("bus.before_commit")
         crash.point("bus.after_commit")
         if not is_new:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from detent.bus import topics
 from detent.bus.calling import Caller
@@ -21,6 +23,37 @@ from detent.remote import server_address
 
 if TYPE_CHECKING:
     from detent.bus.app import Bus
+
+
+class NotMade(NotFound):
+    """A SQLite database that nobody has made yet, and that looking is not to make."""
+
+
+_watched: Final = {"is_looking": False, "has_hook": False}
+"""Whether connections are watched now, and whether Python was told once to tell about them: it never stops."""
+
+
+@contextmanager
+def making_nothing() -> Iterator[None]:
+    """A block in which no SQLite database comes into being by looking at it: connecting to a file that is not there
+    would make an empty one, and raises `NotMade` instead. Connections are the user's functions, of several libraries;
+    all of them come to Python's own `sqlite3` in the end."""
+    if not _watched["has_hook"]:
+        _watched["has_hook"] = True
+        sys.addaudithook(_refuse_new_file)
+    _watched["is_looking"] = True
+    try:
+        yield
+    finally:
+        _watched["is_looking"] = False
+
+
+def _refuse_new_file(event: str, arguments: tuple[Any, ...]) -> None:
+    if event != "sqlite3.connect" or not _watched["is_looking"]:
+        return
+    path = os.fsdecode(arguments[0]) if isinstance(arguments[0], str | bytes | os.PathLike) else ""
+    if path and path != ":memory:" and not path.startswith("file:") and not os.path.exists(path):
+        raise NotMade(f"there is no database {path} yet")
 
 
 @dataclass(frozen=True, slots=True)

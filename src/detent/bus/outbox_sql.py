@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 from detent.bus.envelope import Envelope
+from detent.bus.lane_statements import HELD_MS_MAX, LOOKED_AT
 from detent.bus.outbox import Claim, FailedEnvelope, OutboxCounts, Pending
 from detent.bus.sql_port import SqlPort, answer, call
 from detent.bus.statements import (
@@ -15,12 +16,13 @@ from detent.bus.statements import (
     SAVED_AT_ONCE,
     OutboxStatements,
     numbered,
+    outbox_named,
     outbox_statements,
-    table_named,
+    within,
 )
 from detent.bus.tracker_sql import make_tables, sql_of
 from detent.bus.unit_of_work import Unit
-from detent.dialects import POSTGRESQL
+from detent.dialects import POSTGRESQL, SQLITE
 from detent.durations import Duration, milliseconds
 from detent.errors import Corrupt, Fenced, Invalid
 
@@ -53,19 +55,29 @@ class SqlOutbox:
     `detent.bus.statements.schema`); a schema may come before the name. Messages that were sent are deleted at once, or
     kept for `keep_sent` if you want to look at them.
 
+    A table without a schema is looked for when the app starts, by PostgreSQL's ``search_path``, and stays the one that
+    was found: a handler, or a web request, that sets another ``search_path`` does not change where messages go.
+
     Messages to one address are sent in the order in which their transactions were committed, where one began after the
     other had ended. Two that overlap have no order. Those that are to be delivered later hold up nobody.
     """
 
     def __init__(self, table: str = OUTBOX, *, keep_sent: Duration = "0s") -> None:
-        table_named(table)
+        outbox_named(table)
         self._table = table
+        self._found = table
+        self._lanes = _Lanes()
         self._keep_ms = milliseconds(keep_sent)
 
     def prepare(self, unit: Unit) -> Awaitable[None] | None:
         """Make the tables."""
-        port, statements = self._at(unit)
-        return answer(port, make_tables(port, statements.tables, statements.make))
+        port = sql_of(unit, _WHAT)
+        statements = outbox_statements(port.dialect, self._table)
+
+        async def work() -> None:
+            self._found = within(await make_tables(port, statements.tables, statements.make), self._table)
+
+        return answer(port, work())
 
     def save(self, unit: Unit, envelopes: Sequence[Envelope]) -> Awaitable[None] | None:
         """Keep messages, in their order."""
@@ -75,9 +87,11 @@ class SqlOutbox:
     # -- forwarding ---------------------------------------------------------------------------------------------
 
     def claim(self, unit: Unit, limit: int, lease_s: float, ahead_s: float) -> Claim | Awaitable[Claim | None] | None:
-        """Take the free lane whose first message has waited longest, with up to `limit` of its messages."""
+        """Take the free lane whose first message has waited longest, with up to `limit` of its messages. Where more
+        than a hundred messages of other lanes are before it, which others have or which wait, any free lane is taken,
+        one after the other. A lease is for an hour at most."""
         port, statements = self._at(unit)
-        return answer(port, _Claiming(port, statements, limit, lease_s, ahead_s).claim())
+        return answer(port, _Claiming(port, statements, limit, lease_s, ahead_s).claim(self._lanes))
 
     def renew(
         self, unit: Unit, claim: Claim, limit: int, lease_s: float, ahead_s: float
@@ -110,7 +124,7 @@ class SqlOutbox:
     def back_off(self, unit: Unit, claim: Claim, delay_s: float, error: str) -> Awaitable[None] | None:
         """Give the lane back, to be claimed after a delay."""
         port, statements = self._at(unit)
-        values = {"delay": _milliseconds(delay_s), "error": _readable(error)}
+        values = {"delay": min(_milliseconds(delay_s), HELD_MS_MAX), "error": _readable(error)}
         return answer(port, _ended(port, statements.back_off, claim, values))
 
     def release(self, unit: Unit, claim: Claim) -> Awaitable[None] | None:
@@ -169,7 +183,7 @@ class SqlOutbox:
 
     def _at(self, unit: Unit) -> tuple[SqlPort, OutboxStatements]:
         port = sql_of(unit, _WHAT)
-        return port, outbox_statements(port.dialect, self._table)
+        return port, outbox_statements(port.dialect, self._found if port.dialect == POSTGRESQL else self._table)
 
 
 # -- saving -----------------------------------------------------------------------------------------------------
@@ -186,26 +200,33 @@ async def _save(port: SqlPort, statements: OutboxStatements, envelopes: Sequence
 
 
 def _envelope(row: Sequence[Any], *, is_shown: bool = False) -> Envelope:
-    """The message of a row. `Corrupt` if its headers are none; where it `is_shown` only, it then has none."""
+    """The message of a row. `Corrupt` if somebody has written it by hand who did not know how; where it `is_shown`
+    only, what cannot be read is left out."""
     position, lane, message_id, headers, body, visible_ms = row[:6]
     try:
         found = _headers(headers)
+        if not isinstance(body, bytes | bytearray | memoryview):
+            raise Corrupt(f"its body is not bytes, but {type(body).__name__}")
+        if not isinstance(message_id, str) or not isinstance(lane, str):
+            raise Corrupt("its id and its address are texts")
+        if visible_ms is not None and not isinstance(visible_ms, int):
+            raise Corrupt(f"the time when it is due is a number of milliseconds, and not {visible_ms!r}")
     except Corrupt as error:
         if not is_shown:
-            raise Corrupt(f"the headers of the message {message_id} at {position} are no headers: {error}") from error
-        found = {}
-    return Envelope(message_id, lane, found, bytes(body), visible_ms)
+            raise Corrupt(f"the row of the message {message_id} at {position} was spoilt: {error}") from error
+        found, body, visible_ms = {}, body if isinstance(body, bytes) else str(body).encode(errors="replace"), None
+    return Envelope(str(message_id), str(lane), found, bytes(body), visible_ms)
 
 
 def _headers(text: Any) -> dict[str, str]:
     if not isinstance(text, str) or len(text) > HEADERS_BYTES_MAX:
-        raise Corrupt(f"they are text in JSON's form, of {HEADERS_BYTES_MAX} bytes at most")
+        raise Corrupt(f"its headers are text in JSON's form, of {HEADERS_BYTES_MAX} bytes at most")
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Corrupt(str(error)) from error
+        raise Corrupt(f"its headers are no headers: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise Corrupt("they are not a list of names and texts")
+        raise Corrupt("its headers are no headers: not a list of names and texts")
     return found
 
 
@@ -243,6 +264,20 @@ async def _fail(port: SqlPort, statements: OutboxStatements, lane: str, errors: 
         await call(port, statements.fail, {"lane": lane, "position": position, "error": _readable(error)})
 
 
+class _Lanes:
+    """Where a process is in going from lane to lane: each has its turn, whatever the others have to send."""
+
+    def __init__(self) -> None:
+        self._after = ""
+
+    def turns(self) -> tuple[str, ...]:
+        """The names after which to look: from the last one on, and then from the first one."""
+        return (self._after, "") if self._after else ("",)
+
+    def took(self, lane: str) -> None:
+        self._after = lane
+
+
 class _Claiming:
     """Takes lanes, and reads what waits in them."""
 
@@ -252,12 +287,12 @@ class _Claiming:
         self._port = port
         self._statements = statements
         self._limit = limit
-        self._lease = {"lease": _milliseconds(lease_s)}
+        self._lease = {"lease": min(_milliseconds(lease_s), HELD_MS_MAX)}
         self._ahead = {"ahead": _milliseconds(ahead_s)}
 
-    async def claim(self) -> Claim | None:
+    async def claim(self, lanes: _Lanes) -> Claim | None:
         for _ in range(CLAIMS_TRIED):
-            taken = await self._take()
+            taken = await (self._take(lanes) if self._port.dialect == SQLITE else self._take_locked(lanes))
             if taken is None:
                 return None
             # Read under the lane's lock: who had it before has said by now what became of its messages.
@@ -270,22 +305,37 @@ class _Claiming:
         failures = await _held(self._port, self._statements.renew, claim, self._lease)
         return await self._read(claim._replace(failures=failures))
 
-    async def _take(self) -> tuple[str, int, int] | None:
-        if self._port.dialect != POSTGRESQL:
-            taken = await call(self._port, self._statements.take, self._lease | self._ahead)
-        else:
-            free = await call(self._port, self._statements.candidates, self._ahead)
-            if not free:
-                return None
-            unknown = [row[0] for row in free if not row[2]]
-            if unknown:
-                await call(self._port, self._statements.enter, {"lanes": json.dumps(unknown)})
-            lanes = {"lanes": json.dumps([row[0] for row in free])}
-            taken = await call(self._port, self._statements.take, self._lease | lanes)
+    async def _take(self, lanes: _Lanes) -> tuple[str, int, int] | None:
+        taken = await call(self._port, self._statements.take, self._lease | self._ahead)
         if not taken:
-            return None
-        lane, token, failures = taken[0]
-        return lane, token, failures
+            for after in lanes.turns():
+                values = self._lease | self._ahead | {"after": after}
+                if taken := await call(self._port, self._statements.take_after, values):
+                    lanes.took(taken[0][0])
+                    break
+        return tuple(taken[0]) if taken else None
+
+    async def _take_locked(self, lanes: _Lanes) -> tuple[str, int, int] | None:
+        """On PostgreSQL others claim at the same moment: of the free lanes, the first is taken that is not locked."""
+        found = await call(self._port, self._statements.candidates, self._ahead)
+        if found[0][0] is not None:
+            return await self._lock([row[:2] for row in found])
+        if found[0][2] < LOOKED_AT:
+            return None  # it has seen all there is
+        for after in lanes.turns():
+            free = await call(self._port, self._statements.candidates_after, self._ahead | {"after": after})
+            if free and (taken := await self._lock(free)) is not None:
+                lanes.took(taken[0])
+                return taken
+        return None
+
+    async def _lock(self, free: Sequence[Sequence[Any]]) -> tuple[str, int, int] | None:
+        unknown = [lane for lane, is_known in free if not is_known]
+        if unknown:
+            await call(self._port, self._statements.enter, {"lanes": json.dumps(unknown)})
+        lanes = {"lanes": json.dumps([lane for lane, _ in free])}
+        taken = await call(self._port, self._statements.take, self._lease | lanes)
+        return tuple(taken[0]) if taken else None
 
     async def _read(self, claim: Claim) -> Claim | None:
         """The claim with its messages; None, and the lane given back, if there are none. A message whose row somebody

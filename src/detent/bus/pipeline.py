@@ -4,8 +4,10 @@ then acknowledge. Whatever fails on the way, the commit included, is an attempt 
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +21,7 @@ from detent.bus.handlers import Handler, invoke
 from detent.bus.idempotency import IDEMPOTENCY_CHECK_KEY
 from detent.bus.retries import Poison
 from detent.bus.unit_engine import EngineUnit
-from detent.bus.unit_of_work import Unit
+from detent.bus.unit_of_work import TransactionEnded, Unit, UnitOfWork
 from detent.errors import DetentError, Invalid, NotFound, StaleReceipt
 from detent.queue.message import reason_of
 
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 _NO_THINGS: Final[dict[Any, Any]] = {}
 
 logger = logging.getLogger("detent.bus")
+
+
+class HandlerExit(Exception):
+    """A handler raised what is meant to end more than itself."""
 
 
 class Outcome(Enum):
@@ -55,6 +61,8 @@ class Step:
     is_tracked: bool = False
     """Whether this step has made the mark, which goes if it fails."""
     is_committed: bool = False
+    ended: TransactionEnded | None = None
+    """A handler has ended the transaction: whatever else went wrong, the message cannot be tried again."""
 
 
 class Pipeline:
@@ -75,7 +83,7 @@ class Pipeline:
             )
         incoming.headers.pop(IDEMPOTENCY_CHECK_KEY, None)  # nobody's to say but ours
         message_id = self._id_of(incoming)
-        message = self._decode(incoming)
+        message = bus.decode(incoming.headers, incoming.body)
         handlers = bus.handlers_of(type(message))
         if not handlers:
             raise NotFound(f"{bus.name!r} has no handler for {type(message).__name__}: declare one with @bus.handler")
@@ -91,30 +99,14 @@ class Pipeline:
                 raise Poison(f"it has no id, and missing_ids could not make one: {reason_of(error)}") from error
         if not given and policy == "transport":
             given = incoming.transport_id
-        if not given or not isinstance(given, str):
+        if not given:
             raise Poison(
                 f"it has no id (the header {wire.ID}), so nobody could say whether it was handled before: have the "
                 "sender give it one, or say missing_ids='transport' or how to make one"
             )
-        if len(given.encode(errors="replace")) > wire.ID_BYTES_MAX or not given.isprintable():
+        if not wire.is_id(given):
             raise Poison(f"its id is no id: up to {wire.ID_BYTES_MAX} bytes that can be printed")
         return given
-
-    def _decode(self, incoming: Incoming) -> Any:
-        bus, headers = self._bus, incoming.headers
-        names = [name for name in [headers.get(wire.TYPE, ""), *headers.get(wire.TOPICS, "").split("|")] if name]
-        cls = bus.types.find(names)
-        if cls is None:
-            named = names[0] if names else f"nothing (it has no header {wire.TYPE})"
-            raise NotFound(f"{bus.name!r} knows no messages called {named}: declare a handler for that class")
-        content_type = headers.get(wire.CONTENT_TYPE, bus.serializer.content_type)
-        serializer = bus.serializers.get(content_type)
-        if serializer is None:
-            raise Poison(f"nobody here reads {content_type!r}: there is {', '.join(sorted(bus.serializers))}")
-        try:
-            return serializer.decode(incoming.body, cls)
-        except Invalid as error:
-            raise Poison(str(error)) from error
 
     # -- from a message to its effect ---------------------------------------------------------------------------
 
@@ -126,9 +118,9 @@ class Pipeline:
                 is_repeated = await self._effect(caller, incoming, step)
             finally:
                 step.context.close()
-                await self._end(caller, step)
+                await caller.to_its_end(self._end(caller, step))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is an attempt that failed
-            return await self.failed(caller, incoming, error, step)
+            return await self.failed(caller, incoming, step.ended or error, step)
         finally:
             current.reset(token)
         return await self._done(caller, incoming, step, is_repeated)
@@ -137,22 +129,29 @@ class Pipeline:
         """All that is committed for a message; True if there is nothing, because it was handled before."""
         bus, context = self._bus, step.context
         if bus.unit_of_work is not None:
-            step.unit = await caller.unit(bus.unit_of_work.begin)
+            await caller.to_its_end(self._begin(caller, bus.unit_of_work, step))
         if bus.idempotency is not None and not await self._track(caller, step):
             if bus.idempotency.should_stop_invocation:
                 return True
             context.repeated = True
             context.headers[IDEMPOTENCY_CHECK_KEY] = "true"
         await self._invoke(caller, step)
+        context.close()  # what is sent from here on would be in no transaction
         if incoming.lost:
             raise StaleReceipt("the lease was lost while the handlers ran: somebody else has the message")
         await self._keep(caller, incoming, step)
+        await caller.to_its_end(self._commit(caller, step))
+        return False
+
+    async def _begin(self, caller: Caller, unit_of_work: UnitOfWork, step: Step) -> None:
+        step.unit = await caller.unit(unit_of_work.begin)
+
+    async def _commit(self, caller: Caller, step: Step) -> None:
         if step.unit is not None:
             crash.point("bus.before_commit")
             await caller.unit(step.unit.commit)
             crash.point("bus.after_commit")
         step.is_committed = True
-        return False
 
     async def _track(self, caller: Caller, step: Step) -> bool:
         """Mark the message: True if it was not marked before."""
@@ -171,11 +170,11 @@ class Pipeline:
         things = step.unit.provides if step.unit is not None else _NO_THINGS
         made: dict[Any, Any] = {}
         for hook in bus.middlewares:
-            await caller.user(hook.before_handle, context)
+            await _user(caller.user(hook.before_handle, context))
         crash.point("bus.before_handler")
         has_replied = False
         for handler in step.handlers:
-            answer = await invoke(caller, handler, bus.dependencies, context, things, made)
+            answer = await _user(invoke(caller, handler, bus.dependencies, context, things, made))
             if answer is None or not context.wants_reply:
                 continue
             if has_replied:
@@ -184,7 +183,7 @@ class Pipeline:
             has_replied = True
         crash.point("bus.after_handler")
         for hook in bus.middlewares:
-            await caller.user(hook.after_handle, context)
+            await _user(caller.user(hook.after_handle, context))
 
     async def _keep(self, caller: Caller, incoming: Incoming, step: Step) -> None:
         """Have what the handlers sent commit with what they wrote, where that can be."""
@@ -192,6 +191,8 @@ class Pipeline:
         if isinstance(step.unit, EngineUnit):
             step.unit.settle(incoming, envelopes)
         elif self._bus.outbox is not None and envelopes:
+            assert step.unit is not None
+            step.unit.check()
             crash.point("bus.before_save")
             await caller.unit(self._bus.outbox.save, step.unit, envelopes)
             crash.point("bus.after_save")
@@ -201,7 +202,10 @@ class Pipeline:
         unit, step.unit = step.unit, None
         if unit is not None:
             if not step.is_committed:
-                await self._try(caller.unit, unit.rollback)
+                try:
+                    await self._try(caller.unit, unit.rollback)
+                except TransactionEnded as error:
+                    step.ended = error
             await self._try(caller.unit, unit.close)
         if not step.is_tracked or self._bus.idempotency is None:
             return
@@ -212,7 +216,9 @@ class Pipeline:
 
     async def _try(self, call: Any, *values: Any) -> None:
         try:
-            await call(*values)
+            await _user(call(*values))
+        except TransactionEnded:
+            raise
         except Exception:
             logger.exception("%r could not tidy up after a message", self._bus.name)
 
@@ -240,9 +246,20 @@ class Pipeline:
             crash.point("bus.after_ack")
         except StaleReceipt:
             logger.info("the lease of the message %s was gone when it was done; it may come again", context.message_id)
-        except Exception as error:  # noqa: BLE001 - what was to be sent was not: the message comes again, repeated
-            return await self.failed(caller, incoming, error, step)
+        except Exception as error:  # noqa: BLE001 - what was to be sent was not
+            return await self.failed(caller, incoming, self._after_commit(error), step)
         return outcome
+
+    def _after_commit(self, error: Exception) -> Exception:
+        """The effect is there, and messages were not sent. If the message is repeated its handlers send them again,
+        unless repeated ones are skipped: then people have to see to it."""
+        config = self._bus.idempotency
+        if config is None or not config.should_stop_invocation:
+            return error
+        return Poison(
+            f"it was handled, and what it sends could not be sent: {reason_of(error)}. It would be skipped as "
+            "repeated; an outbox keeps such messages"
+        )
 
     async def _send(self, caller: Caller, envelopes: Sequence[Envelope]) -> None:
         if not envelopes:
@@ -279,3 +296,28 @@ class Pipeline:
         except DetentError as told:
             logger.warning("nobody could be told that the message %s failed; its lease will end: %s", shown, told)
         return Outcome.LEFT
+
+
+async def _user(call: Awaitable[Any]) -> Any:
+    """What a user's function answers. One that would end the thread, or the event loop with all that runs there, has
+    failed; a coroutine that is really cancelled is."""
+    try:
+        return await call
+    except SystemExit as error:
+        raise HandlerExit(f"a handler wanted to exit: {error!r}") from error
+    except KeyboardInterrupt as error:
+        if threading.current_thread() is threading.main_thread():
+            raise  # somebody pressed Ctrl-C
+        raise HandlerExit("a handler raised KeyboardInterrupt") from error
+    except asyncio.CancelledError as error:
+        if _is_cancelled():
+            raise
+        raise HandlerExit("a handler raised CancelledError: what it waited for was cancelled") from error
+
+
+def _is_cancelled() -> bool:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return False
+    return task is not None and task.cancelling() > 0

@@ -9,10 +9,13 @@ from typing import Any, Final
 
 from detent.bus import envelope as wire
 from detent.bus.transport import Transport
-from detent.errors import LimitExceeded
+from detent.errors import LimitExceeded, OutcomeUnknown, Unavailable
 
 WAIT_S: Final = 1.0
 BACK_OFF_S: Final = 1.0
+STOP_S: Final = 5.0
+"""How long a stop waits for an answer of the transport that is under way."""
+
 REQUESTS_MAX: Final = 10_000
 """Requests of one app that wait at the same time."""
 
@@ -35,6 +38,8 @@ class Replies:
     def expect(self, request_id: str) -> Future[Reply]:
         """What the reply to a request will be put into. Called before the request is sent."""
         with self._lock:
+            if self._stopping.is_set():
+                raise Unavailable(f"{self._name!r} is stopping: ask when it has started again")
             if self._thread is None:
                 self._transport.open_replies()
                 self._thread = threading.Thread(target=self._listen, name=f"detent-replies-{self._name}", daemon=True)
@@ -51,10 +56,15 @@ class Replies:
             self._waiting.pop(request_id, None)
 
     def stop(self) -> None:
-        """Listen no more."""
-        self._stopping.set()
+        """Listen no more. Whoever waits is told that nobody knows."""
+        with self._lock:
+            self._stopping.set()
+            waiting, self._waiting = self._waiting, {}
+        for request_id, future in waiting.items():
+            if future.set_running_or_notify_cancel():
+                future.set_exception(OutcomeUnknown(f"the app stopped before a reply to {request_id} came"))
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(STOP_S)
 
     def _listen(self) -> None:
         while not self._stopping.is_set():

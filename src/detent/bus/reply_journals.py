@@ -10,7 +10,8 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from detent.durations import milliseconds
-from detent.errors import Denied, Invalid, NotFound
+from detent.errors import Conflict, Denied, Invalid, NotFound
+from detent.journal.operations import check_name
 
 if TYPE_CHECKING:
     from detent.journal import Journal
@@ -25,30 +26,30 @@ RETENTION: Final = "1h"
 REPLIES_MAX: Final = 1_000
 """Replies in one answer, so that a journal that was written fast does not fill the memory."""
 
-PREPARED_MAX: Final = 10_000
+FOUND_MAX: Final = 10_000
 """Journals that are known to be there. Their names come from others, and are not remembered without end."""
+
+SHOWN_MAX: Final = 200
+"""Characters of somebody else's text in a message of ours."""
+
+OPEN: Final = {"detent.replies": "open"}
+"""The register that an app sets in its journal before it asks. Whoever replies sees by it that there is one, also where
+readers are a little behind, and with no more than the right to append."""
 
 logger = logging.getLogger("detent.bus")
 
 
 class ReplyJournals:
-    """The journals that replies go to."""
+    """The journals that replies go to. Those who ask make them, and nobody else: the name in a message is whatever its
+    sender has written there, and a journal for each such name would stay for ever."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._prepared: set[str] = set()
+        self._found: set[str] = set()
 
-    def journal(self, name: str) -> str:
-        """The name of an app's journal, which is there, and forgets."""
-        journal = JOURNAL + name
-        if journal not in self._prepared:
-            self._prepare(self._store.journal(journal))
-            if len(self._prepared) >= PREPARED_MAX:
-                self._prepared.clear()
-            self._prepared.add(journal)
-        return journal
-
-    def _prepare(self, journal: Journal) -> None:
+    def make(self, name: str) -> Journal:
+        """The journal of an app that is going to ask."""
+        journal = self._store.journal(JOURNAL + name)
         try:
             journal.create(exist_ok=True, retention=RETENTION)
             if not journal.info().retention_ms:  # somebody's append has made it
@@ -57,6 +58,42 @@ class ReplyJournals:
             logger.info("replies in %r are kept for as long as somebody else says: %s", journal.name, error)
         except NotFound as error:
             logger.info("a reader that is a little behind does not see %r yet: %s", journal.name, error)
+        try:
+            journal.set_registers(OPEN)
+        except Denied as error:
+            logger.info("whoever replies in %r has to see for themselves that it is there: %s", journal.name, error)
+        return journal
+
+    def find(self, name: str) -> str | None:
+        """The name of an app's journal; None if there is none, so that nobody waits."""
+        journal = JOURNAL + name
+        if journal not in self._found:
+            if not self._is_there(journal):
+                return None
+            if len(self._found) >= FOUND_MAX:
+                self._found.clear()
+            self._found.add(journal)
+        return journal
+
+    def _is_there(self, journal: str) -> bool:
+        """The owner knows. Where whoever asks may set no register, it is enough that somebody has made the journal."""
+        try:
+            check_name(journal)
+            with self._store.transaction() as transaction:
+                transaction.check_registers(journal, OPEN)
+        except Conflict:
+            return self._is_seen(journal)
+        except (Invalid, Denied) as error:  # it cannot be a name, or nobody may write there
+            logger.debug("%r takes no replies: %s", journal[:SHOWN_MAX], error)
+            return False
+        return True
+
+    def _is_seen(self, journal: str) -> bool:
+        try:
+            return self._store.reader.number(journal) is not None
+        except Denied as error:
+            logger.debug("whether there is %r cannot be seen: %s", journal[:SHOWN_MAX], error)
+            return False
 
 
 class ReplyReader:
@@ -64,7 +101,9 @@ class ReplyReader:
 
     def __init__(self, store: Store, journals: ReplyJournals, name: str) -> None:
         self._store = store
-        self._journal = store.journal(journals.journal(name))
+        self._journals = journals
+        self._app = name
+        self._journal = journals.make(name)
         self._number = store.reader.number(self._journal.name)
         self._at = self._journal.next_offset()
 
@@ -74,6 +113,8 @@ class ReplyReader:
         grown = self._store.wait(name, self._at, milliseconds(f"{max(0.0, wait_s):.3f}s"))
         number = self._store.reader.number(name)
         if number != self._number:  # it was deleted, and perhaps made anew
+            if number is None:  # whoever replies makes none
+                self._journals.make(self._app)
             self._number, self._at = number, 0
             grown = number is not None
         return self._read() if grown else []

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from detent.bus.unit_of_work import TransactionEnded
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid
 
@@ -23,7 +24,7 @@ class Retries:
 
     immediate: int = 2
     delayed: Sequence[Duration] = ("10s", "1m", "10m")
-    fail_fast: tuple[type[BaseException], ...] = ()
+    fail_fast: type[BaseException] | tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.immediate, int) or not 0 <= self.immediate <= ATTEMPTS_MAX:
@@ -32,6 +33,10 @@ class Retries:
             raise Invalid(f"delayed retries are up to {ATTEMPTS_MAX} durations, such as ('10s', '5m')")
         for delay in self.delayed:
             milliseconds(delay)
+        kinds = self.fail_fast if isinstance(self.fail_fast, tuple) else (self.fail_fast,)
+        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+            raise Invalid(f"fail_fast is a class of exceptions, or a tuple of some, and not {self.fail_fast!r}")
+        object.__setattr__(self, "fail_fast", kinds)
 
     @property
     def attempts_max(self) -> int:
@@ -40,7 +45,8 @@ class Retries:
 
     def delay_s(self, attempts: int, error: BaseException) -> float | None:
         """How long to wait after so many attempts; None to give up."""
-        if isinstance(error, (*self.fail_fast, Poison)) or attempts >= self.attempts_max:
+        final = self.fail_fast if isinstance(self.fail_fast, tuple) else (self.fail_fast,)
+        if isinstance(error, (*final, Poison, TransactionEnded)) or attempts >= self.attempts_max:
             return None
         if attempts <= self.immediate:
             return 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import signal
 import threading
 import time
@@ -12,13 +13,16 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from detent.bus import checks
-from detent.bus.calling import Caller
+from detent.bus.calling import Caller, is_running_here
+from detent.bus.context import current
 from detent.bus.forwarder import Forwarder
 from detent.bus.housekeeping import Housekeeping
+from detent.bus.middleware import Middleware
 from detent.bus.pipeline import Outcome
 from detent.bus.replies import Replies
 from detent.bus.unit_of_work import Begun
 from detent.bus.worker import Worker
+from detent.dialects import is_passing_error
 from detent.errors import Invalid, Unavailable
 from detent.loading import refuse_while_loading
 from detent.loops import loop_in_thread
@@ -27,7 +31,13 @@ from detent.signals import stop_on_signals
 if TYPE_CHECKING:
     from detent.bus.app import Bus
 
-DRAIN_BATCH: Final = 100
+STOP_S: Final = 5.0
+"""How long the parts of an app may take to end, when its handlers have."""
+
+ATTEMPTS: Final = 8
+RETRY_S: Final = 0.02
+"""How often tables are made while other processes do so at the same moment."""
+
 LOOK_S: Final = 0.2
 
 INTERRUPTED: Final = 128 + signal.SIGINT
@@ -41,8 +51,9 @@ class Running:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._lock = threading.RLock()
-        self._is_open = self._is_ready = self._is_started = False
+        self._lock = threading.RLock()  # for starting and stopping, which take long
+        self._opening = threading.Lock()
+        self._is_open = self._is_ready = self._is_started = self._is_checked = False
         self._stack = ExitStack()
         self._worker: Worker | None = None
         self._forwarder: Forwarder | None = None
@@ -53,11 +64,18 @@ class Running:
         if self._is_started:
             raise Invalid(f"{self._bus.name!r} has started: {why}")
 
+    def declared(self) -> None:
+        """A handler is declared: what was checked and subscribed to is not all any more."""
+        self.refuse_if_started("declare handlers before that")
+        self._is_checked = False
+
     # -- beginning ----------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Get ready to send."""
-        with self._lock:
+        """Get ready to send. Also while the app stops: handlers and hooks that run meanwhile find it open."""
+        if self._is_open:
+            return
+        with self._opening:
             if not self._is_open:
                 self._bus.transport.open(self._bus.name)
                 self.replies = Replies(self._bus.name, self._bus.transport)
@@ -66,10 +84,13 @@ class Running:
     def prepare(self) -> None:
         """Get ready to handle. What fails half-way is undone."""
         with self._lock:
-            if self._is_ready:
-                return
             try:
-                self._get_ready()
+                if not self._is_ready:
+                    self._get_ready()
+                elif not self._is_checked:
+                    checks.check(self._bus)
+                    self._subscribe()
+                self._is_checked = True
             except BaseException:
                 self._let_go()
                 raise
@@ -100,9 +121,13 @@ class Running:
             bus.calling.run(_call, hook.on_start, bus, on_loop=bus.is_async)
         if not bus.send_only:
             bus.transport.open_input()
-            if bus.subscribes:
-                bus.transport.subscribe(bus.topics)
+        self._subscribe()
         self._is_ready = True
+
+    def _subscribe(self) -> None:
+        bus = self._bus
+        if bus.subscribes and not bus.send_only:
+            bus.transport.subscribe(bus.topics)
 
     async def _make_tables(self, caller: Caller) -> None:
         bus = self._bus
@@ -116,8 +141,14 @@ class Running:
         if self._bus.unit_of_work is None:
             await caller.unit(work, *values, None)
             return
-        async with Begun(caller, self._bus.unit_of_work) as unit:
-            await caller.unit(work, *values, unit)
+        for attempt in range(ATTEMPTS):
+            try:
+                async with Begun(caller, self._bus.unit_of_work) as unit:
+                    return await caller.unit(work, *values, unit)  # type: ignore[no-any-return]
+            except Exception as error:
+                if attempt == ATTEMPTS - 1 or not is_passing_error(error):
+                    raise
+            await caller.blocking(time.sleep, random.uniform(0, RETRY_S * 2**attempt))
 
     def _start_threads(self) -> None:
         bus = self._bus
@@ -156,43 +187,67 @@ class Running:
 
     def stop(self, grace_s: float) -> None:
         """End, in the order in which nothing is lost that could still be sent."""
+        self._refuse_from_within()
+        deadline = time.monotonic() + grace_s
         with self._lock:
             try:
                 if self._worker is not None:
                     self._worker.stop(grace_s)
+                    self._worker = None
                 if self._forwarder is not None:
-                    self._forwarder.stop()
-                if self._is_ready:
-                    for hook in self._bus.middlewares:
-                        self._bus.calling.run(_call, hook.on_stop, self._bus, on_loop=self._bus.is_async)
+                    self._forwarder.stop(max(STOP_S, deadline - time.monotonic()))
+                    self._forwarder = None
+                for hook in self._bus.middlewares if self._is_ready else ():
+                    self._tell_stopped(hook)
             finally:
                 self._let_go()
 
+    def _refuse_from_within(self) -> None:
+        """Who waits for handlers must not be one, nor keep them from ending."""
+        joined = current.get()
+        if is_running_here(self._bus.calling.loop) or (joined is not None and joined.bus is self._bus):
+            raise Invalid(
+                f"{self._bus.name!r} cannot stop from its own handler or event loop, which it would wait for: call "
+                "stop_taking(), or await asyncio.to_thread(bus.stop)"
+            )
+
+    def _tell_stopped(self, hook: Middleware) -> None:
+        try:
+            self._bus.calling.run(_call, hook.on_stop, self._bus, on_loop=self._bus.is_async)
+        except Exception:
+            logger.exception("%r could not tell a middleware that it stops", self._bus.name)
+
     def _let_go(self) -> None:
-        self._worker = self._forwarder = None
+        worker, forwarder, self._worker, self._forwarder = self._worker, self._forwarder, None, None
         self._is_ready = self._is_started = False
         try:
+            if worker is not None:
+                worker.stop(0)
+            if forwarder is not None:
+                forwarder.stop(STOP_S)
             self.replies.stop()
             self._stack.close()
         finally:
             self._bus.calling.loop = None
-            if self._is_open:
-                self._is_open = False
-                self._bus.transport.close()
+            with self._opening:
+                if self._is_open:
+                    self._is_open = False
+                    self._bus.transport.close()
 
     # -- by hand ------------------------------------------------------------------------------------------------
 
     def drain(self, deadline: float) -> list[Outcome]:
-        """Handle and forward in this thread, until nothing is left that could be had now."""
+        """Handle and forward in this thread, until nothing is left that could be had now. Messages are taken one at a
+        time: nobody extends the leases of others meanwhile."""
         self.refuse_if_started("it handles messages by itself")
         self.prepare()
         bus = self._bus
         forwarder = self._new_forwarder() if bus.outbox is not None else None
         outcomes: list[Outcome] = []
         while True:
-            found = [] if bus.send_only else bus.transport.receive(DRAIN_BATCH, 0)
+            found = [] if bus.send_only else bus.transport.receive(1, 0)
             outcomes += [bus.handle(incoming) for incoming in found]
-            forwarded = forwarder.forward_all() if forwarder is not None else 0
+            forwarded = forwarder.forward_all() if forwarder is not None and not found else 0
             if not found and not forwarded:
                 return outcomes
             if time.monotonic() > deadline:
@@ -243,6 +298,7 @@ async def run_async(*buses: Bus) -> None:
     started: list[Bus] = []
     try:
         for bus in buses:  # all have subscribed before the first one publishes
+            bus.refuse_if_started()
             bus.calling.loop = loop
             started.append(bus)
             await asyncio.to_thread(bus.prepare)

@@ -187,12 +187,16 @@ class SqlitePort:
         self._connection = connection
 
     def execute(self, statement: str, values: Mapping[str, Any]) -> Rows:
-        # A row factory of the user's own may answer anything.
-        cursor = self._connection.cursor()
+        # Factories of the user's own may make anything of rows, and of text.
+        connection = self._connection
+        of_text = connection.text_factory
+        cursor = connection.cursor()
         cursor.row_factory = None
         try:
+            connection.text_factory = str
             return cursor.execute(statement, values).fetchall()
         finally:
+            connection.text_factory = of_text
             cursor.close()
 
     def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> None:

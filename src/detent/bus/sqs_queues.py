@@ -137,9 +137,14 @@ def _opened(client: Any) -> Any:
     return client
 
 
+def is_name(queue: object) -> bool:
+    """Whether a queue of SQS can be called so."""
+    return isinstance(queue, str) and len(queue) <= NAME_MAX and _NAME.fullmatch(queue) is not None
+
+
 def check_name(queue: str) -> None:
     """`Invalid` for what no queue of SQS can be called: it would be looked for in vain, for ever."""
-    if not isinstance(queue, str) or len(queue) > NAME_MAX or not _NAME.fullmatch(queue):
+    if not is_name(queue):
         raise Invalid(
             f"{queue!r} is no name of a queue of SQS: use up to {NAME_MAX} ASCII letters, digits, - and _, with .fifo "
             "at the end of a FIFO queue's; an app of another name can say its queue: SqsTransport(queue=...)"

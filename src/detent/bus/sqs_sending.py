@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from detent.bus import topics as names
-from detent.bus.envelope import KINDS, TOPIC, TOPICS, Envelope
+from detent.bus.envelope import KINDS, REPLY, TOPIC, TOPICS, Envelope
 from detent.bus.sqs_message import FIFO, MESSAGE_BYTES_MAX, Letter, order_of, write
-from detent.bus.sqs_queues import SENDING, SqsQueues
-from detent.errors import DetentError, Invalid, LimitExceeded, NotFound, Unavailable
+from detent.bus.sqs_queues import SENDING, SqsQueues, is_name
+from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, Unavailable
 from detent.sqs_client import BATCH_MAX, MISSING, codes_of
 
 DELAY_S_MAX: Final = 900
 """SQS keeps a message back for a quarter of an hour at most."""
 
 SKEW_S: Final = 5.0
-"""What a delay may be over that: an outbox counts by another clock. The message comes so much too early then."""
+"""What a delay may be over that: a clock may have been set back a little. The message comes so much too early then."""
+
+SHOWN_MAX: Final = 200
+"""Characters of somebody else's text in a message of ours."""
+
+logger = logging.getLogger("detent.bus")
 
 _PASSING: Final = ("Kms", "Internal", "Service", "Throttl", "RequestThrottled", "OverLimit")
 """How codes begin of what may pass, whoever is said to be at fault."""
@@ -36,7 +42,7 @@ def targets_of(to: str, topics: Mapping[str, Sequence[str]]) -> list[str]:
     """The queues that an address means."""
     kind, _, name = to.partition(":")
     if kind not in KINDS or not name:
-        raise Invalid(f"{to[:200]!r} is no address: it begins with one of {', '.join(KINDS)}, and a colon")
+        raise Invalid(f"{to[:SHOWN_MAX]!r} is no address: it begins with one of {', '.join(KINDS)}, and a colon")
     if kind != TOPIC:
         return [name]
     listed = names.names_in(name)
@@ -66,7 +72,10 @@ def request_of(queue: str, letter: Letter, headers: Mapping[str, str], message_i
     found: dict[str, Any] = {"MessageBody": letter.text, "MessageAttributes": letter.attributes}
     if queue.endswith(FIFO):
         if delay:
-            raise Invalid(f"{queue!r} is a FIFO queue, which delays no single message: use an outbox, or another queue")
+            raise Unavailable(
+                f"{queue!r} is a FIFO queue, which delays no single message, and this one is due in {delay} s: use an "
+                "outbox, which keeps it until then, or another queue"
+            )
         return found | order_of(queue, headers, message_id)
     return found | ({"DelaySeconds": delay} if delay else {})
 
@@ -87,14 +96,21 @@ class Sending:
         for index, envelope in enumerate(envelopes):
             try:
                 self._add(index, envelope, now_s)
-            except (Invalid, LimitExceeded) as error:
+            except (Invalid, LimitExceeded, Unavailable) as error:  # it holds up no others, nor does one not yet due
                 self._note(index, error)
         for queue in list(self._waiting):
             self._flush(queue)
+        for index, said in list(self.answer.items()):
+            if _is_reply(envelopes[index]) and isinstance(said, NotFound | Denied):
+                del self.answer[index]
+                _drop(envelopes[index], said)
         return self.answer
 
     def _add(self, index: int, envelope: Envelope, now_s: float) -> None:
         targets = targets_of(envelope.to, self._topics)
+        if _is_reply(envelope) and not is_name(targets[0]):
+            _drop(envelope, "no queue can be called so")
+            return
         headers = dict(envelope.headers)
         if envelope.to.startswith(TOPIC + ":"):
             headers[TOPICS] = envelope.to.partition(":")[2]
@@ -163,6 +179,15 @@ class Sending:
             self.answer[index] = error
         else:
             self.answer.setdefault(index, error)
+
+
+def _is_reply(envelope: Envelope) -> bool:
+    return envelope.to.startswith(REPLY + ":")
+
+
+def _drop(envelope: Envelope, why: object) -> None:
+    """Nobody waits: a message is not to fail, nor a lane to wait for ever, because of whom its sender names."""
+    logger.info("a reply to %r is dropped: %s", envelope.to[:SHOWN_MAX], why)
 
 
 def _meaning(queue: str, said: Mapping[str, Any]) -> DetentError:

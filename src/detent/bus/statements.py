@@ -11,6 +11,16 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from detent.bus.lane_statements import (
+    LATER,
+    PENDING,
+    READY,
+    candidates,
+    candidates_after,
+    listed,
+    take,
+    take_after,
+)
 from detent.dialects import DIALECTS, DURABLE, NOW, POSTGRESQL, SQLITE
 from detent.errors import Invalid
 
@@ -21,14 +31,13 @@ OUTBOX: Final = "detent_outbox"
 NAME_MAX: Final = 48
 """Letters of a table's name: PostgreSQL cuts names after 63, and indexes are called after their table."""
 
-LANES_TRIED: Final = 64
-"""Lanes that a claim tries on PostgreSQL, the oldest first, while others claim at the same moment."""
-
 LANE_IDLE_MS: Final = 3_600_000
 """How long a lane is remembered that nothing waits in: making it anew at each message would cost a write."""
 
 SAVED_AT_ONCE: Final = 100
 """Rows of one insert: SQLite takes 999 values in a statement where it is old, and these are 5 each."""
+
+_LANES: Final = "_lanes"
 
 _PART: Final = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{NAME_MAX - 1}}}")
 
@@ -88,11 +97,17 @@ class OutboxStatements(NamedTuple):
     tables: tuple[str, ...]
     make: tuple[str, ...]
     candidates: str
-    """PostgreSQL only: lanes that nobody has, as text in JSON's form, and of those the ones without a row."""
+    """PostgreSQL only: free lanes near the oldest message, whether each has a row, and how many messages were looked
+    at. Without a free lane, a row without a lane."""
+    candidates_after: str
+    """PostgreSQL only: free lanes whose names come after :after."""
     enter: str
     """PostgreSQL only: rows for :lanes."""
     take: str
-    """Answers lane, token and failures of the lane that was taken."""
+    """Answers lane, token and failures of the lane that was taken: on PostgreSQL of :lanes, else near the oldest
+    message."""
+    take_after: str
+    """SQLite only: the same of those whose names come after :after."""
     read: str
     """The first :limit messages of :lane that are due within :ahead."""
     renew: str
@@ -128,9 +143,22 @@ def make_lock(dialect: str) -> str | None:
     return f"SELECT pg_advisory_xact_lock({_LOCK})" if dialect == POSTGRESQL else None
 
 
-def exists(dialect: str) -> str | None:
-    """Whether the table :name is there. Not asked of SQLite: a transaction that reads first may not come to write."""
-    return "SELECT to_regclass(CAST(:name AS text)) IS NOT NULL" if dialect == POSTGRESQL else None
+def schema_of(dialect: str) -> str | None:
+    """The schema in which the table :name is found; none if it is not there. Not asked of SQLite: a transaction that
+    reads first may not come to write."""
+    if dialect == SQLITE:
+        return None
+    return (
+        "SELECT (SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE c.oid = to_regclass(CAST(:name AS text)))"
+    )
+
+
+def within(schema: str | None, table: str) -> str:
+    """A table's name with the schema that it was found in, unless it names one, or that is a name which is not written
+    here, such as the one of temporary tables."""
+    is_plain = schema is not None and _PART.fullmatch(schema) is not None and not schema.startswith("pg_")
+    return f"{schema}.{table}" if is_plain and "." not in table else table
 
 
 def schema(dialect: str, *, tracker: str | None = HANDLED, outbox: str | None = OUTBOX) -> str:
@@ -138,6 +166,8 @@ def schema(dialect: str, *, tracker: str | None = HANDLED, outbox: str | None = 
     if dialect not in DIALECTS:
         raise Invalid(f"marks and messages are kept in SQLite or PostgreSQL, not in {dialect!r}")
     made: list[str] = []
+    if tracker is not None and outbox is not None and tracker.casefold() == outbox.casefold():
+        raise Invalid(f"a tracker and an outbox have tables of their own: {tracker!r} cannot be both")
     if tracker is not None:
         made += tracker_statements(dialect, tracker).make
     if outbox is not None:
@@ -162,6 +192,14 @@ def _checked(dialect: str, name: str) -> Table:
     return table
 
 
+def outbox_named(name: str, dialect: str = POSTGRESQL) -> Table:
+    """The table of an outbox; `Invalid` for a name that is one of lanes, or no name."""
+    table = _checked(dialect, name)
+    if table.name.casefold().endswith(_LANES):
+        raise Invalid(f"{name!r} would be where the lanes of another outbox are: leave {_LANES} out of its name")
+    return table
+
+
 def _text(dialect: str) -> str:
     return 'text COLLATE "C"' if dialect == POSTGRESQL else "text"
 
@@ -173,6 +211,8 @@ def _text(dialect: str) -> str:
 def tracker_statements(dialect: str, name: str) -> TrackerStatements:
     """The statements on the marks in the table of that name. The names of consumers are beside it."""
     table = _checked(dialect, name)
+    if table.name.casefold() == CONSUMERS:
+        raise Invalid(f"{CONSUMERS} is where the names of consumers are: call the table of a tracker otherwise")
     consumers = table.beside(CONSUMERS)
     now, text = NOW[dialect], _text(dialect)
     handled, entered = table.quoted, consumers.quoted
@@ -206,18 +246,12 @@ def _skipping(dialect: str) -> str:
 
 # -- outboxes ---------------------------------------------------------------------------------------------------
 
-_PENDING: Final = "sent_at IS NULL AND failed_at IS NULL"
-_READY: Final = f"{_PENDING} AND visible_at IS NULL"
-_LATER: Final = f"{_PENDING} AND visible_at IS NOT NULL"
-"""Messages without and with a time of their own. Each has an index: a lane in which thousands wait for next week has
-its first message found at once."""
-
 
 @lru_cache
 def outbox_statements(dialect: str, name: str) -> OutboxStatements:
     """The statements on the messages in the table of that name. Lanes are in one beside it."""
-    table = _checked(dialect, name)
-    beside = table.beside(f"{table.name}_lanes")
+    table = outbox_named(name, dialect)
+    beside = table.beside(f"{table.name}{_LANES}")
     now, outbox, lanes = NOW[dialect], table.quoted, beside.quoted
     mine = "WHERE lane = :lane AND token = :token RETURNING failures"
     here = _among(dialect)
@@ -229,10 +263,12 @@ def outbox_statements(dialect: str, name: str) -> OutboxStatements:
         table=table,
         tables=(outbox, lanes),
         make=_make_outbox(dialect, table, beside),
-        candidates=_candidates(dialect, outbox, lanes),
-        enter=f"INSERT INTO {lanes} (lane) SELECT lane FROM {_listed('lanes')} AS c(lane) ORDER BY lane "
+        candidates=candidates(dialect, outbox, table.name, lanes),
+        candidates_after=candidates_after(dialect, outbox, lanes),
+        enter=f"INSERT INTO {lanes} (lane) SELECT lane FROM {listed('lanes')} AS c(lane) ORDER BY lane "
         "ON CONFLICT (lane) DO NOTHING",
-        take=_take(dialect, outbox, lanes),
+        take=take(dialect, outbox, table.name, lanes),
+        take_after=take_after(dialect, outbox, lanes),
         read=_read(dialect, outbox, columns),
         renew=f"UPDATE {lanes} SET leased_until = {now} + :lease {mine}",
         settle=f"UPDATE {lanes} SET failures = 0, error = NULL {mine}",
@@ -246,10 +282,10 @@ def outbox_statements(dialect: str, name: str) -> OutboxStatements:
         forget=f"DELETE FROM {outbox} WHERE position IN (SELECT position FROM {outbox} WHERE sent_at IS NOT NULL "
         f"AND sent_at <= {now} - :age ORDER BY sent_at LIMIT :limit{_skipping(dialect)}) RETURNING 1",
         forget_lanes=f"DELETE FROM {lanes} WHERE lane IN (SELECT lane FROM {lanes} l WHERE leased_until <= {now} - "
-        f":idle AND retry_at <= {now} - :idle AND NOT {waits} {_READY}) AND NOT {waits} {_LATER}) "
+        f":idle AND retry_at <= {now} - :idle AND NOT {waits} {READY}) AND NOT {waits} {LATER}) "
         f"LIMIT :limit{_skipping(dialect)})",
         counts=f"SELECT count(*), {now} - min(COALESCE(visible_at, saved_at)), (SELECT count(*) FROM {outbox} "
-        f"WHERE failed_at IS NOT NULL) FROM {outbox} WHERE {_PENDING}",
+        f"WHERE failed_at IS NOT NULL) FROM {outbox} WHERE {PENDING}",
         set_aside=f"SELECT {columns}, error FROM {outbox} WHERE failed_at IS NOT NULL ORDER BY position LIMIT :limit",
         redrive=f"UPDATE {outbox} SET failed_at = NULL, error = NULL WHERE position IN ({aside} AND position > :after "
         "ORDER BY position LIMIT :limit) RETURNING position",
@@ -274,8 +310,10 @@ def _make_outbox(dialect: str, table: Table, lanes: Table) -> tuple[str, ...]:
         f"CREATE TABLE IF NOT EXISTS {table.quoted} ({position}, lane {text} NOT NULL, message_id text NOT NULL, "
         f"headers text NOT NULL, body {body} NOT NULL, visible_at bigint, saved_at bigint NOT NULL, sent_at bigint, "
         "failed_at bigint, error text)",
-        _index(dialect, table, "ready", f"(lane, position) WHERE {_READY}"),
-        _index(dialect, table, "later", f"(lane, visible_at, position) WHERE {_LATER}"),
+        _index(dialect, table, "ready", f"(lane, position) WHERE {READY}"),
+        _index(dialect, table, "later", f"(lane, visible_at, position) WHERE {LATER}"),
+        _index(dialect, table, "order", f"(position) WHERE {READY}"),
+        _index(dialect, table, "due", f"(visible_at) WHERE {LATER}"),
         _index(dialect, table, "sent", "(sent_at) WHERE sent_at IS NOT NULL"),
         _index(dialect, table, "failed", "(position) WHERE failed_at IS NOT NULL"),
         f"CREATE TABLE IF NOT EXISTS {lanes.quoted} ({lane}, leased_until bigint NOT NULL DEFAULT 0, "
@@ -283,72 +321,14 @@ def _make_outbox(dialect: str, table: Table, lanes: Table) -> tuple[str, ...]:
     )
 
 
-def _free(dialect: str, lanes: str) -> str:
-    now = NOW[dialect]
-    return f"{lanes}.leased_until <= {now} AND {lanes}.retry_at <= {now}"
-
-
-def _heads(dialect: str, outbox: str, lanes: str) -> str:
-    """The free lanes with the position of the first message that is due, oldest first. Lanes are found by going from
-    one to the next in the index, and not by looking at all messages."""
-
-    def each(name: str, which: str) -> str:
-        first = f"SELECT lane FROM {outbox} WHERE {which} ORDER BY lane LIMIT 1"
-        following = f"SELECT o.lane FROM {outbox} o WHERE {which} AND o.lane > {name}.lane ORDER BY o.lane LIMIT 1"
-        return (
-            f"{name}(lane) AS (SELECT * FROM ({first}) AS one UNION ALL SELECT ({following}) FROM {name} "
-            f"WHERE {name}.lane IS NOT NULL)"
-        )
-
-    def head(name: str, which: str) -> str:
-        found = f"SELECT min(o.position) FROM {outbox} o WHERE {which} AND o.lane = {name}.lane"
-        return f"SELECT {name}.lane, ({found}) FROM {name} WHERE {name}.lane IS NOT NULL"
-
-    due = f"{_LATER} AND visible_at <= {NOW[dialect]} + :ahead"
-    return (
-        f"WITH RECURSIVE {each('ready', _READY)}, {each('later', _LATER)}, heads(lane, head) AS "
-        f"({head('ready', _READY)} UNION ALL {head('later', due)}) "
-        f"SELECT heads.lane AS lane, min(heads.head) AS head, count(l.lane) AS known, max(l.failures) AS failures "
-        f"FROM heads LEFT JOIN {lanes} l ON l.lane = heads.lane "
-        f"WHERE heads.head IS NOT NULL AND (l.lane IS NULL OR ({_free(dialect, 'l')})) "
-        "GROUP BY heads.lane ORDER BY head"
-    )
-
-
-def _candidates(dialect: str, outbox: str, lanes: str) -> str:
-    if dialect == SQLITE:
-        return ""
-    return f"{_heads(dialect, outbox, lanes)} LIMIT {LANES_TRIED}"
-
-
-def _take(dialect: str, outbox: str, lanes: str) -> str:
-    now = NOW[dialect]
-    if dialect == SQLITE:
-        # Replacing the row draws a new token. It is one statement that writes, so that it has the lock from the start.
-        return (
-            f"INSERT OR REPLACE INTO {lanes} (lane, leased_until, failures) SELECT lane, {now} + :lease, "
-            f"COALESCE(failures, 0) FROM ({_heads(dialect, outbox, lanes)} LIMIT 1) RETURNING lane, token, failures"
-        )
-    return (
-        f"UPDATE {lanes} SET token = DEFAULT, leased_until = {now} + :lease WHERE lane = (SELECT l.lane FROM {lanes} l "
-        f"JOIN {_listed('lanes')} WITH ORDINALITY AS c(lane, place) ON c.lane = l.lane WHERE {_free(dialect, 'l')} "
-        "ORDER BY c.place LIMIT 1 FOR UPDATE OF l SKIP LOCKED) RETURNING lane, token, failures"
-    )
-
-
 def _read(dialect: str, outbox: str, columns: str) -> str:
-    due = f"{_LATER} AND lane = :lane AND visible_at <= {NOW[dialect]} + :ahead"
+    due = f"{LATER} AND lane = :lane AND visible_at <= {NOW[dialect]} + :ahead"
     return (
-        f"SELECT {columns} FROM (SELECT * FROM (SELECT {columns} FROM {outbox} WHERE {_READY} AND lane = :lane "
+        f"SELECT {columns} FROM (SELECT * FROM (SELECT {columns} FROM {outbox} WHERE {READY} AND lane = :lane "
         "ORDER BY position LIMIT :limit) AS a UNION ALL "
         f"SELECT * FROM (SELECT {columns} FROM {outbox} WHERE {due} ORDER BY position LIMIT :limit) AS b) AS c "
         "ORDER BY position LIMIT :limit"
     )
-
-
-def _listed(name: str) -> str:
-    """The texts of a JSON list, on PostgreSQL. What is cast from text is the same for every driver."""
-    return f"json_array_elements_text(CAST(CAST(:{name} AS text) AS json))"
 
 
 def _among(dialect: str) -> str:

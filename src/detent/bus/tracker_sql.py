@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from detent.bus.calling import drive
 from detent.bus.sql_port import SqlPort, answer, call, port_of
-from detent.bus.statements import HANDLED, TrackerStatements, exists, make_lock, table_named, tracker_statements
+from detent.bus.statements import (
+    HANDLED,
+    TrackerStatements,
+    make_lock,
+    schema_of,
+    table_named,
+    tracker_statements,
+    within,
+)
 from detent.bus.unit_of_work import Unit
+from detent.dialects import POSTGRESQL
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid
 
@@ -35,18 +44,24 @@ def sql_of(unit: Unit | None, what: str) -> SqlPort:
     return unit.sql
 
 
-async def make_tables(port: SqlPort, tables: Sequence[str], make: Sequence[str]) -> None:
-    """Make what is missing. Who may not make tables, and has them from a migration, is not refused."""
-    there = exists(port.dialect)
-    if there is not None:
-        found = [(await call(port, there, {"name": table}))[0][0] for table in tables]
-        if all(found):
-            return
+async def make_tables(port: SqlPort, tables: Sequence[str], make: Sequence[str]) -> str | None:
+    """Make what is missing; the schema that all of them are in, if there are schemas. Who may not make tables, and has
+    them from a migration, is not refused."""
+    found = await _schemas(port, tables)
+    if found and None not in found:
+        return found.pop() if len(found) == 1 else None
     lock = make_lock(port.dialect)
     if lock is not None:
         await call(port, lock)
     for statement in make:
         await call(port, statement)
+    found = await _schemas(port, tables)
+    return found.pop() if len(found) == 1 else None
+
+
+async def _schemas(port: SqlPort, tables: Sequence[str]) -> set[str | None]:
+    ask = schema_of(port.dialect)
+    return set() if ask is None else {(await call(port, ask, {"name": table}))[0][0] for table in tables}
 
 
 def enter_consumer(port: SqlPort, consumer: str, place: str, *, table: str = HANDLED) -> Awaitable[None] | None:
@@ -76,8 +91,12 @@ class SqlTracker:
     handlers, so that of two deliveries of a message the second waits for the first one's commit, and a rollback takes
     the mark along.
 
+    A table without a schema is looked for when the app starts, by PostgreSQL's ``search_path``, and stays the one that
+    was found: a handler that sets another ``search_path`` for its own tables does not change where marks are.
+
     Marks are removed after `retention`. It has to be longer than the longest time after which a message can come again:
-    by a broker that was down, by a person who sends the failed ones of last week once more, by a restored backup.
+    by a broker that was down, by a person who sends the failed ones of last week once more, by a restored backup. So it
+    has to be longer than your transport keeps messages, waiting and failed ones alike.
 
     With an `engine` of its own, which is SQLAlchemy's or a URL, marks are in another database than what the handlers
     write: they are looked up before and written after the handlers' commit, so that a crash in between has a message
@@ -89,6 +108,7 @@ class SqlTracker:
     ) -> None:
         table_named(table)
         self._table = table
+        self._found = table
         self._retention_ms = milliseconds(retention)
         self._elsewhere = None if engine is None else _Elsewhere(engine)
 
@@ -106,8 +126,8 @@ class SqlTracker:
         """Make the tables, and note where the consumer reads."""
 
         async def work(port: SqlPort) -> None:
-            statements = tracker_statements(port.dialect, self._table)
-            await make_tables(port, statements.tables, statements.make)
+            statements = self._statements(port)
+            self._found = within(await make_tables(port, statements.tables, statements.make), self._table)
             if place is not None:
                 await _enter(port, statements, consumer, place)
 
@@ -118,7 +138,7 @@ class SqlTracker:
         deadlock, has the message delivered again, and is no duplicate."""
 
         async def work(port: SqlPort) -> bool:
-            statements = tracker_statements(port.dialect, self._table)
+            statements = self._statements(port)
             key = {"consumer": consumer, "message_id": message_id}
             if self._elsewhere is not None:
                 return not await call(port, statements.look, key)
@@ -132,7 +152,7 @@ class SqlTracker:
             return
 
         async def work(port: SqlPort) -> None:
-            statement = tracker_statements(port.dialect, self._table).track
+            statement = self._statements(port).track
             await call(port, statement, {"consumer": consumer, "message_id": message_id})
 
         self._elsewhere.run(work)
@@ -144,7 +164,7 @@ class SqlTracker:
         """Remove the oldest marks of a consumer, beyond the retention."""
 
         async def work(port: SqlPort) -> int:
-            statement = tracker_statements(port.dialect, self._table).forget
+            statement = self._statements(port).forget
             values = {"consumer": consumer, "age": self._retention_ms, "limit": limit}
             return len(await call(port, statement, values))
 
@@ -154,6 +174,9 @@ class SqlTracker:
         """Close the connections of a tracker that was given a URL."""
         if self._elsewhere is not None:
             self._elsewhere.close()
+
+    def _statements(self, port: SqlPort) -> TrackerStatements:
+        return tracker_statements(port.dialect, self._found if port.dialect == POSTGRESQL else self._table)
 
     def _within(self, unit: Unit | None, work: _Work[Result]) -> Result | Awaitable[Result]:
         if self._elsewhere is not None:

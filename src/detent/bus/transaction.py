@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from contextvars import Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -27,6 +28,32 @@ def is_session(session: Any) -> bool:
     return orm is not None and isinstance(session, orm.Session)
 
 
+def _commits_by_itself(session: Any) -> bool:
+    """Whether what is done on a connection, or in a session, is committed statement by statement."""
+    plain = getattr(session, "sync_session", session)
+    if is_session(plain) or hasattr(plain, "get_execution_options"):
+        bind: Any = plain.get_bind() if is_session(plain) else plain
+        chosen = bind.get_execution_options().get("isolation_level") or getattr(
+            bind.dialect, "_on_connect_isolation_level", None
+        )
+        return str(chosen).upper() == "AUTOCOMMIT"
+    if hasattr(session, "in_transaction"):  # sqlite3's
+        return getattr(session, "isolation_level", "") is None and not session.in_transaction
+    info = getattr(session, "info", None)
+    is_idle = getattr(getattr(info, "transaction_status", None), "name", "") == "IDLE"
+    return bool(getattr(session, "autocommit", False)) and is_idle
+
+
+def _wake_after_commits(session: Any, bus: Bus) -> None:
+    """One listener for a session and an app, however many blocks there are."""
+    from sqlalchemy import event
+
+    known: set[str] = session.info.setdefault("detent-wakes", set())
+    if bus.name not in known:
+        known.add(bus.name)
+        event.listen(session, "after_commit", lambda _session: bus.wake())
+
+
 class _Borrowed:
     """The transaction of a session that is somebody else's, as the outbox wants it."""
 
@@ -38,7 +65,7 @@ class _Borrowed:
     def commit(self) -> None:
         raise AssertionError("whoever has the session commits it")
 
-    rollback = close = commit
+    check = rollback = close = commit
 
 
 class BusTransaction(Outgoing):
@@ -66,14 +93,6 @@ class BusTransaction(Outgoing):
         self._commits = commit
         self._token: Token[Outgoing | None] | None = None
 
-    def send(self, message: Any, **options: Any) -> str:
-        """Send a message with the commit; see :meth:`Bus.send`."""
-        return self.bus.send(message, **options)
-
-    def publish(self, message: Any, **options: Any) -> str:
-        """Publish a message with the commit; see :meth:`Bus.publish`."""
-        return self.bus.publish(message, **options)
-
     # -- with ---------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
@@ -97,6 +116,8 @@ class BusTransaction(Outgoing):
         await self._finish(error)
 
     def _begin(self) -> Self:
+        if self._token is not None:
+            raise Invalid("a block of bus.transaction is used once: make another one")
         if current.get() is not None:
             raise Invalid(
                 "a transaction is open here already, a handler's or another block's: messages go with that one"
@@ -106,13 +127,19 @@ class BusTransaction(Outgoing):
                 "Django commits at the end of its own block: write with transaction.atomic(): and in it with "
                 "bus.transaction(connection, commit=False)"
             )
+        if _commits_by_itself(self._session):
+            raise Invalid(
+                "this connection commits each statement by itself (autocommit), so that there is no transaction to "
+                "send messages with: begin one first, or switch autocommit off"
+            )
         self._token = current.set(self)
         return self
 
     async def _finish(self, error: BaseException | None) -> None:
         self.close()
         assert self._token is not None
-        current.reset(self._token)
+        with suppress(ValueError):  # left in another context than it was entered in, as generators of FastAPI's do
+            current.reset(self._token)
         if error is not None:
             if self._commits:
                 await self._call(self._session.rollback)
@@ -138,9 +165,7 @@ class BusTransaction(Outgoing):
 
             transaction.on_commit(self.bus.wake, using=self._session.alias)
         elif (plain := getattr(self._session, "sync_session", self._session)) is not None and is_session(plain):
-            from sqlalchemy import event
-
-            event.listen(plain, "after_commit", lambda _session: self.bus.wake(), once=True)
+            _wake_after_commits(plain, self.bus)
         # On other connections the outbox is looked at once a second anyway.
 
     async def _call(self, function: Any, *values: Any) -> None:

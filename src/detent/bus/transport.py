@@ -17,8 +17,10 @@ class Transport(Protocol):
     somebody makes the queue, `Invalid` and `LimitExceeded` will not."""
 
     @property
-    def delay_max_s(self) -> float | None:
-        """The longest delay it keeps a message back for; None for any."""
+    def ahead_s(self) -> float:
+        """How long before it is due a message that waits in an outbox may be sent; `math.inf` for as soon as it is
+        there. Less than the longest delay that it keeps a message back for, as the outbox's clock is another one; 0
+        where messages are sent when they are due."""
 
     @property
     def place(self) -> str:
@@ -66,7 +68,8 @@ class Transport(Protocol):
 
     def send(self, envelopes: Sequence[Envelope]) -> dict[int, DetentError]:
         """Send messages in their order; durable when it returns. By index, what became of those that were not sent.
-        An error that is raised says that it is not known of any whether it was sent: send them again, ids and all."""
+        An error that is raised says that it is not known of any whether it was sent: send them again, ids and all. A
+        reply to a name that nobody has is dropped, and no error: the name is what the sender of some message wrote."""
 
     def open_replies(self) -> None:
         """Get ready for `next_replies`; called once, before the first request is sent."""

@@ -5,6 +5,7 @@ acknowledgement of its message can be one transaction.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,8 +16,8 @@ from urllib.parse import urlsplit
 
 from detent.bus import subscriptions, topics
 from detent.bus.envelope import KINDS, QUEUE, TOPIC, TOPICS, Envelope, Incoming
-from detent.bus.reply_journals import ReplyJournals, ReplyReader, check_reply
-from detent.durations import DURATION_MS_MAX, Duration, at_1970_ms, milliseconds
+from detent.bus.reply_journals import SHOWN_MAX, ReplyJournals, ReplyReader, check_reply
+from detent.durations import DURATION_MS_MAX, Duration, at_1970_ms, milliseconds, since_1970_ms
 from detent.errors import Busy, Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.queue import Delivery, Outgoing
 from detent.queue import operations as ops
@@ -66,7 +67,7 @@ class QueueTransport:
     which it is gone.
     """
 
-    delay_max_s: Final = None
+    ahead_s: Final = math.inf
 
     def __init__(
         self,
@@ -90,6 +91,7 @@ class QueueTransport:
             raise Invalid("a lease and a retention are longer than nothing")
         self._extend_every_s = self._lease.total_seconds() / EXTEND_SHARE
         self._name = ""
+        self._made = (-1, 0)
         self._store: Store | None = None
         self._journals: ReplyJournals | None = None
         self._replies: ReplyReader | None = None
@@ -148,6 +150,7 @@ class QueueTransport:
         found = queue.info()
         if found.max_attempts:
             logger.info("the queue %r gives messages up by itself, after %d attempts", queue.name, found.max_attempts)
+        self._made = (found.number, since_1970_ms(found.created))
         self._extend_every_s = min(self._lease, found.max_lease).total_seconds() / EXTEND_SHARE
 
     def close(self) -> None:
@@ -177,7 +180,18 @@ class QueueTransport:
             found = self.store.queue(self.input_name).claim(min(limit, ops.CLAIM_MAX), wait=wait, lease=self._lease)
         except LimitExceeded as error:  # too much is in flight, or waits: that passes
             raise Unavailable(str(error)) from error
-        return [_incoming(delivery) for delivery in found]
+        return [_incoming(delivery, self._made_ms_of(delivery)) for delivery in found]
+
+    def _made_ms_of(self, delivery: Delivery) -> int:
+        """When the queue was made that a message came from. One of the same name that is made anew has another
+        number."""
+        number = delivery.receipt.queue
+        if number != self._made[0]:
+            found = self.store.queue(self.input_name).info()
+            if found.number != number:
+                raise NotFound(f"the queue {self.input_name!r} was deleted while a message was taken from it")
+            self._made = (number, since_1970_ms(found.created))
+        return self._made[1]
 
     def extend(self, deliveries: Sequence[Incoming]) -> None:
         """Hold messages for longer, in one commit if none of them is lost."""
@@ -229,7 +243,9 @@ class QueueTransport:
         for to, group in groupby(envelopes, lambda envelope: envelope.to):
             kind, _, name = to.partition(":")
             if kind not in KINDS or not name:
-                raise Invalid(f"{to[:200]!r} is no address: it begins with one of {', '.join(KINDS)}, and a colon")
+                raise Invalid(
+                    f"{to[:SHOWN_MAX]!r} is no address: it begins with one of {', '.join(KINDS)}, and a colon"
+                )
             if kind == QUEUE:
                 ops.check_name(name)
                 transaction.publish_many([self._outgoing(envelope) for envelope in group], queue=name)
@@ -241,7 +257,10 @@ class QueueTransport:
 
     def _reply_into(self, transaction: Transaction, name: str, envelopes: Iterable[Envelope]) -> None:
         assert self._journals is not None
-        journal = self._journals.journal(name)
+        journal = self._journals.find(name)
+        if journal is None:  # a message is not to fail because of whom its sender names
+            logger.info("a reply to %r is dropped: no app of that name has asked for any", name[:SHOWN_MAX])
+            return
         for envelope in envelopes:
             check_reply(envelope.visible_ms)
             transaction.append(journal, envelope.body, headers=envelope.headers)
@@ -342,13 +361,16 @@ def _groups(envelopes: Sequence[Envelope]) -> Iterator[list[tuple[int, Envelope]
         yield group
 
 
-def _incoming(delivery: Delivery) -> Incoming:
+def _incoming(delivery: Delivery, made_ms: int) -> Incoming:
+    """A message with a name that is its own. Each store counts its queues and messages from the beginning, so there are
+    times in the name, too: another store, or one that is made anew, never gives it to another message."""
     headers = delivery.headers
     headers.pop(ADDRESS, None)
     if delivery.uri is not None:
         headers[URI] = delivery.uri
     queue, message, token = delivery.receipt
-    return Incoming(f"{queue}-{message}", headers, delivery.payload, delivery.attempts, token, delivery)
+    name = f"{made_ms}-{queue}-{message}-{since_1970_ms(delivery.received)}"
+    return Incoming(name, headers, delivery.payload, delivery.attempts, token, delivery)
 
 
 def _cut(reason: str) -> str:

@@ -66,8 +66,6 @@ class SqsTransport:
     environment as boto3 does it. SQS counts in whole seconds: times are rounded up.
     """
 
-    delay_max_s: Final = float(DELAY_S_MAX)
-
     def __init__(
         self,
         queue: str | None = None,
@@ -92,6 +90,13 @@ class SqsTransport:
         self._create = create
         self._queues = SqsQueues(region, endpoint, client)
         self._name = ""
+        self._sends_fifo = any(queue.endswith(FIFO) for queues in self._topics.values() for queue in queues)
+
+    @property
+    def ahead_s(self) -> float:
+        """Half of the longest delay, so that clocks may differ by the other half. FIFO queues delay no single message:
+        an app that sends to one sends everything when it is due."""
+        return 0.0 if self._sends_fifo or self.input_name.endswith(FIFO) else DELAY_S_MAX / 2
 
     @property
     def input_name(self) -> str:
@@ -204,8 +209,12 @@ class SqsTransport:
         return [_incoming(message, now) for message in answer.get("Messages") or ()]
 
     def extend(self, deliveries: Sequence[Incoming]) -> None:
-        """Hold messages for longer, ten a call."""
+        """Hold messages for longer, ten a call; for twelve hours in all, after which SQS gives them to others."""
         held = [delivery for delivery in deliveries if not delivery.receipt.settled and not delivery.lost]
+        now = time.monotonic()
+        for delivery in held:
+            delivery.lost = _left_s(delivery, self._lease_s, now) <= 0
+        held = [delivery for delivery in held if not delivery.lost]
         unknown: DetentError | None = None
         for at in range(0, len(held), BATCH_MAX):
             try:
@@ -269,6 +278,7 @@ class SqsTransport:
 
     def send(self, envelopes: Sequence[Envelope]) -> dict[int, DetentError]:
         """Send messages, ten a call to each queue. Standard queues keep no order, and may deliver one twice."""
+        self._sends_fifo = self._sends_fifo or any(envelope.to.endswith(FIFO) for envelope in envelopes)
         return Sending(self._queues, self._topics).send(envelopes)
 
     # -- replies ------------------------------------------------------------------------------------------------

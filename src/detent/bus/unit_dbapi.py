@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import sqlite3
 import sys
@@ -11,43 +10,43 @@ from functools import cached_property
 from typing import Any, Final
 
 from detent.bus.calling import is_coroutine_function
-from detent.bus.sql_port import SqlPort, port_of
+from detent.bus.sql_port import SqlitePort, SqlPort, port_of
 from detent.bus.transport import Transport
+from detent.bus.unit_of_work import TransactionEnded
+from detent.bus.unit_psycopg import AsyncPsycopgUnit, PsycopgUnit
 from detent.bus.unit_rules import (
-    BROKEN,
     ENDED,
-    SAVEPOINT,
-    SET_DURABLE,
+    IN_TRANSACTION,
+    MEMORY,
+    SQLITE_FILE,
+    SQLITE_SAFETY,
+    Guard,
     check_sqlite_file,
     committing,
+    settling,
     sqlite_place,
 )
-from detent.dialects import ABORTED, POSTGRESQL, is_passing_error, state_of
+from detent.dialects import POSTGRESQL, check_sqlite, is_no_savepoint
 from detent.errors import Invalid
-
-_ENDINGS: Final = ("commit", "rollback", "close")
-
-_NO_SAVEPOINT: Final = "3B001"
-"""PostgreSQL's state of a savepoint that is not there."""
 
 _ANOTHER: Final = (
     "a unit of work needs a function that answers a new sqlite3.Connection, psycopg.Connection or "
     "psycopg.AsyncConnection, or a context manager with one, such as psycopg_pool's pool.connection"
 )
 
-_SETTLE: Final = f"RELEASE SAVEPOINT {SAVEPOINT}; COMMIT"
-"""In one round trip. The first part fails if the transaction has ended meanwhile, or a statement in it has failed; the
-second is then not done."""
-
 
 class SqliteUnit:
     """One transaction of a sqlite3 connection, which has the write lock from its beginning."""
 
-    def __init__(self, connection: sqlite3.Connection, let_go: Callable[[], Any]) -> None:
+    def __init__(self, connection: sqlite3.Connection, let_go: Callable[[], Any], *, is_file: bool) -> None:
         self._connection = connection
         self._let_go = let_go
+        self._is_file = is_file
+        self._guard = Guard()
         self._has_refused = False
         self._is_begun = False
+        self._is_open = False
+        """Whether the transaction is begun and not yet to be ended by us."""
         self.sql: SqlPort = port_of(connection)
         self.provides: Mapping[Any, Any] = _provided(connection)
 
@@ -57,10 +56,14 @@ class SqliteUnit:
         if getattr(connection, "autocommit", -1) is False:
             raise Invalid("sqlite3 begins transactions itself with autocommit=False: leave that out")
         if connection.in_transaction:
-            raise Invalid("the connection is in a transaction already: the function has to answer one that nobody uses")
+            raise Invalid(IN_TRANSACTION)
         connection.execute("BEGIN IMMEDIATE").close()
-        connection.execute(f"SAVEPOINT {SAVEPOINT}").close()
         self._is_begun = True
+        if self._is_file:
+            ((synchronous, journal),) = self.sql.execute(SQLITE_SAFETY, {})  # type: ignore[misc]
+            check_sqlite(synchronous, journal)
+        connection.execute(self._guard.set).close()
+        self._is_open = True
         connection.set_authorizer(self._authorize)
 
     def _authorize(self, action: int, what: str | None, *_: Any) -> int:
@@ -69,184 +72,75 @@ class SqliteUnit:
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
 
+    def check(self) -> None:
+        """`TransactionEnded` if the connection is in no transaction any more."""
+        if self._is_open and not (self._is_connected() and self._connection.in_transaction):
+            raise TransactionEnded(ENDED)
+
     def commit(self) -> None:
         """Commit, if it still is the transaction that was begun."""
-        self._allow()
+        self.check()
         if self._has_refused:
             raise Invalid(ENDED)
-        try:
-            self._connection.execute(f"RELEASE {SAVEPOINT}").close()
-        except sqlite3.Error as error:
-            raise Invalid(ENDED) from error
+        self._connection.set_authorizer(None)
+        self._is_open = False
+        with settling():
+            self._connection.execute(self._guard.release).close()
         with committing():
             self._connection.execute("COMMIT").close()
 
     def rollback(self) -> None:
-        """Undo everything, unless a handler has closed the connection, which does so, too."""
-        if self._is_begun:
-            self._allow()
-            if self._is_open() and self._connection.in_transaction:
-                self._connection.execute("ROLLBACK").close()
+        """Undo everything. `TransactionEnded` if a handler has got round what forbids it to commit, or has closed the
+        connection, or has written without a transaction after SQLite had undone this one."""
+        if not self._is_begun:
+            return
+        was_open, self._is_open = self._is_open, False
+        if not self._is_connected():
+            if was_open:
+                raise TransactionEnded(ENDED)
+            return
+        has_ended = was_open and self._has_ended()
+        self._connection.set_authorizer(None)
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK").close()
+        if has_ended:
+            raise TransactionEnded(ENDED)
+
+    def _has_ended(self) -> bool:
+        """Whether somebody may have committed. SQLite undoes a transaction by itself when the disk is full, and then
+        everything is as it should be, as long as Python begins another one for what is written next, and SQLite still
+        lets nobody commit that."""
+        try:
+            self._connection.execute(self._guard.back).close()
+        except sqlite3.Error as error:
+            if not is_no_savepoint(error):
+                raise
+            return self._connection.isolation_level is None or not self._is_guarded()
+        return False
+
+    def _is_guarded(self) -> bool:
+        """Whether SQLite still refuses a COMMIT to everybody; this one is not executed."""
+        try:
+            self._connection.execute("EXPLAIN COMMIT").close()
+        except sqlite3.DatabaseError:
+            return True
+        return False
 
     def close(self) -> None:
         """Let go of the connection."""
         try:
+            self._is_open = False
             self.rollback()
         finally:
             self._let_go()
 
-    def _allow(self) -> None:
-        if self._is_open():
-            self._connection.set_authorizer(None)
-
-    def _is_open(self) -> bool:
+    def _is_connected(self) -> bool:
         try:
             return self._connection.total_changes >= 0
         except sqlite3.ProgrammingError as error:
             if "closed" in str(error):
                 return False
             raise
-
-
-class PsycopgUnit:
-    """One transaction of a psycopg connection."""
-
-    def __init__(self, connection: Any, let_go: Callable[[], Any]) -> None:
-        self._connection = connection
-        self._let_go = let_go
-        self._refused: list[str] = []
-        self.sql: SqlPort = port_of(connection)
-        self.provides: Mapping[Any, Any] = _provided(connection)
-
-    def begin(self) -> None:
-        """Begin."""
-        self._connection.execute(_beginning(self._connection))
-        _forbid(self._connection, self._refused)
-
-    def commit(self) -> None:
-        """Commit, if it still is the transaction that was begun, and nothing in it has failed."""
-        _allow(self._connection)
-        _check_whole(self._connection, self._refused)
-        with committing(), _Settling():
-            self._connection.execute(_SETTLE)
-
-    def rollback(self) -> None:
-        """Undo everything. A transaction ends with its connection, if that is broken."""
-        _allow(self._connection)
-        if _is_open(self._connection):
-            try:
-                self._connection.rollback()
-            except Exception as error:
-                if not is_passing_error(error):
-                    raise
-                self._connection.close()
-
-    def close(self) -> None:
-        """Let go of the connection. What a pool gets back has nothing open: it would commit that."""
-        try:
-            self.rollback()
-        finally:
-            self._let_go()
-
-
-class AsyncPsycopgUnit:
-    """The same for asyncio."""
-
-    def __init__(self, connection: Any, let_go: Callable[[], Any]) -> None:
-        self._connection = connection
-        self._let_go = let_go
-        self._refused: list[str] = []
-        self.sql: SqlPort = port_of(connection)
-        self.provides: Mapping[Any, Any] = _provided(connection)
-
-    async def begin(self) -> None:
-        """Begin."""
-        await self._connection.execute(_beginning(self._connection))
-        _forbid(self._connection, self._refused)
-
-    async def commit(self) -> None:
-        """See `PsycopgUnit`."""
-        _allow(self._connection)
-        _check_whole(self._connection, self._refused)
-        with committing(), _Settling():
-            await self._connection.execute(_SETTLE)
-
-    async def rollback(self) -> None:
-        """See `PsycopgUnit`."""
-        _allow(self._connection)
-        if _is_open(self._connection):
-            try:
-                await self._connection.rollback()
-            except Exception as error:
-                if not is_passing_error(error):
-                    raise
-                await self._connection.close()
-
-    async def close(self) -> None:
-        """Let go of the connection, also if this is cancelled: its pool would not see it again."""
-        await asyncio.shield(asyncio.ensure_future(self._close()))
-
-    async def _close(self) -> None:
-        try:
-            await self.rollback()
-        finally:
-            await self._let_go()
-
-
-# -- psycopg ----------------------------------------------------------------------------------------------------
-
-
-def _beginning(connection: Any) -> str:
-    """What begins a transaction, in one round trip; psycopg says BEGIN by itself where it does not commit each
-    statement."""
-    if connection.info.transaction_status != 0:
-        raise Invalid("the connection is in a transaction already: the function has to answer one that nobody uses")
-    begin = "BEGIN; " if connection.autocommit else ""
-    return f"{begin}{SET_DURABLE}; SAVEPOINT {SAVEPOINT}"
-
-
-def _forbid(connection: Any, refused: list[str]) -> None:
-    """Nobody ends the transaction through the connection's own methods; who tries is noted."""
-
-    def refuse(name: str) -> Callable[..., Any]:
-        def raise_it(*_: Any, **__: Any) -> Any:
-            refused.append(name)
-            raise Invalid(ENDED)
-
-        return raise_it
-
-    for name in _ENDINGS:
-        setattr(connection, name, refuse(name))
-
-
-def _allow(connection: Any) -> None:
-    for name in _ENDINGS:
-        vars(connection).pop(name, None)
-
-
-def _is_open(connection: Any) -> bool:
-    """Whether there is a transaction that could be undone."""
-    return not connection.closed and connection.info.transaction_status != 0
-
-
-def _check_whole(connection: Any, refused: list[str]) -> None:
-    """A handler that was told not to, and went on, has not done what it meant to do."""
-    if refused or (connection.closed and not connection.broken):
-        raise Invalid(ENDED)
-
-
-class _Settling:
-    """Tells errors of `_SETTLE` apart: those that say that the transaction is not whole, and those of the commit."""
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        state = state_of(error)
-        if state == ABORTED:
-            raise Invalid(BROKEN) from error
-        if state in (_NO_SAVEPOINT, "25P01"):
-            raise Invalid(ENDED) from error
 
 
 # -- where connections come from --------------------------------------------------------------------------------
@@ -280,7 +174,9 @@ class DbApiUnitOfWork:
     It may be ``async def``, or answer an async context manager; handlers then run on an event loop.
 
     Handlers ask for ``connection``, or by its class. They never end the transaction; savepoints are theirs, and so is
-    psycopg's ``connection.transaction()``. While a unit of sqlite3's is open the connection's authorizer is ours.
+    psycopg's ``connection.transaction()``. While a unit of sqlite3's is open the connection's authorizer is ours, and
+    afterwards it has none: one of your own (``set_authorizer``) is replaced, and does not see what handlers do.
+
     SQLite has one writer for the whole file, which is a unit from its beginning to its end: others wait as long as
     ``sqlite3.connect(timeout=...)`` says, and then fail with ``database is locked``, which is tried again.
     """
@@ -337,8 +233,9 @@ class DbApiUnitOfWork:
         if not issubclass(self._sample[0], sqlite3.Connection):
             return
         connection, let_go = self._entered()
+        port = SqlitePort(connection)
         try:
-            check_sqlite_file(lambda query: connection.execute(query).fetchone()[0], transport)
+            check_sqlite_file(lambda query: port.execute(query, {})[0][0], transport)
         finally:
             let_go()
 
@@ -350,9 +247,9 @@ class DbApiUnitOfWork:
         connection, let_go = self._entered()
         unit: SqliteUnit | PsycopgUnit
         if isinstance(connection, sqlite3.Connection):
-            unit = SqliteUnit(connection, let_go)
+            unit = SqliteUnit(connection, let_go, is_file=self._sample[1] != MEMORY)
         else:
-            unit = PsycopgUnit(connection, let_go)
+            unit = PsycopgUnit(connection, let_go, _provided(connection))
         try:
             unit.begin()
         except BaseException:
@@ -376,7 +273,7 @@ class DbApiUnitOfWork:
         else:
             connection = await found.__aenter__()
             let_go = lambda: found.__aexit__(None, None, None)  # noqa: E731
-        unit = AsyncPsycopgUnit(connection, let_go)
+        unit = AsyncPsycopgUnit(connection, let_go, _provided(connection))
         try:
             await unit.begin()
         except BaseException:
@@ -393,7 +290,7 @@ def _async_kind() -> type[Any]:
 
 def _place_of(connection: Any) -> str | None:
     if isinstance(connection, sqlite3.Connection):
-        ((file,),) = connection.execute("SELECT file FROM pragma_database_list WHERE name = 'main'").fetchall()
+        ((file,),) = SqlitePort(connection).execute(SQLITE_FILE, {})
         return sqlite_place(file)
     if (info := getattr(connection, "info", None)) is None:
         return None

@@ -3,70 +3,97 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Final
 
 from detent.bus.sql_port import SqlPort, port_of
 from detent.bus.transport import Transport
+from detent.bus.unit_of_work import TransactionEnded
 from detent.bus.unit_rules import (
     BROKEN,
     ENDED,
-    IS_DURABLE,
-    SET_DURABLE,
-    check_not_aborted,
+    MEMORY,
+    SQLITE_SAFETY,
     check_sqlite_file,
     committing,
+    guard_of,
+    is_over,
+    is_psycopg,
+    say,
+    settling,
     sqlite_place,
 )
-from detent.dialects import DIALECTS, POSTGRESQL, SQLITE, ends_transaction
+from detent.dialects import DIALECTS, SQLITE, check_sqlite, ends_transaction, is_no_savepoint
 from detent.errors import Invalid
 
 
 class DjangoUnit:
     """One ``atomic`` block."""
 
-    def __init__(self, connection: Any, using: str, *, sets_durable: bool) -> None:
+    def __init__(self, connection: Any, using: str, *, is_file: bool) -> None:
         from django.db import transaction
 
         self._connection = connection
         self._atomic = transaction.atomic(using=using, durable=True)
-        self._sets_durable = sets_durable
+        self._guard = guard_of(vars(connection))
+        self._is_file = is_file
         self._is_inside = False
+        self._is_guarded = False
+        """Whether the savepoint is set and nobody has looked for it yet."""
         self.sql: SqlPort = port_of(connection)
         self.provides: Mapping[Any, Any] = {"connection": connection}
 
     def begin(self) -> None:
         """Enter the block. Django itself refuses a commit inside of it; text it does not look at."""
-        self._connection.close_if_unusable_or_obsolete()
-        self._connection.execute_wrappers.append(_refuse_endings)
+        connection = self._connection
+        connection.close_if_unusable_or_obsolete()
+        connection.execute_wrappers.append(_refuse_endings)
         try:
             self._atomic.__enter__()
             self._is_inside = True
-            if self._sets_durable:
-                self.sql.execute(SET_DURABLE, {})
+            if self._is_file:
+                ((synchronous, journal),) = self.sql.execute(SQLITE_SAFETY, {})  # type: ignore[misc]
+                check_sqlite(synchronous, journal)
+            self._say(self._guard.set)
+            self._is_guarded = True
         except BaseException:
             self.rollback()
             self.close()
             raise
 
+    def check(self) -> None:
+        """`TransactionEnded` if the block was left, or the connection is in no transaction any more."""
+        connection = self._connection
+        if (
+            not self._is_inside
+            or not connection.in_atomic_block
+            or self._was_closed()
+            or is_over(connection.connection)
+        ):
+            raise TransactionEnded(ENDED)
+
     def commit(self) -> None:
         """Leave the block, if all of it is to be committed: Django says nothing when it rolls back instead."""
-        connection = self._connection
-        if not self._is_inside or connection.closed_in_transaction or not connection.in_atomic_block:
-            raise Invalid(ENDED)
-        if connection.needs_rollback:
+        self.check()
+        if self._connection.needs_rollback:
             raise Invalid(BROKEN)
-        if connection.vendor == POSTGRESQL:
-            check_not_aborted(connection.connection)
-        self._is_inside = False
+        self._is_guarded = False
         with committing():
+            with settling():
+                self._settle()
+            self._is_inside = False
             self._atomic.__exit__(None, None, None)
 
     def rollback(self) -> None:
         """Leave the block, and undo it."""
-        if self._is_inside:
-            self._is_inside = False
-            self._connection.needs_rollback = True
-            self._atomic.__exit__(None, None, None)
+        if not self._is_inside:
+            return
+        self._is_inside = False
+        has_ended = self._is_guarded and self._has_ended()
+        self._connection.needs_rollback = True
+        self._atomic.__exit__(None, None, None)
+        if has_ended:
+            raise TransactionEnded(ENDED)
 
     def close(self) -> None:
         """Keep the connection, as Django does, unless it is broken or old."""
@@ -74,6 +101,32 @@ class DjangoUnit:
         if _refuse_endings in wrappers:
             wrappers.remove(_refuse_endings)
         self._connection.close_if_unusable_or_obsolete()
+
+    def _was_closed(self) -> bool:
+        return self._connection.closed_in_transaction or self._connection.connection is None
+
+    def _settle(self) -> None:
+        """Look for the guard, and have the transaction wait for the disk. After psycopg's COMMIT, Django's own finds
+        nothing to do, and costs nothing."""
+        if self._connection.vendor == SQLITE:
+            self._say(self._guard.release)
+        else:
+            self._say(self._guard.commit if is_psycopg(self._connection.connection) else self._guard.settle)
+
+    def _has_ended(self) -> bool:
+        """Whether the guard is gone. Other errors are those of a lost connection, which Django finds out next."""
+        if self._was_closed():
+            return True
+        try:
+            self._say(self._guard.undo if is_psycopg(self._connection.connection) else self._guard.back)
+        except Exception as error:  # noqa: BLE001 - see above
+            return is_no_savepoint(error.__cause__ or error)
+        return False
+
+    def _say(self, text: str) -> None:
+        """On the driver's own connection, with errors as Django has them."""
+        with self._connection.wrap_database_errors:
+            say(self._connection.connection, text)
 
 
 def _refuse_endings(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
@@ -103,7 +156,6 @@ class DjangoUnitOfWork:
 
     def __init__(self, using: str = "default") -> None:
         self._using = using
-        self._sets_durable = False
 
     @property
     def place(self) -> str:
@@ -114,6 +166,10 @@ class DjangoUnitOfWork:
             return sqlite_place(None if ":memory:" in name or "mode=memory" in name else name)
         host, port = settings.get("HOST") or "localhost", settings.get("PORT") or 5432
         return f"{self._connection().vendor}://{host}:{port}/{settings['NAME']}"
+
+    @cached_property
+    def _is_file(self) -> bool:
+        return self._connection().vendor == SQLITE and self.place != MEMORY
 
     def check(self, transport: Transport) -> None:
         """Refuse a database that may lose what it commits."""
@@ -130,12 +186,10 @@ class DjangoUnitOfWork:
 
         if connection.vendor == SQLITE:
             check_sqlite_file(ask, transport)
-        else:
-            self._sets_durable = not ask(IS_DURABLE)
 
     def begin(self) -> DjangoUnit:
         """Enter a block, on the connection of this thread."""
-        unit = DjangoUnit(self._connection(), self._using, sets_durable=self._sets_durable)
+        unit = DjangoUnit(self._connection(), self._using, is_file=self._is_file)
         unit.begin()
         return unit
 

@@ -52,6 +52,9 @@ class EngineUnit:
         self._transport.send_into(self._transaction, envelopes)
         self._transport.acknowledge_into(self._transaction, incoming)
 
+    def check(self) -> None:
+        """A handler cannot end it."""
+
     def commit(self) -> None:
         """All of it, in one commit of the engine."""
         self._transaction.commit_all()

@@ -9,12 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from detent.errors import Invalid
 
 if TYPE_CHECKING:
     from detent.bus.calling import Caller
     from detent.bus.sql_port import SqlPort
     from detent.bus.transport import Transport
+
+
+class TransactionEnded(Invalid):
+    """A handler has ended the transaction of its message itself. What it wrote before that, and the mark, may be
+    committed without the rest, so trying again would skip it as handled: the message is given up, for people to see."""
 
 
 class Unit(Protocol):
@@ -28,12 +35,17 @@ class Unit(Protocol):
     def sql(self) -> SqlPort | None:
         """How trackers and outboxes speak SQL within the transaction; None if it is not one of a database."""
 
+    def check(self) -> None:
+        """`TransactionEnded` if it can be told without asking the database that the transaction has ended: called
+        before messages are kept, which would be committed by themselves."""
+
     def commit(self) -> Awaitable[None] | None:
-        """Commit. When it returns, what was done survives a power cut. `Invalid` if a handler has ended the transaction
-        itself, in which case nothing may be acknowledged."""
+        """Commit. When it returns, what was done survives a power cut. `TransactionEnded` if a handler has ended the
+        transaction itself."""
 
     def rollback(self) -> Awaitable[None] | None:
-        """Undo everything; also after a commit that failed."""
+        """Undo everything; also after a commit that failed. `TransactionEnded` if that is not possible, because a
+        handler has ended the transaction itself."""
 
     def close(self) -> Awaitable[None] | None:
         """Let go of it. Always called, once, at the end."""
@@ -71,23 +83,37 @@ class Begun:
         self._unit: Unit | None = None
 
     async def __aenter__(self) -> Unit:
-        unit: Unit = await self._caller.unit(self._unit_of_work.begin)
-        self._unit = unit
+        try:
+            return await self._caller.to_its_end(self._begin())
+        except BaseException:
+            if self._unit is not None:  # cancelled when it had just begun
+                await self._caller.to_its_end(self._let_go())
+            raise
+
+    async def _begin(self) -> Unit:
+        self._unit = unit = cast("Unit", await self._caller.unit(self._unit_of_work.begin))
         return unit
+
+    async def _let_go(self) -> None:
+        assert self._unit is not None
+        try:
+            await self._caller.unit(self._unit.rollback)
+        finally:
+            await self._caller.unit(self._unit.close)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        unit, call = self._unit, self._caller.unit
-        assert unit is not None
-        try:
-            if error is None:
-                await call(unit.commit)
-        except BaseException:
-            await call(unit.rollback)
-            raise
+        if error is not None:
+            await self._caller.to_its_end(self._let_go())
         else:
-            if error is not None:
-                await call(unit.rollback)
-        finally:
-            await call(unit.close)
+            await self._caller.to_its_end(self._commit())
+
+    async def _commit(self) -> None:
+        assert self._unit is not None
+        try:
+            await self._caller.unit(self._unit.commit)
+        except BaseException:
+            await self._let_go()
+            raise
+        await self._caller.unit(self._unit.close)

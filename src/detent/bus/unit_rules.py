@@ -1,15 +1,32 @@
-"""What every unit of work on a database has to see to: that handlers do not end its transaction, that what is committed
-survives a power cut, and that a commit that says nothing did happen."""
+"""What every unit of work on a database has to see to: that it is noticed when a handler ends its transaction, that
+what is committed survives a power cut, and that a commit that says nothing did happen.
+
+The first needs a guard. Handlers have connections, and there are more ways to end a transaction than can be forbidden:
+a statement among others in one text, a cursor of the driver's, a function of the database. So each unit sets a
+savepoint at its beginning, with a name that nobody knows, and looks for it at its end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import secrets
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from detent.bus.transport import Transport
-from detent.dialects import ABORTED, DURABLE, POSTGRESQL, check_sqlite, is_passing_error, state_of
+from detent.bus.unit_of_work import TransactionEnded
+from detent.dialects import (
+    ABORTED,
+    DURABLE,
+    POSTGRESQL,
+    check_sqlite,
+    is_no_savepoint,
+    is_not_applied,
+    is_passing_error,
+    state_of,
+)
 from detent.errors import DetentError, Invalid, OutcomeUnknown
 
 ENDED: Final = (
@@ -19,24 +36,108 @@ ENDED: Final = (
 )
 
 BROKEN: Final = (
-    "a statement of a handler failed and the handler went on, and PostgreSQL commits nothing of such a transaction: "
-    "let the error out, or try such statements in a savepoint"
+    "a statement of a handler failed and the handler went on, and nothing is committed of such a transaction: let the "
+    "error out, or try such statements in a savepoint"
 )
 
-SAVEPOINT: Final = "detent_unit_of_work"
-"""Set when a transaction begins, and looked for when it is to be committed: it is gone if the transaction has ended
-meanwhile, by whatever way."""
+AUTOCOMMIT: Final = "the engine commits each statement (AUTOCOMMIT): what belongs together needs a transaction"
+
+IN_TRANSACTION: Final = (
+    "the connection is in a transaction already, which is not this unit's: it has to come from its pool, or from the "
+    "function that you gave, with nothing open"
+)
 
 SET_DURABLE: Final = f"SELECT {DURABLE[POSTGRESQL]}"
 
-IS_DURABLE: Final = "SELECT current_setting('synchronous_commit') <> 'off'"
+SQLITE_SAFETY: Final = (
+    "SELECT (SELECT synchronous FROM pragma_synchronous), (SELECT journal_mode FROM pragma_journal_mode)"
+)
+"""Both at once: what a connection was set to outlives its use, and others use it, too."""
 
 SQLITE_FILE: Final = "SELECT file FROM pragma_database_list WHERE name = 'main'"
 
-_IN_ERROR: Final = 3
-"""libpq's status of a connection in whose transaction a statement has failed."""
+_IDLE: Final = 0
+"""libpq's status of a connection in no transaction."""
+
+_GUARD: Final = "_detent_guard"
 
 MEMORY: Final = "sqlite:///:memory:"
+
+
+# -- the guard --------------------------------------------------------------------------------------------------
+
+
+class Guard:
+    """A savepoint that is gone if the transaction has ended since it was set, by whatever way. Its name is not to be
+    guessed: a handler that went back to it would undo the mark."""
+
+    def __init__(self) -> None:
+        name = f"detent_{secrets.token_hex(8)}"
+        self.set = f"SAVEPOINT {name}"
+        self.release = f"RELEASE SAVEPOINT {name}"
+        self.back = f"ROLLBACK TO SAVEPOINT {name}"
+        """Also in a transaction in which a statement has failed."""
+        self.settle = f"{self.release}; {SET_DURABLE}"
+        """Durable as the last thing: handlers can set what they like."""
+        self.commit = f"{self.settle}; COMMIT"
+        self.undo = f"{self.back}; ROLLBACK"
+        """Both in one round trip, with a driver that then has nothing to commit or to undo. If the first part fails,
+        the others are not done."""
+
+
+def guard_of(memory: MutableMapping[Any, Any]) -> Guard:
+    """The guard of a connection, which keeps it for its life: statements that are new each time would fill the caches
+    of drivers and the statistics of PostgreSQL."""
+    found: Guard | None = memory.get(_GUARD)
+    if found is None:
+        found = memory[_GUARD] = Guard()
+    return found
+
+
+def is_psycopg(driver: Any) -> bool:
+    """Whether a connection is psycopg's, plain or async: it knows after a COMMIT in text that there is nothing left to
+    commit."""
+    psycopg = sys.modules.get("psycopg")
+    return psycopg is not None and isinstance(driver, psycopg.Connection | psycopg.AsyncConnection)
+
+
+def is_over(driver: Any) -> bool:
+    """Whether a driver's connection can be seen to be in no transaction, without asking the database. One that is
+    broken cannot."""
+    if (info := getattr(driver, "info", None)) is not None:  # psycopg
+        return int(info.transaction_status) == _IDLE
+    if hasattr(driver, "is_in_transaction"):  # asyncpg
+        return not driver.is_closed() and not driver.is_in_transaction()
+    return not getattr(driver, "in_transaction", True)  # sqlite3, aiosqlite
+
+
+def say(driver: Any, text: str) -> None:
+    """Have a plain connection of a driver's execute a text, behind everything that is built on it. psycopg would
+    prepare it if it was told to prepare everything, and several commands cannot be."""
+    if isinstance(driver, sqlite3.Connection):
+        driver.execute(text).close()
+    elif is_psycopg(driver):
+        driver.execute(text, prepare=False).close()
+    else:
+        with driver.cursor() as cursor:
+            cursor.execute(text)
+
+
+@contextmanager
+def settling() -> Iterator[None]:
+    """Tells what an error means with which a guard's `release` was answered."""
+    try:
+        yield
+    except Exception as error:
+        cause = getattr(error, "orig", None) or error.__cause__ or error
+        if state_of(cause) == ABORTED:
+            raise Invalid(BROKEN) from error
+        if is_no_savepoint(cause):
+            raise TransactionEnded(ENDED) from error
+        raise
+
+
+# -- databases --------------------------------------------------------------------------------------------------
 
 
 def sqlite_place(file: str | None) -> str:
@@ -57,38 +158,18 @@ def check_sqlite_file(ask: Callable[[str], Any], transport: Transport | None) ->
     check_sqlite(ask("PRAGMA synchronous"), ask("PRAGMA journal_mode"))
 
 
-def check_not_aborted(driver: Any) -> bool:
-    """`Invalid` if a statement has failed in a PostgreSQL transaction: its COMMIT would say nothing, and undo all.
-    False if the driver cannot tell."""
-    status = getattr(getattr(driver, "info", None), "transaction_status", None)
-    if status is None:
-        return False
-    if int(status) == _IN_ERROR:
-        raise Invalid(BROKEN)
-    return True
-
-
-@contextmanager
-def aborted_is_invalid() -> Iterator[None]:
-    """Says `Invalid` if a statement tells that an earlier one has failed. `orig` is where SQLAlchemy has the driver's
-    error."""
-    try:
-        yield
-    except Exception as error:
-        if state_of(getattr(error, "orig", None) or error) == ABORTED:
-            raise Invalid(BROKEN) from error
-        raise
-
-
 @contextmanager
 def committing() -> Iterator[None]:
-    """Says `OutcomeUnknown` of errors that pass: who has lost the connection does not know what became of a COMMIT."""
+    """Says `OutcomeUnknown` of errors that pass: who has lost the connection does not know what became of a COMMIT.
+    What the database has refused in so many words is raised as it is."""
     try:
         yield
     except DetentError:
         raise
     except Exception as error:
         cause = getattr(error, "orig", None) or error.__cause__ or error
+        if is_not_applied(cause):
+            raise
         is_lost = bool(getattr(error, "connection_invalidated", False))
         if is_lost or is_passing_error(cause) or (not state_of(cause) and is_passing_error(error)):
             raise OutcomeUnknown(f"nobody said whether a transaction was committed: {cause}") from error

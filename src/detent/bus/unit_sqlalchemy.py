@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeGuard
 
 from sqlalchemy import Connection, Engine, RootTransaction, event
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
@@ -15,25 +15,38 @@ from sqlalchemy.pool import StaticPool
 
 from detent.bus.sql_port import SqlPort, port_of
 from detent.bus.transport import Transport
+from detent.bus.unit_connections import arm, drop, is_autocommit, settle, sqlite_safety, undo
+from detent.bus.unit_connections import driver_of as _driver_of
+from detent.bus.unit_of_work import TransactionEnded
 from detent.bus.unit_rules import (
+    AUTOCOMMIT,
+    BROKEN,
     ENDED,
-    IS_DURABLE,
-    SAVEPOINT,
-    SET_DURABLE,
-    aborted_is_invalid,
-    check_not_aborted,
+    IN_TRANSACTION,
+    MEMORY,
     check_sqlite_file,
     committing,
+    guard_of,
+    is_over,
+    settling,
 )
 from detent.databases import DIALECTS, place_of
-from detent.dialects import POSTGRESQL, SQLITE, ends_transaction
-from detent.errors import Invalid
+from detent.dialects import SQLITE, check_sqlite, ends_transaction
+from detent.errors import Invalid, OutcomeUnknown
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
 _IN_USE: Final = "detent.unit"
 """Where a connection says that it is some unit's."""
+
+_SHARED: Final = "two units of work would share one connection: use a file, without poolclass=StaticPool"
+
+_TWO: Final = (
+    "the session writes to two databases (binds=...), and they are committed one after the other: a crash in between "
+    "leaves the effect without its mark, or the mark without the effect. Keep what a message changes in one database, "
+    "and have a message of its own change the other"
+)
 
 
 def _kinds(kind: type[Any]) -> list[type[Any]]:
@@ -56,15 +69,17 @@ def _is_async(session: Any) -> TypeGuard[AsyncSession]:
 class SqlAlchemyUnit:
     """One transaction of a session."""
 
-    def __init__(self, session: Session, handed: Any, *, sets_durable: bool, remove: Callable[[], Any] | None) -> None:
+    def __init__(self, session: Session, handed: Any, *, is_file: bool, remove: Callable[[], Any] | None) -> None:
         self._session = session
-        self._sets_durable = sets_durable
+        self._is_file = is_file
         self._remove = remove
         self._transaction: SessionTransaction | None = None
-        self._begun: list[tuple[Connection, RootTransaction | None]] = []
+        self._begun: tuple[Connection, RootTransaction | None] | None = None
         self._is_ending = False
-        self._has_savepoint = False
-        self._has_refused = False
+        self._is_guarded = False
+        """Whether the savepoint is set and nobody has looked for it yet."""
+        self._has_ended = False
+        self._refusal: str | None = None
         self._marked: dict[Any, Any] = {}
         self.sql: SqlPort = port_of(handed)
         self.provides: Mapping[Any, Any] = {"session": handed} | dict.fromkeys(_kinds(type(handed)), handed)
@@ -77,25 +92,32 @@ class SqlAlchemyUnit:
         session = self._session
         if session.in_transaction():
             raise Invalid("the session is in a transaction already: the factory has to answer one that nobody uses")
+        if session.twophase:
+            raise Invalid("the session commits in two phases, and units of work in one: leave out twophase=True")
         event.listen(session, "after_begin", self._note)
         event.listen(session, "before_commit", self._refuse_commit)
         self._transaction = session.begin()
         if self.sql.dialect == SQLITE:
-            self._begin_sqlite(session.connection())
-        elif self._sets_durable:
-            session.connection().exec_driver_sql(SET_DURABLE)
+            session.connection()
+
+    def check(self) -> None:
+        """`TransactionEnded` if the session has another transaction, or the connection can be seen to have none."""
+        transaction = self._transaction
+        if self._refusal is not None:
+            raise Invalid(self._refusal)
+        if transaction is None or self._session.get_transaction() is not transaction:
+            raise TransactionEnded(ENDED)
+        if self._begun is None or not transaction.is_active:  # nothing is written in either
+            return
+        connection = self._begun[0]
+        if connection.closed or (not connection.invalidated and is_over(_driver_of(connection))):
+            raise TransactionEnded(ENDED)
 
     def commit(self) -> None:
         """Commit, if it still is the transaction that was begun."""
-        transaction = self._require_whole()
-        self._session.flush()
         self._require_whole()
-        for connection, _ in self._begun:
-            if connection.dialect.name == POSTGRESQL and not check_not_aborted(_driver_of(connection)):
-                with aborted_is_invalid():
-                    connection.exec_driver_sql("SELECT 1")
-        if self._has_savepoint:
-            self._release(self._begun[0][0])
+        self._session.flush()
+        transaction = self._require_whole()
         self._is_ending = True
         self._unmark()
         with committing():
@@ -109,6 +131,9 @@ class SqlAlchemyUnit:
             self._session.rollback()
         except DBAPIError:  # there is nobody to be told who could do more about it
             self._session.invalidate()
+        if self._has_ended and self._refusal != _SHARED:
+            self._has_ended = False
+            raise TransactionEnded(ENDED)
 
     def close(self) -> None:
         """Give the connection back."""
@@ -116,7 +141,7 @@ class SqlAlchemyUnit:
         if event.contains(self._session, "after_begin", self._note):
             event.remove(self._session, "after_begin", self._note)
             event.remove(self._session, "before_commit", self._refuse_commit)
-        self._begun.clear()
+        self._begun = None
         self._unmark()
         try:
             self._session.close()
@@ -127,15 +152,38 @@ class SqlAlchemyUnit:
 
     # -- what goes on in the session ----------------------------------------------------------------------------
 
+    def _note(self, session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+        """A connection takes part from now on: the only one."""
+        del session
+        if transaction.nested or self._is_ending:
+            return
+        if self._begun is not None:
+            is_second = transaction is self._transaction
+            self._refuse_with(_TWO if is_second else ENDED)
+        self._begun = (connection, connection.get_transaction())
+        event.listen(connection, "commit", self._before_commit)
+        event.listen(connection, "rollback", self._before_rollback)
+        event.listen(connection, "before_cursor_execute", self._refuse_endings)
+        if is_autocommit(connection):
+            raise Invalid(AUTOCOMMIT)
+        if connection.dialect.name == SQLITE:
+            self._begin_sqlite(connection)
+        arm(connection, guard_of(connection.info))
+        self._is_guarded = True
+
     def _begin_sqlite(self, connection: Connection) -> None:
-        if _IN_USE in connection.info:
-            raise Invalid("two units of work would share one connection: use a file, without poolclass=StaticPool")
+        if (other := connection.info.get(_IN_USE)) is not None:
+            other._refusal = _SHARED  # which loses its transaction now, when we give the connection back
+            raise Invalid(_SHARED)
         self._marked = connection.info  # which outlives the connection's use here
         self._marked[_IN_USE] = self
-        if not getattr(_driver_of(connection), "in_transaction", False):
+        driver = _driver_of(connection)
+        if not driver.in_transaction:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
-        connection.exec_driver_sql(f"SAVEPOINT {SAVEPOINT}")
-        self._has_savepoint = True
+        elif not connection.dispatch.begin and getattr(driver, "autocommit", None) is not False:
+            raise Invalid(IN_TRANSACTION)  # an engine with a way of its own to begin would have failed
+        if self._is_file:
+            check_sqlite(*sqlite_safety(connection))
 
     def _unmark(self) -> None:
         """Before the connection goes back to its pool, which it does with the transaction's end: it may be the next
@@ -143,54 +191,57 @@ class SqlAlchemyUnit:
         if self._marked.get(_IN_USE) is self:
             del self._marked[_IN_USE]
 
-    def _release(self, connection: Connection) -> None:
-        try:
-            connection.exec_driver_sql(f"RELEASE {SAVEPOINT}")
-        except DBAPIError as error:
-            raise Invalid(ENDED) from error
-
-    def _note(self, session: Session, transaction: SessionTransaction, connection: Connection) -> None:
-        """A connection takes part from now on."""
-        del session
-        if transaction.nested or any(connection is known for known, _ in self._begun):
+    def _before_commit(self, connection: Connection) -> None:
+        """Ours is the last word before a COMMIT, after whatever others do when a session commits."""
+        if not self._is_ending:
+            self._refusal = ENDED
+            connection.connection.rollback()  # SQLAlchemy will not: for it, the transaction has ended now
+            raise Invalid(ENDED)
+        if not self._is_guarded:
             return
-        self._begun.append((connection, connection.get_transaction()))
-        event.listen(connection, "commit", self._refuse)
-        event.listen(connection, "before_cursor_execute", self._refuse_endings)
+        self._is_guarded = False
+        try:
+            with settling():
+                settle(connection, guard_of(connection.info))
+        except Exception as error:
+            if not drop(connection):  # as above
+                raise OutcomeUnknown("the connection was lost when a transaction was to be committed") from error
+            raise
+        except BaseException:
+            drop(connection)
+            raise
+
+    def _before_rollback(self, connection: Connection) -> None:
+        """Whoever undoes it, and for whatever reason: is it still the transaction that was begun?"""
+        if self._is_guarded and not connection.closed and not connection.invalidated:
+            self._is_guarded = False
+            self._has_ended = undo(connection, guard_of(connection.info))
 
     def _refuse_commit(self, session: Session) -> None:
         if not self._is_ending and not session.in_nested_transaction():
-            self._has_refused = True
-            raise Invalid(ENDED)
-
-    def _refuse(self, connection: Connection) -> None:
-        if not self._is_ending:
-            self._has_refused = True
-            connection.connection.rollback()  # SQLAlchemy will not: for it, the transaction has ended now
-            raise Invalid(ENDED)
+            self._refuse_with(ENDED)
 
     def _refuse_endings(self, connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
         """Statements in text that end the transaction pass by SQLAlchemy, which would not know."""
         del connection, cursor
         if not self._is_ending and ends_transaction(statement):
-            self._has_refused = True
-            raise Invalid(ENDED)
+            self._refuse_with(ENDED)
+
+    def _refuse_with(self, why: str) -> NoReturn:
+        self._refusal = why
+        raise Invalid(why)
 
     def _require_whole(self) -> SessionTransaction:
         """The transaction that was begun. A handler that was told not to end it, and went on, has not done what it
         meant to do."""
+        self.check()
         transaction = self._transaction
-        if self._has_refused or transaction is None or self._session.get_transaction() is not transaction:
-            raise Invalid(ENDED)
-        for connection, begun in self._begun:
-            if connection.closed or connection.get_transaction() is not begun:
-                raise Invalid(ENDED)
+        assert transaction is not None
+        if not transaction.is_active:  # SQLAlchemy has undone it, when a flush failed
+            raise Invalid(BROKEN)
+        if self._begun is not None and self._begun[0].get_transaction() is not self._begun[1]:
+            raise TransactionEnded(ENDED)
         return transaction
-
-
-def _driver_of(connection: Connection) -> Any:
-    """The driver's own connection, behind what SQLAlchemy makes of async ones."""
-    return connection.connection.driver_connection
 
 
 class AsyncSqlAlchemyUnit:
@@ -202,6 +253,10 @@ class AsyncSqlAlchemyUnit:
         self._remove = remove
         self.sql = plain.sql
         self.provides = plain.provides
+
+    def check(self) -> None:
+        """See `SqlAlchemyUnit`."""
+        self._plain.check()
 
     async def commit(self) -> None:
         """See `SqlAlchemyUnit`."""
@@ -231,7 +286,8 @@ class SqlAlchemyUnitOfWork:
 
     `session_factory` is a ``sessionmaker``, an ``async_sessionmaker``, a ``scoped_session``, or any function that
     answers a new session. Handlers ask for it as ``session``, or by its class. They never end the transaction, neither
-    by the session nor by a statement; savepoints (``session.begin_nested()``) are theirs.
+    by the session nor by a statement; savepoints (``session.begin_nested()``) are theirs. A session may have several
+    databases (``binds``), and a handler writes to one of them, which is the one with the marks and messages.
 
     On SQLite each unit has the write lock from its beginning to its end, so that one message is handled at a time;
     others wait as long as the engine's ``timeout`` says (5 s), and then fail with ``database is locked``, which is
@@ -244,7 +300,6 @@ class SqlAlchemyUnitOfWork:
         self._factory = session_factory
         self._transport: Transport | None = None
         self._is_checked = False
-        self._sets_durable = False
         is_registry = hasattr(session_factory, "registry")  # of a scoped session, which keeps it until it is told
         self._remove: Callable[[], Any] | None = getattr(session_factory, "remove", None) if is_registry else None
 
@@ -278,6 +333,10 @@ class SqlAlchemyUnitOfWork:
         """Which database it is."""
         return place_of(self._sample[1].engine.url)
 
+    @cached_property
+    def _is_file(self) -> bool:
+        return self.place != MEMORY
+
     def check(self, transport: Transport) -> None:
         """Refuse a database that may lose what it commits. Of async engines, the first unit finds out."""
         self._transport = transport
@@ -286,8 +345,7 @@ class SqlAlchemyUnitOfWork:
             raise Invalid("the sessions are bound to a connection, which all units would share: bind them to an engine")
         if bind.dialect.name not in DIALECTS:
             raise Invalid(f"units of work are for SQLite and PostgreSQL, not for {bind.dialect.name}")
-        is_file = not self.place.endswith(":memory:")
-        if bind.dialect.name == SQLITE and is_file and isinstance(bind.pool, StaticPool):
+        if bind.dialect.name == SQLITE and self._is_file and isinstance(bind.pool, StaticPool):
             raise Invalid("units of work need connections that are not shared: leave out poolclass=StaticPool")
         if not self.is_async:
             with bind.connect() as connection:
@@ -301,7 +359,7 @@ class SqlAlchemyUnitOfWork:
         session = self._factory()
         if not self._is_checked:
             self._verify_session(session)
-        unit = SqlAlchemyUnit(session, session, sets_durable=self._sets_durable, remove=self._remove)
+        unit = SqlAlchemyUnit(session, session, is_file=self._is_file, remove=self._remove)
         try:
             unit.begin()
         except BaseException:
@@ -313,7 +371,7 @@ class SqlAlchemyUnitOfWork:
         session = self._factory()
         if not self._is_checked:
             await session.run_sync(self._verify_session)
-        plain = SqlAlchemyUnit(session.sync_session, session, sets_durable=self._sets_durable, remove=None)
+        plain = SqlAlchemyUnit(session.sync_session, session, is_file=self._is_file, remove=None)
         unit = AsyncSqlAlchemyUnit(session, plain, self._remove)
         try:
             await session.run_sync(lambda _: plain.begin())
@@ -324,17 +382,14 @@ class SqlAlchemyUnitOfWork:
 
     def _verify_session(self, session: Session) -> None:
         try:
-            with session.begin():
-                self._verify(session.connection())
+            self._verify(session.connection())
         finally:
-            session.close()
+            session.close()  # nothing is committed, which others may listen for
 
     def _verify(self, connection: Connection) -> None:
         """Look at a connection, as all of the engine's are."""
-        if getattr(connection.connection.dbapi_connection, "autocommit", False) is True:
-            raise Invalid("the engine commits each statement (AUTOCOMMIT): what belongs together needs a transaction")
+        if is_autocommit(connection):
+            raise Invalid(AUTOCOMMIT)
         if connection.dialect.name == SQLITE:
             check_sqlite_file(lambda query: connection.exec_driver_sql(query).scalar(), self._transport)
-        else:
-            self._sets_durable = not connection.exec_driver_sql(IS_DURABLE).scalar()
         self._is_checked = True

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for_futures
+from functools import partial
+from queue import SimpleQueue
 from typing import Final
 
 from detent.bus.envelope import Incoming
@@ -18,11 +19,59 @@ CONCURRENCY_MAX: Final = 1_000
 RECEIVE_WAIT_S: Final = 1.0
 """How long a worker waits for messages before it looks whether it is to stop."""
 
+GATHER_S: Final = 0.002
+"""How long a worker whose threads are nearly all busy waits for more of them: taking messages is a transaction of the
+transport, whether it takes one or ten. One that idles takes what comes at once."""
+
 BACK_OFF_S: Final = 0.5
 BACK_OFF_S_MAX: Final = 10.0
 """How long a worker waits after the transport has failed: longer each time, so that the log stays readable."""
 
+STOP_S: Final = 5.0
+"""How long a stop waits for an answer of the transport that is under way."""
+
 logger = logging.getLogger("detent.bus")
+
+
+class Crew:
+    """Threads that run what they are given. They are made when they are needed, and a program ends without them."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name = name
+        self._size = size
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._idle = threading.Semaphore(0)
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Run this. Whoever calls sees to it that no more runs than there may be threads."""
+        if not self._idle.acquire(blocking=False) and len(self._threads) < self._size:
+            name = f"detent-bus-{self._name}-{len(self._threads)}"
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        self._tasks.put(task)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+            self._idle.release()
+
+    def dismiss(self, patience_s: float) -> bool:
+        """Let them go when they are done; whether all were, in time."""
+        for _ in self._threads:
+            self._tasks.put(None)
+        deadline = time.monotonic() + patience_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+
+def checked_concurrency(concurrency: int) -> int:
+    """How many messages are handled at once; `Invalid` if it is no such number."""
+    if not isinstance(concurrency, int) or not 1 <= concurrency <= CONCURRENCY_MAX:
+        raise Invalid(f"an app handles 1 to {CONCURRENCY_MAX} messages at once, not {concurrency!r}")
+    return concurrency
 
 
 class Worker:
@@ -30,28 +79,23 @@ class Worker:
     waits here somebody else could be the handler."""
 
     def __init__(self, name: str, transport: Transport, handle: Callable[[Incoming], object], concurrency: int) -> None:
-        if not isinstance(concurrency, int) or not 1 <= concurrency <= CONCURRENCY_MAX:
-            raise Invalid(f"an app handles 1 to {CONCURRENCY_MAX} messages at once, not {concurrency!r}")
         self._name = name
         self._transport = transport
         self._handle = handle
-        self._concurrency = concurrency
+        self._concurrency = checked_concurrency(concurrency)
         self._stopping = threading.Event()
         self._over = threading.Event()
         self._slots = threading.Semaphore(concurrency)
         self._held: set[Incoming] = set()
-        self._running: set[Future[None]] = set()
         self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        self._pool: ThreadPoolExecutor | None = None
+        self._crew = Crew(name, concurrency)
+        self._taker = threading.Thread(target=self._take, name=f"detent-bus-{name}-take", daemon=True)
+        self._keeper = threading.Thread(target=self._keep_leases, name=f"detent-bus-{name}-keep", daemon=True)
 
     def start(self) -> None:
         """Begin to take messages."""
-        self._pool = ThreadPoolExecutor(self._concurrency, f"detent-bus-{self._name}")
-        for work in (self._take, self._keep_leases):
-            thread = threading.Thread(target=work, name=f"detent-bus-{self._name}{work.__name__}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._taker.start()
+        self._keeper.start()
 
     def stop_taking(self) -> None:
         """Take no more messages; returns at once."""
@@ -61,19 +105,17 @@ class Worker:
         """Take no more messages, and wait for those that are being handled; those that take longer are left to their
         leases. Whether all have ended."""
         self._stopping.set()
-        if self._pool is None:
+        if self._taker.ident is None:  # it never began
             return True
-        taker, keeper = self._threads
-        taker.join()
-        with self._lock:
-            running = set(self._running)
-        _, late = wait_for_futures(running, grace_s)
-        if late:
-            logger.warning("%d handlers of %r did not end within %s s", len(late), self._name, grace_s)
+        deadline = time.monotonic() + grace_s
+        self._taker.join(grace_s + STOP_S)  # a transport may be in the middle of an answer
+        all_ended = self._crew.dismiss(max(0.0, deadline - time.monotonic()))
+        if not all_ended:
+            logger.warning("%d handlers of %r did not end within %s s", len(self._held), self._name, grace_s)
         self._over.set()
-        keeper.join()
-        self._pool.shutdown(wait=not late, cancel_futures=True)
-        return not late
+        if self._keeper.ident is not None:
+            self._keeper.join(STOP_S)
+        return all_ended
 
     # -- taking -------------------------------------------------------------------------------------------------
 
@@ -82,9 +124,7 @@ class Worker:
         while not self._stopping.is_set():
             if not self._slots.acquire(timeout=RECEIVE_WAIT_S):
                 continue
-            free = 1
-            while free < self._concurrency and self._slots.acquire(blocking=False):
-                free += 1
+            free = self._gather()
             found: list[Incoming] = []
             try:
                 if not self._stopping.is_set():
@@ -98,6 +138,16 @@ class Worker:
             for _ in range(free - len(found)):
                 self._slots.release()
 
+    def _gather(self) -> int:
+        """How many messages can be taken, with the slot that is taken already."""
+        free = 1
+        while free < self._concurrency and self._slots.acquire(blocking=False):
+            free += 1
+        deadline = time.monotonic() + GATHER_S
+        while free < self._concurrency // 2 and self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            free += 1
+        return free
+
     def _could_not_take(self, error: Exception, failures: int) -> None:
         wait_s = min(BACK_OFF_S * 2 ** min(failures - 1, 10), BACK_OFF_S_MAX)
         logger.warning(
@@ -110,16 +160,15 @@ class Worker:
         self._stopping.wait(wait_s)
 
     def _begin(self, incoming: Incoming) -> None:
-        assert self._pool is not None
         with self._lock:
             self._held.add(incoming)
-            future = self._pool.submit(self._run, incoming)
-            self._running.add(future)
-        future.add_done_callback(self._ended)
-
-    def _ended(self, future: Future[None]) -> None:
-        with self._lock:
-            self._running.discard(future)
+        try:
+            self._crew.submit(partial(self._run, incoming))
+        except BaseException:  # no thread could be made: the lease will end
+            with self._lock:
+                self._held.discard(incoming)
+            self._slots.release()
+            logger.exception("%r has no thread for a message, and leaves it to its lease", self._name)
 
     def _run(self, incoming: Incoming) -> None:
         try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -27,16 +28,38 @@ class _Heard(logging.Handler):
         self.said.append(record.getMessage())
 
 
+class _WithoutDatabase:
+    """An app, or its unit of work, whose database is not asked."""
+
+    def __init__(self, part: Any, **instead: Any) -> None:
+        self._part = part
+        self.__dict__.update(instead)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+
+def _check(app: Bus) -> None:
+    """Check an app whose database need not be there yet: then all the rest."""
+    from detent.bus.checks import check
+    from detent.bus.looking import NotMade
+
+    try:
+        check(app)
+    except NotMade as error:
+        logging.getLogger("detent.bus").warning("%s, so it was not checked: the app does that when it starts", error)
+        unit = _WithoutDatabase(app.unit_of_work, check=lambda _transport: None)
+        check(cast("Bus", _WithoutDatabase(app, unit_of_work=unit)))
+
+
 def checked(app: Bus) -> tuple[str | None, list[str]]:
     """What is wrong with an app, and what it is warned of."""
-    from detent.bus.checks import check
-
     heard, logger = _Heard(), logging.getLogger("detent.bus")
     before = logger.propagate
     logger.addHandler(heard)
     logger.propagate = False
     try:
-        check(app)
+        _check(app)
     except Invalid as error:
         return str(error), heard.said
     finally:
@@ -56,6 +79,12 @@ def outbox_counts(app: Bus) -> OutboxCounts | str | None:
             return outbox.counts()
     except Exception as error:  # noqa: BLE001 - whatever the database says, also that there is no such table yet
         return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def print_ascii_json(document: dict[str, Any]) -> None:
+    """One JSON document, in ASCII: headers and errors of others may have halves of characters in them, which a terminal
+    or a pipe does not take."""
+    click.echo(json.dumps(document, indent=2))
 
 
 def fields_of_app(

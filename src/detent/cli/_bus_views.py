@@ -146,9 +146,9 @@ class JsonView:
         self.say(notice.as_json())
 
     def say(self, document: dict[str, Any]) -> None:
-        """Print one object."""
+        """Print one object, in ASCII: errors and ids of others may have halves of characters in them."""
         with self._lock:
-            print(json.dumps(document, ensure_ascii=False), file=self._out, flush=True)
+            print(json.dumps(document), file=self._out, flush=True)
 
     def show(self, tally: Tally) -> None:
         """Print a status, every few seconds."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from detent.cli._bus_shown import checked, counts_text, fields_of_app, outbox_counts, print_app
+from detent.cli._bus_shown import checked, counts_text, fields_of_app, outbox_counts, print_app, print_ascii_json
 from detent.cli._bus_views import COUNTED, JsonView, LineView, Notice, Tally, View, Warnings, fields_of, view_of
 from detent.cli._common import count_text, json_option
 from detent.cli._logs import set_up_logs
@@ -238,18 +238,19 @@ def show(target: str, as_json: bool) -> None:
       detent bus show shop.py:billing
     """
     from detent.bus.loading import load_bus
-    from detent.bus.looking import look_at_queue
+    from detent.bus.looking import look_at_queue, making_nothing
 
     app = load_bus(target)
-    problem, warnings = checked(app)
-    queue = look_at_queue(app)
-    outbox = None if problem else outbox_counts(app)
-    if as_json:
-        print_json(fields_of_app(app, queue, outbox, problem, warnings))
-    else:
-        print_app(app, queue, outbox)
-        for warning in warnings:
-            note(f"warning: {warning}")
+    with making_nothing():
+        problem, warnings = checked(app)
+        queue = look_at_queue(app)
+        outbox = None if problem else outbox_counts(app)
+        if as_json:
+            print_ascii_json(fields_of_app(app, queue, outbox, problem, warnings))
+        else:
+            print_app(app, queue, outbox)
+            for warning in warnings:
+                note(f"warning: {warning}")
     if problem:
         raise Invalid(problem)
 
@@ -303,7 +304,8 @@ def outbox(target: str, positions: tuple[int, ...], failed: bool, redrive: bool,
         for one in listed
     ]
     if as_json:
-        print_json({"app": app.name, **counts._asdict(), **({"messages": rows} if failed else {})})
+        found = {"app": app.name, **counts._asdict(), **({"messages": rows} if failed else {})}
+        print_ascii_json(found)
         return
     if not failed:
         print_fields({"app": app.name, "outbox": counts_text(counts)})

@@ -161,7 +161,7 @@ class RecordingTransport(QueueTransport):
     def __init__(self, store: Store, queue: str | None, sent: Callable[[Sequence[Envelope]], None]) -> None:
         super().__init__(store, queue)
         self._sent = sent
-        self._made: set[str] = set()
+        self._queues_made: set[str] = set()
 
     def send(self, envelopes: Sequence[Envelope]) -> dict[int, DetentError]:
         """Send messages, and note those that were."""
@@ -173,9 +173,9 @@ class RecordingTransport(QueueTransport):
         """Make the queues that are missing, and send."""
         for envelope in envelopes:
             kind, to = wire.parts_of(envelope.to)
-            if kind == wire.QUEUE and to not in self._made:
+            if kind == wire.QUEUE and to not in self._queues_made:
                 self.store.queue(to).create(exist_ok=True, max_attempts=0)
-                self._made.add(to)
+                self._queues_made.add(to)
         super().send_into(transaction, envelopes)
 
 

@@ -1,0 +1,277 @@
+"""The half of an app that sends: what a message is called, where it goes, which transaction it goes with."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from detent import names
+from detent.bus import envelope as wire
+from detent.bus.context import Outgoing, current
+from detent.bus.envelope import Envelope
+from detent.bus.message_types import Types
+from detent.bus.middleware import Middleware
+from detent.bus.replies import Replies
+from detent.bus.retries import Poison
+from detent.bus.serializers import JsonSerializer, MsgpackSerializer, Serializer
+from detent.bus.transport import Transport
+from detent.durations import Duration, milliseconds, since_1970_ms
+from detent.errors import Invalid, NotFound, OutcomeUnknown
+
+TIMEOUT: Final = "30s"
+HEADERS_MAX: Final = 100
+"""Headers that a sender gives a message."""
+
+RESERVED: Final = "queue"
+"""A header by which stores know where a message goes: a sender who set it would send it elsewhere."""
+
+
+class Sending:
+    """Sends, publishes and asks, as one app."""
+
+    def __init__(
+        self,
+        name: str,
+        transport: Transport,
+        serializer: Serializer | None,
+        serializers: Iterable[Serializer],
+        middlewares: Sequence[Middleware],
+        clock: Callable[[], float],
+    ) -> None:
+        names.check_name(name, "app")
+        self.name: Final = name
+        self.transport: Transport = transport
+        self.serializer: Serializer = serializer or JsonSerializer()
+        known: list[Serializer] = [JsonSerializer(), MsgpackSerializer(), *serializers, self.serializer]
+        self.serializers: dict[str, Serializer] = {one.content_type: one for one in known}
+        self.middlewares: list[Middleware] = list(middlewares)
+        self.types = Types()
+        self._routes: dict[type, str] = {}
+        self._clock = clock
+
+    def open(self) -> None:
+        """Get ready to send; nothing if it is."""
+        raise NotImplementedError
+
+    @property
+    def replies(self) -> Replies:
+        """What gives replies to those who wait."""
+        raise NotImplementedError
+
+    def register(self, *classes: type) -> None:
+        """Know classes of messages that nobody here handles, such as replies."""
+        for cls in classes:
+            self.types.add(cls)
+
+    def route(self, cls: type, queue: str) -> None:
+        """Say to which app's queue messages of a class are sent."""
+        self.types.add(cls)
+        names.check_name(queue, "queue")
+        self._routes[cls] = queue
+
+    def send(
+        self,
+        message: Any,
+        *,
+        to: str | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        id: str | None = None,
+    ) -> str:
+        """Send a message to the queue of one app, `to` or as routed; its id.
+
+        Within a handler, or within `bus.transaction`, it goes with the commit; otherwise it is durable when this
+        returns. With `delay` or `at` it is delivered later. An `id` of your own makes sending it twice the same as
+        sending it once: an id names one message, of whatever class, so that two of them need two ids.
+        """
+        return self._send(current.get(), message, to=to, delay=delay, at=at, headers=headers, id=id)
+
+    def _send(
+        self,
+        joined: Outgoing | None,
+        message: Any,
+        *,
+        to: str | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        id: str | None = None,
+    ) -> str:
+        queue = to or self._route_of(type(message))
+        names.check_name(queue, "queue")
+        visible_ms = self._visible_ms(delay, at)
+        return self._dispatch(joined, message, wire.address(wire.QUEUE, queue), id, headers, visible_ms)
+
+    def send_local(self, message: Any, **options: Any) -> str:
+        """Send a message to this app itself."""
+        if current.get() is None:
+            self.open()  # what its queue is called is known from then on
+        return self.send(message, to=self.transport.input_name, **options)
+
+    def publish(
+        self,
+        message: Any,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        id: str | None = None,
+    ) -> str:
+        """Publish a message to every app that has subscribed to its class, or to one that it is derived from; its id.
+        See `send` for when, and for the options."""
+        return self._publish(current.get(), message, delay=delay, at=at, headers=headers, id=id)
+
+    def _publish(
+        self,
+        joined: Outgoing | None,
+        message: Any,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        id: str | None = None,
+    ) -> str:
+        topics = "|".join(["", *self.types.topics(type(message)), ""])
+        marked = {**(headers or {}), wire.TOPICS: topics}
+        visible_ms = self._visible_ms(delay, at)
+        return self._dispatch(joined, message, wire.address(wire.TOPIC, topics), id, marked, visible_ms)
+
+    async def send_async(self, message: Any, **options: Any) -> str:
+        """`send`, for asyncio. Within a handler or a transaction plain `send` does not wait either."""
+        return await asyncio.to_thread(self.send, message, **options)
+
+    async def publish_async(self, message: Any, **options: Any) -> str:
+        """`publish`, for asyncio."""
+        return await asyncio.to_thread(self.publish, message, **options)
+
+    def request(
+        self,
+        message: Any,
+        *,
+        to: str | None = None,
+        timeout: Duration = TIMEOUT,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Send a message and wait for the reply to it, which is what its handler returns. The class of the reply has to
+        be known: see `register`. `OutcomeUnknown` if none comes in time; the request may be handled later."""
+        if current.get() is not None:
+            raise Invalid(
+                "a request in a handler would wait for itself: it goes out with the handler's commit. Send the "
+                "message, and handle what comes back"
+            )
+        self.open()
+        request_id = str(uuid.uuid4())
+        replies = self.replies
+        future = replies.expect(request_id)
+        try:
+            marked = {**(headers or {}), wire.REPLY_TO: self.transport.reply_name}
+            self.send(message, to=to, headers=marked, id=request_id)
+            answer = future.result(milliseconds(timeout) / 1000)
+        except TimeoutError:
+            raise OutcomeUnknown(
+                f"no reply to the {type(message).__name__} {request_id} came within {timeout}: it may be handled later"
+            ) from None
+        finally:
+            replies.forget(request_id)
+        try:
+            return self.decode(*answer)
+        except Poison as error:
+            raise Invalid(f"the reply to {request_id} cannot be read: {error.reason}") from error
+
+    async def request_async(self, message: Any, **options: Any) -> Any:
+        """`request`, for asyncio."""
+        return await asyncio.to_thread(self.request, message, **options)
+
+    def _route_of(self, cls: type) -> str:
+        for base in cls.__mro__:
+            if base in self._routes:
+                return self._routes[base]
+        raise Invalid(
+            f"nobody said where a {cls.__name__} is sent: write send(message, to='billing'), or "
+            f"Bus(..., routes={{{cls.__name__}: 'billing'}}); or publish it, to whoever has subscribed"
+        )
+
+    def _dispatch(
+        self,
+        joined: Outgoing | None,
+        message: Any,
+        to: str,
+        id: str | None,
+        headers: Mapping[str, str] | None,
+        visible_ms: int | None,
+    ) -> str:
+        """Write a message, and send it: with the transaction that it joins, or now."""
+        cls = type(message)
+        type_name = self.types.add(cls)
+        if joined is not None and joined.bus is not self:
+            raise Invalid(
+                f"{self.name!r} cannot send within a transaction of {joined.bus.name!r}, which could not take it back: "
+                f"send it as {joined.bus.name!r}, whose transport reaches the same queues"
+            )
+        id = str(uuid.uuid4()) if id is None and joined is None else id
+        if joined is not None and id is None:
+            id = joined.new_id(to, type_name)
+        if not wire.is_id(id):
+            raise Invalid(f"an id has 1 to {wire.ID_BYTES_MAX} bytes that can be printed, and is not {id!r}")
+        assert id is not None
+        envelope = Envelope(
+            id,
+            to,
+            self._headers(type_name, id, joined, headers or {}),
+            self.serializer.encode(message),
+            visible_ms,
+        )
+        for hook in self.middlewares:
+            envelope = hook.before_send(envelope)
+        if joined is not None:
+            joined.collect(envelope)
+            return envelope.id
+        self.open()
+        for error in self.transport.send([envelope]).values():
+            raise error
+        return envelope.id
+
+    def _visible_ms(self, delay: Duration | None, at: datetime | None) -> int | None:
+        if delay is not None and at is not None:
+            raise Invalid("a message is delivered after a delay or at a time: give one of the two")
+        if at is not None:
+            return since_1970_ms(at)
+        return None if delay is None else int(self._clock() * 1000) + milliseconds(delay)
+
+    def _headers(self, type_name: str, id: str, joined: Outgoing | None, given: Mapping[str, str]) -> dict[str, str]:
+        if len(given) > HEADERS_MAX or not all(isinstance(part, str) for pair in given.items() for part in pair):
+            raise Invalid(f"headers are up to {HEADERS_MAX} texts by name, and not {given!r}")
+        if RESERVED in given:
+            raise Invalid(f"the header {RESERVED!r} says where a message goes, and is not the sender's: rename yours")
+        return {
+            **given,
+            wire.CORRELATION: id,
+            **(joined.correlation() if joined is not None else {}),
+            wire.ID: id,
+            wire.TYPE: type_name,
+            wire.SENT_AT: datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds"),
+            wire.CONTENT_TYPE: self.serializer.content_type,
+        }
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def decode(self, headers: Mapping[str, str], body: bytes) -> Any:
+        """The message in bytes that came. `NotFound` if its class is not known, `Poison` if they are none."""
+        names_given = [headers.get(wire.TYPE, ""), *headers.get(wire.TOPICS, "").split("|")]
+        listed = [name for name in names_given if name]
+        cls = self.types.find(listed)
+        if cls is None:
+            named = listed[0] if listed else f"nothing (it has no header {wire.TYPE})"
+            raise NotFound(f"{self.name!r} knows no messages called {named}: declare a handler for that class")
+        content_type = headers.get(wire.CONTENT_TYPE, self.serializer.content_type)
+        serializer = self.serializers.get(content_type.partition(";")[0].strip().lower())
+        if serializer is None:
+            raise Poison(f"nobody here reads {content_type!r}: there is {', '.join(sorted(self.serializers))}")
+        try:
+            return serializer.decode(body, cls)
+        except Invalid as error:
+            raise Poison(str(error)) from error

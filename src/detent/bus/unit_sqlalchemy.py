@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeGuard, cast
 
 from sqlalchemy import Connection, Engine, RootTransaction, event
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 from sqlalchemy.pool import StaticPool
 
-from detent.bus.sql_port import SqlPort, port_of
+from detent.bus.sql_port import Rows, SqlPort, port_of
 from detent.bus.transport import Transport
 from detent.bus.unit_connections import arm, drop, is_autocommit, settle, sqlite_safety, undo
 from detent.bus.unit_connections import driver_of as _driver_of
@@ -28,6 +30,7 @@ from detent.bus.unit_rules import (
     committing,
     guard_of,
     is_over,
+    is_psycopg,
     settling,
 )
 from detent.databases import DIALECTS, place_of
@@ -39,6 +42,9 @@ if TYPE_CHECKING:
 
 _IN_USE: Final = "detent.unit"
 """Where a connection says that it is some unit's."""
+
+_heard: weakref.WeakSet[type[Any]] = weakref.WeakSet()
+"""Kinds of sessions that are listened to. (SQLAlchemy itself may take a new class for one that is gone.)"""
 
 _SHARED: Final = "two units of work would share one connection: use a file, without poolclass=StaticPool"
 
@@ -66,11 +72,53 @@ def _is_async(session: Any) -> TypeGuard[AsyncSession]:
     return isinstance(session, _async_session())
 
 
+class DriverPort:
+    """Statements of trackers and outboxes on the connection behind a session. SQLAlchemy takes longer to hand one over
+    than its driver does to have it executed, and would do nothing for ours."""
+
+    is_async: Final = False
+
+    def __init__(self, session: Session, check: Callable[[], None]) -> None:
+        self._session = session
+        self._check = check
+        self._port: SqlPort | None = None
+        self.dialect: str = port_of(session).dialect
+
+    def execute(self, statement: str, values: Mapping[str, Any]) -> Rows:
+        """The rows that a statement answers."""
+        return cast("Rows", self._found().execute(statement, values))
+
+    def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> None:
+        """The same statement for many values."""
+        self._found().execute_many(statement, values)
+
+    def _found(self) -> SqlPort:
+        """SQLAlchemy begins, and finds out about connections that were lost meanwhile. A connection that a handler has
+        given back is somebody else's."""
+        if self._port is not None:
+            self._check()
+        else:
+            driver = _driver_of(self._session.connection())
+            is_known = is_psycopg(driver) or isinstance(driver, sqlite3.Connection)
+            self._port = port_of(driver if is_known else self._session)
+        return self._port
+
+
 class SqlAlchemyUnit:
     """One transaction of a session."""
 
-    def __init__(self, session: Session, handed: Any, *, is_file: bool, remove: Callable[[], Any] | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        handed: Any,
+        *,
+        is_file: bool,
+        remove: Callable[[], Any] | None,
+        is_heard: bool = False,
+    ) -> None:
         self._session = session
+        self._is_heard = is_heard
+        """Whether all sessions of this kind are listened to already."""
         self._is_file = is_file
         self._remove = remove
         self._transaction: SessionTransaction | None = None
@@ -81,7 +129,7 @@ class SqlAlchemyUnit:
         self._has_ended = False
         self._refusal: str | None = None
         self._marked: dict[Any, Any] = {}
-        self.sql: SqlPort = port_of(handed)
+        self.sql: SqlPort = port_of(handed) if _is_async(handed) else DriverPort(session, self.check)
         self.provides: Mapping[Any, Any] = {"session": handed} | dict.fromkeys(_kinds(type(handed)), handed)
 
     # -- for the bus --------------------------------------------------------------------------------------------
@@ -94,8 +142,9 @@ class SqlAlchemyUnit:
             raise Invalid("the session is in a transaction already: the factory has to answer one that nobody uses")
         if session.twophase:
             raise Invalid("the session commits in two phases, and units of work in one: leave out twophase=True")
-        event.listen(session, "after_begin", self._note)
-        event.listen(session, "before_commit", self._refuse_commit)
+        session.info[_IN_USE] = self
+        if not self._is_heard:
+            _listen(session)
         self._transaction = session.begin()
         if self.sql.dialect == SQLITE:
             session.connection()
@@ -138,9 +187,9 @@ class SqlAlchemyUnit:
     def close(self) -> None:
         """Give the connection back."""
         self._is_ending = True
-        if event.contains(self._session, "after_begin", self._note):
-            event.remove(self._session, "after_begin", self._note)
-            event.remove(self._session, "before_commit", self._refuse_commit)
+        if self._session.info.pop(_IN_USE, None) is not None and not self._is_heard:
+            event.remove(self._session, "after_begin", _note)
+            event.remove(self._session, "before_commit", _refuse_commit)
         self._begun = None
         self._unmark()
         try:
@@ -152,9 +201,8 @@ class SqlAlchemyUnit:
 
     # -- what goes on in the session ----------------------------------------------------------------------------
 
-    def _note(self, session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+    def note(self, transaction: SessionTransaction, connection: Connection) -> None:
         """A connection takes part from now on: the only one."""
-        del session
         if transaction.nested or self._is_ending:
             return
         if self._begun is not None:
@@ -217,8 +265,9 @@ class SqlAlchemyUnit:
             self._is_guarded = False
             self._has_ended = undo(connection, guard_of(connection.info))
 
-    def _refuse_commit(self, session: Session) -> None:
-        if not self._is_ending and not session.in_nested_transaction():
+    def refuse_commit(self) -> None:
+        """Nobody commits the session but the unit."""
+        if not self._is_ending and not self._session.in_nested_transaction():
             self._refuse_with(ENDED)
 
     def _refuse_endings(self, connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
@@ -242,6 +291,24 @@ class SqlAlchemyUnit:
         if self._begun is not None and self._begun[0].get_transaction() is not self._begun[1]:
             raise TransactionEnded(ENDED)
         return transaction
+
+
+def _listen(sessions: Any) -> None:
+    """Hear what sessions do, one or all of a kind. Those that are no unit's are left alone."""
+    event.listen(sessions, "after_begin", _note)
+    event.listen(sessions, "before_commit", _refuse_commit)
+
+
+def _note(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+    unit: SqlAlchemyUnit | None = session.info.get(_IN_USE)
+    if unit is not None:
+        unit.note(transaction, connection)
+
+
+def _refuse_commit(session: Session) -> None:
+    unit: SqlAlchemyUnit | None = session.info.get(_IN_USE)
+    if unit is not None:
+        unit.refuse_commit()
 
 
 class AsyncSqlAlchemyUnit:
@@ -302,6 +369,11 @@ class SqlAlchemyUnitOfWork:
         self._is_checked = False
         is_registry = hasattr(session_factory, "registry")  # of a scoped session, which keeps it until it is told
         self._remove: Callable[[], Any] | None = getattr(session_factory, "remove", None) if is_registry else None
+        # A sessionmaker has a class of its own, so that one listener hears all of its sessions; others have one each.
+        self._is_heard = isinstance(session_factory, sessionmaker)
+        if isinstance(session_factory, sessionmaker) and session_factory.class_ not in _heard:
+            _heard.add(session_factory.class_)
+            _listen(session_factory.class_)
 
     @cached_property
     def _sample(self) -> tuple[type[Any], Any]:
@@ -359,7 +431,7 @@ class SqlAlchemyUnitOfWork:
         session = self._factory()
         if not self._is_checked:
             self._verify_session(session)
-        unit = SqlAlchemyUnit(session, session, is_file=self._is_file, remove=self._remove)
+        unit = SqlAlchemyUnit(session, session, is_file=self._is_file, remove=self._remove, is_heard=self._is_heard)
         try:
             unit.begin()
         except BaseException:

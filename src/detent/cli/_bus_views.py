@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import threading
@@ -10,17 +9,15 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from detent.cli._output import line_text
+from detent.cli._views import JsonLines, Lines, LiveScreen
 
 if TYPE_CHECKING:
     from detent.bus.app import Bus
     from detent.bus.envelope import Incoming
     from detent.bus.pipeline import Outcome
-
-STATUS_S: Final = 3.0
-"""How often a program is told how many messages were handled."""
 
 COUNTED: Final = ("handled", "repeated", "retried", "given up", "left")
 """What becomes of deliveries, as `Outcome` calls it."""
@@ -127,73 +124,36 @@ def view_of(*, as_json: bool) -> View:
     return LiveView() if sys.stderr.isatty() else LineView()
 
 
-class JsonView:
+class JsonView(JsonLines):
     """An object a line: what happens, and now and then how many messages were handled."""
-
-    def __init__(self, out: IO[str] | None = None) -> None:
-        self._out = out or sys.stdout
-        self._lock = threading.Lock()
-        self._shown = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return
-
-    def tell(self, notice: Notice) -> None:
-        """Print it, at once: whoever reads the pipe waits for it."""
-        self.say(notice.as_json())
-
-    def say(self, document: dict[str, Any]) -> None:
-        """Print one object, in ASCII: errors and ids of others may have halves of characters in them."""
-        with self._lock:
-            print(json.dumps(document), file=self._out, flush=True)
-
-    def show(self, tally: Tally) -> None:
-        """Print a status, every few seconds."""
-        if time.monotonic() - self._shown >= STATUS_S:
-            self.say({"event": "status", "apps": fields_of(tally)})
-            self._shown = time.monotonic()
-
-
-class LineView:
-    """A line for each thing that happens, in a log or a pipe."""
-
-    def __init__(self, out: IO[str] | None = None) -> None:
-        self._out = out or sys.stderr
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return
 
     def tell(self, notice: Notice) -> None:
         """Print it."""
-        print(line_of(notice), file=self._out, flush=True)
+        self.say(notice.as_json())
+
+    def show(self, tally: Tally) -> None:
+        """Print a status, every few seconds."""
+        if self.is_status_due():
+            self.say({"event": "status", "apps": fields_of(tally)})
+
+
+class LineView(Lines):
+    """A line for each thing that happens, in a log or a pipe."""
+
+    def tell(self, notice: Notice) -> None:
+        """Print it."""
+        self.say(line_of(notice))
 
     def show(self, tally: Tally) -> None:
         """Nothing: numbers that are printed again and again are no log."""
 
 
-class LiveView:
+class LiveView(LiveScreen):
     """A status line for each app that is kept up to date, under what happens."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._lock = threading.Lock()
-        self._live = Live(console=Console(stderr=True), auto_refresh=False)
+        super().__init__()
         self._shown = 0.0
-
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._live.__exit__(None, None, None)
 
     def tell(self, notice: Notice) -> None:
         """Print it above the status."""

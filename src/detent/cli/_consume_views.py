@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import threading
 import time
 from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 
 from detent.cli._consumers import consumer_fields, look, shown_journals, shown_status, total_lag
 from detent.cli._output import line_text
+from detent.cli._views import JsonLines, Lines, LiveScreen
 
 if TYPE_CHECKING:
     from detent.cli._consumers import Seen
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
 
 NOTES_SHOWN = 5
 """The latest notes under the table; older ones have scrolled away in any case."""
-
-STATUS_S = 3.0
-"""How often a program is told how far the shards are."""
 
 ROWS_SHOWN = 40
 """Shards in a live table: more do not fit on a screen, and a table that scrolls cannot be read."""
@@ -51,77 +47,43 @@ def view_of(name: str, *, as_json: bool) -> View:
     return LiveView(name) if sys.stderr.isatty() else LineView()
 
 
-class JsonView:
+class JsonView(JsonLines):
     """An object a line: what happens, and now and then how far the shards are."""
 
     def __init__(self, name: str, out: IO[str] | None = None) -> None:
+        super().__init__(out, first_status_s=0)
         self._name = name
-        self._out = out or sys.stdout
-        self._lock = threading.Lock()
-        self._shown = -STATUS_S
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return
-
-    def tell(self, notice: Notice) -> None:
-        """Print it, at once: whoever reads the pipe waits for it."""
-        self.say(notice.as_json())
-
-    def say(self, document: dict[str, Any]) -> None:
-        """Print one object."""
-        with self._lock:
-            print(json.dumps(document, ensure_ascii=False), file=self._out, flush=True)
-
-    def show(self, store: Store) -> None:
-        """Print a status, every few seconds."""
-        if time.monotonic() - self._shown >= STATUS_S:
-            self.say({"event": "status", **consumer_fields(look(store, self._name))})
-            self._shown = time.monotonic()
-
-
-class LineView:
-    """A line for each thing that happens, in a log or a pipe."""
-
-    def __init__(self, out: IO[str] | None = None) -> None:
-        self._out = out or sys.stderr
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return
 
     def tell(self, notice: Notice) -> None:
         """Print it."""
-        print(line_of(notice), file=self._out, flush=True)
+        self.say(notice.as_json())
+
+    def show(self, store: Store) -> None:
+        """Print a status, every few seconds."""
+        if self.is_status_due():
+            self.say({"event": "status", **consumer_fields(look(store, self._name))})
+
+
+class LineView(Lines):
+    """A line for each thing that happens, in a log or a pipe."""
+
+    def tell(self, notice: Notice) -> None:
+        """Print it."""
+        self.say(line_of(notice))
 
     def show(self, store: Store) -> None:
         """Nothing: a table that is printed again and again is no log."""
 
 
-class LiveView:
+class LiveView(LiveScreen):
     """A table that is kept up to date, with the latest notes under it."""
 
     def __init__(self, name: str) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
+        super().__init__()
         self._name = name
         self._notes: list[str] = []
         self._seen: Seen | None = None
         self._rates = Rates()
-        self._lock = threading.Lock()
-        self._live = Live(console=Console(stderr=True), auto_refresh=False)
-
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._live.__exit__(None, None, None)
 
     def tell(self, notice: Notice) -> None:
         """Note it under the table. What the application prints goes above it, as it does without a table."""

@@ -566,12 +566,14 @@ def test_headers_of_strangers() -> None:
         odd = [
             {"detent-correlation-id": "x" * 7_000},
             {"detent-reply-to": ""},
+            {"detent-reply-to": "x" * 5_000},
+            {"detent-reply-to": "a\0b"},
             {"content-type": "Application/JSON; charset=utf-8"},
         ]
         for number, headers in enumerate(odd):
             given = {"detent-type": "OrderPlaced", "detent-id": f"m{number}", **headers}
             store.queue(bus.name).publish(b'{"number": 1}', headers=given)
-        assert bus.drain() == [Outcome.HANDLED] * 6
+        assert bus.drain() == [Outcome.HANDLED] * 10
         assert contexts[0].correlation_id == "m0"
         with pytest.raises(Invalid, match="'queue'"):
             bus.send_local(OrderPlaced(1), headers={"queue": "other"})
@@ -610,3 +612,30 @@ def test_inboxes_of_methods_partials_and_lambdas(books: Books) -> None:
     kept.append(decorate(lambda message: None))
     with pytest.raises(Invalid, match="two functions are the consumer"):
         kept.append(decorate(lambda message: seen.append(message)))
+
+
+def test_an_acknowledgement_that_fails_does_not_undo_what_is_done(books: Books) -> None:
+    """The message comes again, and is known: it is neither tried again as failed nor given up."""
+
+    class Down(QueueTransport):
+        is_down = True
+
+        def acknowledge(self, delivery: Any) -> None:
+            if self.is_down:
+                raise Unavailable("nobody answers")
+            super().acknowledge(delivery)
+
+    with detent.open("memory:") as store:
+        transport = Down(store, lease="50ms")
+        bus = Bus("acks", transport, retries=Retries(0, ()), **books.options())
+        bus.handler(OrderPlaced)(lambda order, session: enter(session, "bill", order.number))
+        bus.prepare()
+        bus.send_local(OrderPlaced(1))
+        assert bus.drain() == [Outcome.LEFT]
+        transport.is_down = False
+        store.queue("acks").wait("5s")
+        outcomes: list[Outcome] = []
+        eventually(lambda: outcomes.extend(bus.drain()) or outcomes)
+        bus.stop()
+    assert outcomes == [Outcome.REPEATED]
+    assert books.entries() == [("bill", 1)]

@@ -129,13 +129,13 @@ class Context(Outgoing):
 
     def reply(self, message: Any, *, headers: Mapping[str, str] | None = None) -> str:
         """Answer whoever has sent a request, with the commit. What a handler returns is a reply, too."""
-        to = self.headers.get(wire.REPLY_TO)
-        if not to:
+        to = self.headers.get(wire.REPLY_TO, "")
+        if not self.wants_reply:
             raise Invalid("nobody waits for a reply: the message was not sent with request()")
         answers = {**(headers or {}), wire.IN_REPLY_TO: self.message_id}
         return self.bus._dispatch(self, message, wire.address(wire.REPLY, to), None, answers, None)
 
     @property
     def wants_reply(self) -> bool:
-        """Whether somebody waits for a reply."""
-        return bool(self.headers.get(wire.REPLY_TO))
+        """Whether somebody waits for a reply. A header that names nobody is taken for none."""
+        return wire.is_id(self.headers.get(wire.REPLY_TO))

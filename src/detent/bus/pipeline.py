@@ -76,11 +76,6 @@ class Pipeline:
     def read(self, incoming: Incoming) -> Step:
         """The message in a delivery, and who handles it. `Poison` if it can never be read."""
         bus = self._bus
-        if incoming.attempts > bus.retries.attempts_max:
-            raise Poison(
-                f"it was delivered {incoming.attempts - 1} times and nobody said what became of it: the process died, "
-                "or was too slow for its lease, each time"
-            )
         incoming.headers.pop(IDEMPOTENCY_CHECK_KEY, None)  # nobody's to say but ours
         message_id = self._id_of(incoming)
         message = bus.decode(incoming.headers, incoming.body)
@@ -135,6 +130,11 @@ class Pipeline:
                 return True
             context.repeated = True
             context.headers[IDEMPOTENCY_CHECK_KEY] = "true"
+        if incoming.attempts > bus.retries.attempts_max:  # looked at here: one that was handled is no failure
+            raise Poison(
+                f"it was delivered {incoming.attempts - 1} times and nobody said what became of it: the process died, "
+                "or was too slow for its lease, each time"
+            )
         await self._invoke(caller, step)
         context.close()  # what is sent from here on would be in no transaction
         if incoming.lost:
@@ -235,22 +235,29 @@ class Pipeline:
         outcome = Outcome.REPEATED if is_repeated else Outcome.HANDLED
         if bus.settles_itself and not is_repeated:
             return outcome
+        if not is_repeated and bus.outbox is None:
+            try:
+                await self._send(caller, context.envelopes)
+            except Exception as error:  # noqa: BLE001 - whatever it is, they are not sent
+                return await self.failed(caller, incoming, self._unsent(error), step)
+        elif context.envelopes:
+            bus.wake()
+        return outcome if await self._acknowledge(caller, incoming, context) else Outcome.LEFT
+
+    async def _acknowledge(self, caller: Caller, incoming: Incoming, context: Context) -> bool:
+        """Say that it is done. What goes wrong with that does not undo it: the message comes again, and is known."""
         try:
-            if not is_repeated:
-                if bus.outbox is None:
-                    await self._send(caller, context.envelopes)
-                elif context.envelopes:
-                    bus.wake()
             crash.point("bus.before_ack")
-            await caller.blocking(bus.transport.acknowledge, incoming)
+            await caller.blocking(self._bus.transport.acknowledge, incoming)
             crash.point("bus.after_ack")
         except StaleReceipt:
             logger.info("the lease of the message %s was gone when it was done; it may come again", context.message_id)
-        except Exception as error:  # noqa: BLE001 - what was to be sent was not
-            return await self.failed(caller, incoming, self._after_commit(error), step)
-        return outcome
+        except Exception as error:  # noqa: BLE001 - see above
+            logger.warning("the message %s is done, and could not be acknowledged: %s", context.message_id, error)
+            return False
+        return True
 
-    def _after_commit(self, error: Exception) -> Exception:
+    def _unsent(self, error: Exception) -> Exception:
         """The effect is there, and messages were not sent. If the message is repeated its handlers send them again,
         unless repeated ones are skipped: then people have to see to it."""
         config = self._bus.idempotency

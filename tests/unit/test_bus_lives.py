@@ -233,6 +233,8 @@ def test_functions_with_a_yield_are_refused(books: Books) -> None:
     for _ in range(2):
         with pytest.raises(Invalid, match="something to await"):
             forgets({"id": "1"})
+    with pytest.raises(Invalid, match="on_repeat is a function"):
+        exactly_once(books.sessions, consumer="repeats", on_repeat="known")  # type: ignore[arg-type]
     assert books.count("detent_handled") == 0
 
 
@@ -639,3 +641,40 @@ def test_an_acknowledgement_that_fails_does_not_undo_what_is_done(books: Books) 
         bus.stop()
     assert outcomes == [Outcome.REPEATED]
     assert books.entries() == [("bill", 1)]
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_nobody_ends_the_transaction_within_a_block(books: Books, commit: bool) -> None:
+    with detent.open("memory:") as store, app(store, **books.options(), send_only=True) as bus:
+        store.queue("other").create()
+        bus.prepare()
+        for ending in ("commit", "rollback", "close"):
+            refused = pytest.raises(Invalid, match="ended within a block")
+            with refused, books.sessions() as session, bus.transaction(session, commit=commit):
+                enter(session, "view", 1)
+                bus.send(Invoiced(1), to="other")
+                getattr(session, ending)()
+        with books.sessions() as session:
+            with bus.transaction(session, commit=commit), session.begin_nested():
+                enter(session, "view", 2)
+                bus.send(Invoiced(2), to="other")
+            session.commit()
+            session.commit()  # afterwards it is a session as any other
+        bus.drain()
+        assert store.queue("other").info().available == 1
+    assert books.entries() == [("view", 2)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"idempotency": SqlTracker()},
+        {"unit_of_work": lambda: None},
+        {"outbox": True},
+        {"idempotency": IdempotencyConfig(SqlTracker)},  # type: ignore[arg-type]
+        {"transport": 7},
+    ],
+)
+def test_parts_of_another_kind_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(Invalid, match="and not"):
+        Bus("wrong", **{"transport": "memory:", **wrong})

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from detent.bus.calling import Calling, LoopEnded, is_coroutine_function
+from detent.bus.checks import check_parts
 from detent.bus.envelope import Incoming
 from detent.bus.handlers import Dependencies, Handler, new_handler
 from detent.bus.idempotency import IdempotencyConfig
@@ -77,6 +78,10 @@ class Bus(Sending):
         clock: Callable[[], float] = time.time,
     ) -> None:
         chosen = QueueTransport(transport) if isinstance(transport, str) else transport
+        tracker = getattr(idempotency, "tracker", None)
+        check_parts(
+            transport=chosen, unit_of_work=unit_of_work, idempotency=idempotency, tracker=tracker, outbox=outbox
+        )
         super().__init__(name, chosen, serializer, serializers, middlewares, clock)
         self.unit_of_work = unit_of_work
         self.idempotency = idempotency

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from detent.bus.unit_engine import EngineUnitOfWork
 from detent.errors import Invalid
@@ -17,6 +17,23 @@ logger = logging.getLogger("detent.bus")
 
 _running: weakref.WeakValueDictionary[str, Bus] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
+
+
+_PARTS: Final = {
+    "transport": (("receive", "send"), "a QueueTransport, an SqsTransport or the URL of a store"),
+    "unit_of_work": (("begin", "provided"), "a unit of work, such as SqlAlchemyUnitOfWork(session_factory)"),
+    "idempotency": (("tracker", "should_stop_invocation"), "IdempotencyConfig(SqlTracker())"),
+    "tracker": (("track", "committed"), "a tracker, such as SqlTracker()"),
+    "outbox": (("save", "claim"), "an outbox, such as SqlOutbox()"),
+}
+
+
+def check_parts(**given: object) -> None:
+    """`Invalid` for what cannot be what it is given as: a class, or something of another kind."""
+    for name, part in given.items():
+        attributes, wanted = _PARTS[name]
+        if part is not None and (isinstance(part, type) or not all(hasattr(part, one) for one in attributes)):
+            raise Invalid(f"{name} is {wanted}, and not {part!r}")
 
 
 def check(bus: Bus) -> None:

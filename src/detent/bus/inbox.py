@@ -23,7 +23,7 @@ from detent.bus.handlers import refuse_generator, refuse_unfinished
 from detent.bus.housekeeping import STEP, SWEEP_S
 from detent.bus.tracker_sql import SqlTracker
 from detent.bus.unit_dbapi import DbApiUnitOfWork
-from detent.bus.unit_of_work import Begun, UnitOfWork
+from detent.bus.unit_of_work import Begun, UnitOfWork, patiently
 from detent.bus.unit_sqlalchemy import SqlAlchemyUnitOfWork
 from detent.errors import Invalid
 from detent.queue.message import reason_of
@@ -58,6 +58,9 @@ def exactly_once(
     undoes everything, and the message can be handled again.
     """
     names.check_name(consumer, "consumer")
+    for name, function in (("id", id), ("on_repeat", on_repeat)):
+        if function is not None and not callable(function):
+            raise Invalid(f"{name} is a function that takes the message, and not {function!r}")
     unit_of_work = _unit_of_work(session_factory)
     marks = tracker or SqlTracker()
 
@@ -243,6 +246,5 @@ class _Inbox:
 
     async def _prepare(self, caller: Caller) -> None:
         """Make the table, once; that two processes do so at the same time does no harm."""
-        async with Begun(caller, self._unit_of_work) as unit:
-            await caller.unit(self._tracker.prepare, self._consumer, None, unit)
+        await patiently(caller, self._unit_of_work, lambda unit: self._tracker.prepare(self._consumer, None, unit))
         self._is_prepared = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import signal
 import threading
 import time
@@ -20,9 +19,8 @@ from detent.bus.housekeeping import Housekeeping
 from detent.bus.middleware import Middleware
 from detent.bus.pipeline import Outcome
 from detent.bus.replies import Replies
-from detent.bus.unit_of_work import Begun
+from detent.bus.unit_of_work import patiently
 from detent.bus.worker import Worker
-from detent.dialects import is_passing_error
 from detent.errors import Invalid, Unavailable
 from detent.loading import refuse_while_loading
 from detent.loops import loop_in_thread
@@ -33,10 +31,6 @@ if TYPE_CHECKING:
 
 STOP_S: Final = 5.0
 """How long the parts of an app may take to end, when its handlers have."""
-
-ATTEMPTS: Final = 8
-RETRY_S: Final = 0.02
-"""How often tables are made while other processes do so at the same moment."""
 
 LOOK_S: Final = 0.2
 
@@ -141,14 +135,7 @@ class Running:
         if self._bus.unit_of_work is None:
             await caller.unit(work, *values, None)
             return
-        for attempt in range(ATTEMPTS):
-            try:
-                async with Begun(caller, self._bus.unit_of_work) as unit:
-                    return await caller.unit(work, *values, unit)  # type: ignore[no-any-return]
-            except Exception as error:
-                if attempt == ATTEMPTS - 1 or not is_passing_error(error):
-                    raise
-            await caller.blocking(time.sleep, random.uniform(0, RETRY_S * 2**attempt))
+        await patiently(caller, self._bus.unit_of_work, lambda unit: work(*values, unit))
 
     def _start_threads(self) -> None:
         bus = self._bus

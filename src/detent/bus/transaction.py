@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from detent.bus.app import Bus
 
 
+_ENDED: Final = (
+    "the transaction was ended within a block of bus.transaction: its messages go with it, and are in it when the "
+    "block ends. Commit after the block, or leave it to the block; raise an error to have all of it undone"
+)
+
+
 def is_django(session: Any) -> bool:
     """Whether this is a connection of Django's."""
     return hasattr(session, "vendor") and hasattr(session, "in_atomic_block")
@@ -77,7 +83,7 @@ class BusTransaction(Outgoing):
     ...     bus.publish(OrderPlaced(order.id))
 
     ``async with`` does the same for sessions of asyncio. With `commit` False somebody else commits: the messages are in
-    their transaction when the block has ended.
+    their transaction when the block has ended. Within the block nobody ends the transaction.
     """
 
     def __init__(self, bus: Bus, session: Any, *, commit: bool = True) -> None:
@@ -91,6 +97,7 @@ class BusTransaction(Outgoing):
         self._session = session
         self._unit = _Borrowed(port_of(session))
         self._commits = commit
+        self._transaction: Any = None
         self._token: Token[Outgoing | None] | None = None
 
     # -- with ---------------------------------------------------------------------------------------------------
@@ -132,14 +139,42 @@ class BusTransaction(Outgoing):
                 "this connection commits each statement by itself (autocommit), so that there is no transaction to "
                 "send messages with: begin one first, or switch autocommit off"
             )
+        self._guard()
         self._token = current.set(self)
         return self
+
+    def _guard(self) -> None:
+        """Remember which transaction of a session it is, and refuse a commit of it before the messages are in it."""
+        plain = getattr(self._session, "sync_session", self._session)
+        if not is_session(plain):
+            return
+        from sqlalchemy import event
+
+        self._transaction = plain.get_transaction() or plain.begin()
+        event.listen(plain, "before_commit", self._refuse_commit)
+
+    def _unguard(self) -> bool:
+        """Whether it still is the same transaction."""
+        plain = getattr(self._session, "sync_session", self._session)
+        if self._transaction is None:
+            return True
+        from sqlalchemy import event
+
+        event.remove(plain, "before_commit", self._refuse_commit)
+        return plain.get_transaction() is self._transaction
+
+    def _refuse_commit(self, session: Any) -> None:
+        if not session.in_nested_transaction():
+            raise Invalid(_ENDED)
 
     async def _finish(self, error: BaseException | None) -> None:
         self.close()
         assert self._token is not None
         with suppress(ValueError):  # left in another context than it was entered in, as generators of FastAPI's do
             current.reset(self._token)
+        is_whole = self._unguard()
+        if error is None and not is_whole:
+            raise Invalid(_ENDED)
         if error is not None:
             if self._commits:
                 await self._call(self._session.rollback)

@@ -7,16 +7,24 @@ be ``async def``: then handlers run on an event loop.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from detent.dialects import is_passing_error
 from detent.errors import Invalid
 
 if TYPE_CHECKING:
     from detent.bus.calling import Caller
     from detent.bus.sql_port import SqlPort
     from detent.bus.transport import Transport
+
+
+ATTEMPTS: Final = 8
+RETRY_S: Final = 0.02
+"""How often, and after how long, something is done again that others came in the way of."""
 
 
 class TransactionEnded(Invalid):
@@ -117,3 +125,17 @@ class Begun:
             await self._let_go()
             raise
         await self._caller.unit(self._unit.close)
+
+
+async def patiently(caller: Caller, unit_of_work: UnitOfWork, work: Callable[[Unit], Any]) -> None:
+    """Do something in a unit of its own, again when others came in the way: tables are made by many processes at the
+    same moment."""
+    for attempt in range(ATTEMPTS):
+        try:
+            async with Begun(caller, unit_of_work) as unit:
+                await caller.unit(work, unit)
+            return
+        except Exception as error:
+            if attempt == ATTEMPTS - 1 or not is_passing_error(error):
+                raise
+        await caller.blocking(time.sleep, random.uniform(0, RETRY_S * 2**attempt))

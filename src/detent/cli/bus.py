@@ -67,7 +67,7 @@ def bus() -> None:
       python -c 'import shop; shop.billing.publish(shop.OrderPlaced(1)); shop.billing.stop()'
 
     Messages that an app gave up are on the failed list of its queue: `detent queue failed file:./data billing` shows
-    them with what went wrong, `detent queue redrive file:./data billing` has them tried again.
+    them with what went wrong, `detent queue redrive file:./data billing --all` has them tried again.
     """
 
 
@@ -274,8 +274,8 @@ def outbox(target: str, positions: tuple[int, ...], failed: bool, redrive: bool,
     Examples:
       detent bus outbox shop.py
       detent bus outbox shop.py --failed
-      detent bus outbox shop.py --redrive
-      detent bus outbox shop.py --redrive 17 21
+      detent bus outbox shop.py:billing --redrive
+      detent bus outbox shop.py:billing --redrive 17 21
     """
     from detent.bus.loading import load_bus
     from detent.bus.looking import opened_outbox

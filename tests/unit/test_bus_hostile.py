@@ -48,6 +48,9 @@ class Deaf:
     def __init__(self) -> None:
         self.told: list[str] = []
 
+    def receive(self, limit: int, wait_s: float) -> list[Incoming]:
+        return []
+
     def acknowledge(self, delivery: Incoming) -> None:
         self.told.append("done")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,13 +59,24 @@ class Outgoing:
         with self._lock:
             self._is_open = False
 
+    @contextmanager
+    def _joined(self) -> Iterator[None]:
+        """Have a send join this one, also in a thread that knows of none."""
+        token = current.set(self)
+        try:
+            yield
+        finally:
+            current.reset(token)
+
     def send(self, message: Any, **options: Any) -> str:
         """Send a message with the commit; see :meth:`Bus.send`."""
-        return self.bus._send(self, message, **options)
+        with self._joined():
+            return self.bus.send(message, **options)
 
     def publish(self, message: Any, **options: Any) -> str:
         """Publish a message with the commit; see :meth:`Bus.publish`."""
-        return self.bus._publish(self, message, **options)
+        with self._joined():
+            return self.bus.publish(message, **options)
 
 
 current: ContextVar[Outgoing | None] = ContextVar("detent_bus_outgoing", default=None)
@@ -133,7 +145,8 @@ class Context(Outgoing):
         if not self.wants_reply:
             raise Invalid("nobody waits for a reply: the message was not sent with request()")
         answers = {**(headers or {}), wire.IN_REPLY_TO: self.message_id}
-        return self.bus._dispatch(self, message, wire.address(wire.REPLY, to), None, answers, None)
+        with self._joined():
+            return self.bus._dispatch(message, wire.address(wire.REPLY, to), None, answers, None)
 
     @property
     def wants_reply(self) -> bool:

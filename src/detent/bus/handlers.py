@@ -42,19 +42,15 @@ class Handler:
     target: Callable[..., Any]
     classes: tuple[type, ...]
     wanted: tuple[Wanted, ...]
-    made_with: tuple[Wanted, ...] | None = None
+    made_with: tuple[Wanted, ...] | None
     """Of a class: what it is made with."""
+    is_async: bool
+    """Whether it has to be awaited."""
 
     @property
     def name(self) -> str:
         """How errors call it."""
         return str(getattr(self.target, "__qualname__", type(self.target).__qualname__))
-
-    @property
-    def is_async(self) -> bool:
-        """Whether it has to be awaited."""
-        target: Any = self.target
-        return is_coroutine_function(target.__call__ if self.made_with is not None else target)
 
 
 def new_handler(target: Any, classes: tuple[type, ...]) -> Handler:
@@ -78,8 +74,9 @@ def new_handler(target: Any, classes: tuple[type, ...]) -> Handler:
     if not parameters or parameters[0].kind not in _FIRST:
         raise Invalid(f"{named} takes no message: its first parameter is the message")
     refuse_generator(call, named)
-    found = classes or _classes_of(_hints(call, named).get(parameters[0].name), named)
-    return Handler(target, found, _wanted(call, target, skip=skip + 1), made_with)
+    found = classes or _classes_of(_hints(call).get(parameters[0].name), named)
+    is_async = is_coroutine_function(call)
+    return Handler(target, found, _wanted(call, target, skip=skip + 1), made_with, is_async)
 
 
 def refuse_generator(function: Any, name: str) -> None:
@@ -115,7 +112,7 @@ def _classes_of(hint: Any, name: str) -> tuple[type, ...]:
     return tuple(options)
 
 
-def _hints(call: Any, name: str) -> dict[str, Any]:
+def _hints(call: Any) -> dict[str, Any]:
     if isinstance(call, type):
         plain = call.__init__  # type: ignore[misc]
     else:
@@ -123,10 +120,10 @@ def _hints(call: Any, name: str) -> dict[str, Any]:
     try:
         return typing.get_type_hints(plain)
     except (NameError, TypeError, AttributeError):  # a class that lives in a function, or that only a type checker sees
-        return _some_hints(plain, name)
+        return _some_hints(plain)
 
 
-def _some_hints(call: Any, name: str) -> dict[str, Any]:
+def _some_hints(call: Any) -> dict[str, Any]:
     """Those hints that can be found."""
     found: dict[str, Any] = {}
     closure = inspect.getclosurevars(call).nonlocals if inspect.isfunction(call) else {}
@@ -138,12 +135,11 @@ def _some_hints(call: Any, name: str) -> dict[str, Any]:
             found[parameter] = eval(hint, getattr(call, "__globals__", {}), dict(closure))  # as typing does
         except (NameError, AttributeError, TypeError, SyntaxError):
             found[parameter] = None  # then its name says what it is
-    del name
     return found
 
 
 def _wanted(call: Any, target: Any, *, skip: int) -> tuple[Wanted, ...]:
-    hints = _hints(call, str(target))
+    hints = _hints(call)
     parameters = list(inspect.signature(call).parameters.values())[skip:]
     for parameter in parameters:
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:

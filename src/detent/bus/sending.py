@@ -88,23 +88,10 @@ class Sending:
         returns. With `delay` or `at` it is delivered later. An `id` of your own makes sending it twice the same as
         sending it once: an id names one message, of whatever class, so that two of them need two ids.
         """
-        return self._send(current.get(), message, to=to, delay=delay, at=at, headers=headers, id=id)
-
-    def _send(
-        self,
-        joined: Outgoing | None,
-        message: Any,
-        *,
-        to: str | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        id: str | None = None,
-    ) -> str:
         queue = to or self._route_of(type(message))
         names.check_name(queue, "queue")
         visible_ms = self._visible_ms(delay, at)
-        return self._dispatch(joined, message, wire.address(wire.QUEUE, queue), id, headers, visible_ms)
+        return self._dispatch(message, wire.address(wire.QUEUE, queue), id, headers, visible_ms)
 
     def send_local(self, message: Any, **options: Any) -> str:
         """Send a message to this app itself."""
@@ -123,22 +110,10 @@ class Sending:
     ) -> str:
         """Publish a message to every app that has subscribed to its class, or to one that it is derived from; its id.
         See `send` for when, and for the options."""
-        return self._publish(current.get(), message, delay=delay, at=at, headers=headers, id=id)
-
-    def _publish(
-        self,
-        joined: Outgoing | None,
-        message: Any,
-        *,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        id: str | None = None,
-    ) -> str:
         topics = "|".join(["", *self.types.topics(type(message)), ""])
         marked = {**(headers or {}), wire.TOPICS: topics}
         visible_ms = self._visible_ms(delay, at)
-        return self._dispatch(joined, message, wire.address(wire.TOPIC, topics), id, marked, visible_ms)
+        return self._dispatch(message, wire.address(wire.TOPIC, topics), id, marked, visible_ms)
 
     async def send_async(self, message: Any, **options: Any) -> str:
         """`send`, for asyncio. Within a handler or a transaction plain `send` does not wait either."""
@@ -197,7 +172,6 @@ class Sending:
 
     def _dispatch(
         self,
-        joined: Outgoing | None,
         message: Any,
         to: str,
         id: str | None,
@@ -205,8 +179,8 @@ class Sending:
         visible_ms: int | None,
     ) -> str:
         """Write a message, and send it: with the transaction that it joins, or now."""
-        cls = type(message)
-        type_name = self.types.add(cls)
+        type_name = self.types.add(type(message))
+        joined = current.get()
         if joined is not None and joined.bus is not self:
             raise Invalid(
                 f"{self.name!r} cannot send within a transaction of {joined.bus.name!r}, which could not take it back: "

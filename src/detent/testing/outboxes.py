@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -13,7 +13,8 @@ from detent.bus.envelope import Envelope
 from detent.bus.outbox import Claim, OutboxCounts, OutboxStorage
 from detent.bus.unit_of_work import UnitOfWork
 from detent.errors import Fenced
-from detent.testing.running import PATIENCE_S, Runner
+from detent.testing.running import PATIENCE_S
+from detent.testing.suite import Suite
 
 A = "queue:a"
 B = "queue:b"
@@ -26,7 +27,7 @@ def _letters(claim: Claim | None) -> list[str]:
     return [] if claim is None else [pending.envelope.id for pending in claim.pending]
 
 
-class OutboxSuite:
+class OutboxSuite(Suite):
     """Tests of an `OutboxStorage`.
 
     >>> class TestMyOutbox(OutboxSuite):
@@ -57,23 +58,7 @@ class OutboxSuite:
         were sent `short_s` ago. None if yours keeps none."""
         return None
 
-    def close(self) -> Any:
-        """Close what you made. It may be ``async def``."""
-
     # -- how it is run ------------------------------------------------------------------------------------------
-
-    @pytest.fixture(autouse=True)
-    def _runner(self, request: pytest.FixtureRequest) -> Iterator[None]:
-        for name in request.fixturenames:  # those of the subclass first: they make the storage
-            if name not in ("_runner", "request"):
-                request.getfixturevalue(name)
-        self.run = Runner()
-        try:
-            self.restart()
-            yield
-        finally:
-            self.run.call(self.close)
-            self.run.close()
 
     def restart(self) -> None:
         """Go on with new objects, as a new process does."""

@@ -11,7 +11,8 @@ import pytest
 from detent.bus.envelope import ID_BYTES_MAX
 from detent.bus.idempotency import MessageTracker
 from detent.bus.unit_of_work import UnitOfWork
-from detent.testing.running import PATIENCE_S, Runner
+from detent.testing.running import PATIENCE_S
+from detent.testing.suite import Suite
 
 ODD_IDS = (
     "x" * ID_BYTES_MAX,
@@ -28,7 +29,7 @@ ODD_IDS = (
 )
 
 
-class TrackerSuite:
+class TrackerSuite(Suite):
     """Tests of a `MessageTracker`.
 
     >>> class TestMyTracker(TrackerSuite):
@@ -65,25 +66,12 @@ class TrackerSuite:
         """One whose storage is gone; None if that cannot be."""
         return None
 
-    def close(self) -> Any:
-        """Close what you made. It may be ``async def``."""
-
     # -- how it is run ------------------------------------------------------------------------------------------
 
-    @pytest.fixture(autouse=True)
-    def _runner(self, request: pytest.FixtureRequest) -> Iterator[None]:
-        for name in request.fixturenames:  # those of the subclass first: they make the storage
-            if name not in ("_runner", "request"):
-                request.getfixturevalue(name)
-        self.run = Runner()
-        try:
-            self._units = self.unit_of_work()
-            self._tracker = self.tracker()
-            self._in_unit(lambda unit: self._tracker.prepare("billing", "queue billing", unit))
-            yield
-        finally:
-            self.run.call(self.close)
-            self.run.close()
+    def restart(self) -> None:
+        self._units = self.unit_of_work()
+        self._tracker = self.tracker()
+        self._in_unit(lambda unit: self._tracker.prepare("billing", "queue billing", unit))
 
     def _in_unit(self, work: Callable[[Any], Any]) -> Any:
         return self.run.in_unit(self._units, work)

@@ -29,6 +29,7 @@ from detent.bus import (
     SqlAlchemyUnitOfWork,
     SqlOutbox,
     SqlTracker,
+    exactly_once,
     forwarder,
     worker,
 )
@@ -194,3 +195,16 @@ def expected(count: int) -> list[tuple[str, int]]:
 def place_of(folder: Path) -> str:
     """A database of SQLite's."""
     return f"sqlite:///{folder / 'books.db'}"
+
+
+def inbox(io: Io, books: str, count: int) -> None:
+    """A function that takes each message once, over messages that come twice."""
+    sessions = sessionmaker(new_engine(books))
+
+    @exactly_once(sessions, consumer="inbox")
+    def take(message: dict[str, int], session: Session) -> None:
+        _enter(session, "inbox", message["id"])
+
+    for number in [*range(count), *range(count)]:
+        take({"id": number})
+    io.say("done")

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import detent
-from busprogram import engine_entries, entries, expected, make_books, place_of, send_orders, works
+from busprogram import engine_entries, entries, expected, inbox, make_books, place_of, send_orders, works
 from detent import crash
 from postgresserver import new_database, postgres_server
 from processes import Processes, eventually
@@ -165,3 +165,16 @@ def test_postgres_is_killed_in_the_middle_of_a_commit(store_dir: Path, processes
         assert child.wait() == 0, child.errors()
         assert "OutcomeUnknown" in child.errors()
         check(url, books, "postgres")
+
+
+@pytest.mark.parametrize("point", ["bus.before_track", "bus.after_track", "bus.before_commit", "bus.after_commit"])
+def test_an_inbox_killed_at(tmp_path: Path, processes: Processes, point: str) -> None:
+    """`exactly_once`: whoever is given the messages again skips those that took effect, and no others."""
+    books = place_of(tmp_path)
+    make_books(books)
+    child = processes.start(inbox, environment={"DETENT_CRASH_AT": f"{point}:3"}, books=books, count=ORDERS)
+    assert child.was_killed(), child.errors()
+    assert len(entries(books)) == (3 if point == "bus.after_commit" else 2)
+    again = processes.start(inbox, books=books, count=ORDERS)
+    assert again.wait() == 0, again.errors()
+    assert entries(books) == [("inbox", number) for number in range(ORDERS)]

@@ -39,6 +39,7 @@ MODULES = (
     "detent.cli",
     "detent.consumer.loading",
     "detent.consumer.supervisor",
+    "detent.processor.live",
     "detent.kv.file",
     "detent.kv.memory",
     "detent.server.serving",

@@ -368,6 +368,16 @@ class Store(Ledgers, Consumers):
                 time.sleep(min(pause, left_ms / 1000))
                 pause = min(pause * 1.5, POLL_MAX_S)
 
+    def on_growth(self, journal: str, offset: int, wake: Callable[[], None]) -> Callable[[], None] | None:
+        """Call `wake` once, from whatever thread, when the journal's next offset is above `offset`; answers how to stop
+        waiting. None if another process owns the store: then somebody has to `wait`.
+
+        Look at the journal after this: it may have grown just before.
+        """
+        refuse_in_child(self._generation)
+        owner = self._connection.at_hand
+        return owner.journals.watch.add(journal, offset, wake) if isinstance(owner, LocalOwner) else None
+
     def _wait_at_owner(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """True when an owner was asked; without one the caller looks for itself, a little later."""
         if self._connection.role == "reader" and self._connection.server is None:

@@ -13,10 +13,11 @@ import pytest
 
 import detent
 import detent.bus
+import detent.processor
 import detent.testing
 from detent import errors
 
-PACKAGES = (detent, detent.bus, detent.testing)
+PACKAGES = (detent, detent.bus, detent.processor, detent.testing)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

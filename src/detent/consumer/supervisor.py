@@ -23,11 +23,12 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from detent.consumer.application import Consumer
 from detent.consumer.running import opened, stopped_by
-from detent.consumer.worker import Worker, new_member, register
+from detent.consumer.worker import Worker, register
 from detent.errors import BY_NAME, Conflict, Denied, DetentError, Invalid, NotFound, Unavailable
 from detent.kv import parse_url
 from detent.remote import server_address
 from detent.shard import operations as ops
+from detent.shard.members import new_member
 
 if TYPE_CHECKING:
     from detent.store import Store

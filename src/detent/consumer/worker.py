@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +24,7 @@ from detent.consumer.shard import Assignment, Caller
 from detent.consumer.sources import shard_journals
 from detent.errors import Busy, Conflict, Fenced, NotFound, Unavailable
 from detent.shard import operations as ops
+from detent.shard.members import new_member
 from detent.shard.operations import ConsumerDescription
 from detent.state.base import ShardName, ShardState
 
@@ -48,11 +47,6 @@ logger = logging.getLogger("detent.consumer")
 
 Event = Callable[[str, int, str], None]
 """Is told what happens to a shard: (what, which, more)."""
-
-
-def new_member() -> str:
-    """A name for this process."""
-    return f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def register(consumer: Consumer, store: Store) -> dict[str, int]:

@@ -143,6 +143,16 @@ class JournalReader:
             head = self._head(view, self._listing(view, name).journal)
             return head.first_offset, head.next_offset
 
+    def whereabouts(self, name: str) -> tuple[int, int, int] | None:
+        """The journal's number, its first and its next committed offset, at one moment; None if there is none."""
+        with self._reader.view() as view:
+            try:
+                journal = self._listing(view, name).journal
+            except NotFound:
+                return None
+            head = self._head(view, journal)
+            return journal, head.first_offset, head.next_offset
+
     def extents(self, prefix: str = "") -> dict[str, tuple[int, int]]:
         """The first and the next committed offset of each journal whose name starts with `prefix`, at one moment."""
         with self._reader.view() as view:

@@ -45,6 +45,13 @@ class RemoteJournalReader(JournalReader):
         found: tuple[int, int] = self._ask_of(name, "/extent", tuple[int, int])
         return found
 
+    def whereabouts(self, name: str) -> tuple[int, int, int] | None:
+        try:
+            info = self.info(name)  # one question, so that all of it is of one moment
+        except NotFound:
+            return None
+        return info.id, info.first_offset, info.next_offset
+
     def extents(self, prefix: str = "") -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = self._ask("/extents", dict[str, tuple[int, int]], prefix=prefix)
         return found

@@ -1,0 +1,137 @@
+"""Waiting for several journals at once, of any stores: each rings the same bell when it has grown.
+
+Where the store's owner is in this process, its commits ring the bell themselves. Elsewhere a thread a journal asks the
+owner, and does so only from the first wait on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from detent.errors import Unavailable
+
+if TYPE_CHECKING:
+    from detent.store import Store
+
+LOOK_S: Final = 5.0
+"""How often one who waits should look for itself, rung or not: the journal may have been deleted, the store closed, its
+owner replaced by one that rings no bell here."""
+
+ASK_MS: Final = 1_000
+ASK_MS_FIRST: Final = 20
+"""How long a thread asks before it looks whether it is still needed: at first, so that a wait that ends soon leaves
+nothing behind for long, and, twice as long each time, when nothing happens."""
+
+RETRY_S: Final = 0.1
+
+CLOSE_S: Final = 2.0
+"""How long one who closes waits for such a thread. One whose server does not answer ends later, by itself."""
+
+logger = logging.getLogger("detent.growth")
+
+
+class Bell(Protocol):
+    """What is rung: a `threading.Event`, or whatever else can be `set` from any thread."""
+
+    def set(self) -> None: ...
+
+
+class Growth:
+    """Rings a bell when a journal has a message at the offset that is expected. For one waiting thread.
+
+    Clear the bell, `expect`, and only then wait. It may ring for nothing, so look, and expect again; and look now and
+    then although it does not ring (`LOOK_S`).
+    """
+
+    def __init__(self, store: Store, journal: str, bell: Bell) -> None:
+        self._store = store
+        self._journal = journal
+        self._bell = bell
+        self._forget: Callable[[], None] | None = None
+        self._asker: _Asker | None = None
+
+    def expect(self, offset: int) -> bool:
+        """Whether the journal has a message at this offset. If not, the bell rings when it has; the one before is not
+        expected any more."""
+        self.stop()
+        if self._store.reader.next_offset(self._journal) > offset:
+            return True
+        self._forget = self._store.on_growth(self._journal, offset, self._bell.set)
+        if self._forget is None:
+            if self._asker is None:
+                self._asker = _Asker(self._store, self._journal, self._bell)
+            self._asker.ask(offset)
+            return False
+        if self._store.reader.next_offset(self._journal) > offset:  # it has grown just before
+            self.stop()
+            return True
+        return False
+
+    def stop(self) -> None:
+        """Expect nothing."""
+        forget, self._forget = self._forget, None
+        if forget is not None:
+            forget()
+        if self._asker is not None:
+            self._asker.ask(None)
+
+    def close(self) -> None:
+        """Let go of everything. Stop all that wait together before the first is closed: a thread that asks takes up to
+        a second to see it, and so they do in the same second."""
+        self.stop()
+        asker, self._asker = self._asker, None
+        if asker is not None:
+            asker.close()
+
+
+class _Asker:
+    """A thread that asks another process whether a journal has grown."""
+
+    def __init__(self, store: Store, journal: str, bell: Bell) -> None:
+        self._store = store
+        self._journal = journal
+        self._bell = bell
+        self._offset: int | None = None
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"detent-growth-{journal}", daemon=True)
+        self._thread.start()
+
+    def ask(self, offset: int | None) -> None:
+        with self._changed:
+            self._offset = offset
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        slice_ms, last = ASK_MS_FIRST, -1
+        while (offset := self._wanted()) is not None:
+            slice_ms = ASK_MS_FIRST if offset != last else min(ASK_MS, slice_ms * 2)
+            last = offset
+            try:
+                if not self._store.wait(self._journal, offset, slice_ms):
+                    continue
+            except Exception as error:  # noqa: BLE001 - who waits looks for itself, and gets it too
+                level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
+                logger.log(level, "watching %r: %s", self._journal, error)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, RETRY_S)
+            last = -1
+            with self._changed:
+                if self._offset == offset:
+                    self._offset = None
+                    self._bell.set()
+
+    def _wanted(self) -> int | None:
+        with self._changed:
+            while self._offset is None and not self._closed:
+                self._changed.wait()
+            return None if self._closed else self._offset

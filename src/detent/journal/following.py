@@ -1,0 +1,202 @@
+"""A journal that is read from an offset on, or back from it, some messages at a time, and loudly when they are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any, Final
+
+from detent.errors import NotFound
+from detent.journal.message import Message, messages_of
+from detent.journal.reader import JournalReader
+
+PLAN_ROWS: Final = 65_536
+"""Messages that one look at a journal plans for."""
+
+BACK_ROWS: Final = 1_024
+BACK_ROWS_FIRST: Final = 16
+"""Messages that are read at once where a journal is read backward: few at first, for many who turn round want only
+one, and then twice as many each time."""
+
+BACK_BYTES: Final = 4 << 20
+"""When so many bytes were read at once, half as many messages are read the next time: all of them are in memory."""
+
+
+class Following:
+    """A place in a journal, before or after any message, and which journal of that name it is.
+
+    What was read and not taken yet is kept, so that few messages at a time cost little. Nothing is skipped: a journal
+    that was trimmed past the place, deleted, or made anew, is `NotFound`.
+    """
+
+    def __init__(
+        self,
+        reader: JournalReader,
+        journal: str,
+        at: int,
+        number: int | None = None,
+        *,
+        label: str | None = None,
+    ) -> None:
+        self._reader = reader
+        self.journal = journal
+        self.label = journal if label is None else label
+        """What its messages say that they are from: the journal, for those who read several stores with its store."""
+        self.at = at
+        """Offset of the message that comes next; the one before it comes next on the way back."""
+        self.number = number
+        """The journal's number, which another one of the same name does not have; None until it exists."""
+        self._batches: Iterator[tuple[int, Any]] = iter(())
+        self._ready: list[Message] = []
+        self._next = 0
+        self._back_rows = BACK_ROWS_FIRST
+
+    # -- forward ------------------------------------------------------------------------------------------------
+
+    def take(self, limit: int) -> list[Message]:
+        """Up to so many messages that are there; none if there are none. They may be fewer although there are more."""
+        if not self.ready:
+            self._fill()
+        taken = self._ready[self._next : self._next + limit]
+        self._next += len(taken)
+        self.at += len(taken)
+        return taken
+
+    def take_all(self, limit: int) -> list[Message]:
+        """Up to so many messages, and fewer only if there are no more by now."""
+        taken = self.take(limit)
+        while taken and len(taken) < limit:
+            more = self.take(limit - len(taken))
+            if not more:
+                break
+            taken += more
+        return taken
+
+    def look(self) -> int:
+        """How many messages are at hand, by a fresh look at the journal where none is. There may be more."""
+        if not self.ready:
+            self._fill()
+        return self.ready
+
+    def peek(self) -> Message | None:
+        """The message that comes next, if it is there."""
+        return self._ready[self._next] if self.look() else None
+
+    @property
+    def ready(self) -> int:
+        """How many messages are read and not taken."""
+        return len(self._ready) - self._next
+
+    # -- backward -----------------------------------------------------------------------------------------------
+
+    def take_back(self, limit: int) -> list[Message]:
+        """Up to so many of the messages before the place, the nearest first; fewer only where the journal begins."""
+        taken: list[Message] = []
+        while len(taken) < limit and self.look_back():
+            self._next -= 1
+            self.at -= 1
+            taken.append(self._ready[self._next])
+        return taken
+
+    def look_back(self) -> int:
+        """How many messages before the place are at hand, by a fresh look at the journal where none is. There may be
+        more."""
+        if not self._next:
+            self._fill_back()
+        return self._next
+
+    def peek_back(self) -> Message | None:
+        """The message before the place, if there is one."""
+        return self._ready[self._next - 1] if self.look_back() else None
+
+    # -- moving -------------------------------------------------------------------------------------------------
+
+    def move(self, at: int) -> None:
+        """Go on from another offset of the same journal."""
+        back = self.at - self._next
+        if back <= at <= back + len(self._ready):  # it is among what was read last
+            self._next, self.at = at - back, at
+            return
+        self._drop()
+        self.at = at
+
+    def begin(self, at: int, number: int | None) -> None:
+        """Go on in the journal that has this number, or with None in whichever there will be."""
+        if number != self.number:
+            self._drop()
+            self.number = number
+        self.move(at)
+
+    def close(self) -> None:
+        """Let go of a read that is under way."""
+        self._drop()
+
+    def _drop(self) -> None:
+        self._stop()
+        self._ready, self._next = [], 0
+
+    def _stop(self) -> None:
+        """End the read that is under way. Through a server, it holds a connection."""
+        if isinstance(self._batches, Generator):
+            self._batches.close()
+        self._batches = iter(())
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        found = next(self._batches, None)
+        if found is None:
+            self._batches = self._plan()
+            found = next(self._batches, None)
+        if found is None:
+            return
+        offset, batch = found
+        assert offset == self.at, f"read {offset} of {self.label!r} instead of {self.at}"
+        self._ready, self._next = list(messages_of(batch, offset=offset, journal=self.label)), 0
+
+    def _fill_back(self) -> None:
+        found = self.find()
+        if found is None or self.at == found[1]:
+            return
+        number, first, _ = found
+        start = max(first, self.at - self._back_rows)
+        batches = list(self._reader.committed(self.journal, start, self.at, journal=number))
+        self._stop()
+        self._ready = [
+            message for offset, batch in batches for message in messages_of(batch, offset=offset, journal=self.label)
+        ]
+        self._next = len(self._ready)
+        is_much = sum(batch.nbytes for _, batch in batches) > BACK_BYTES
+        self._back_rows = max(1, self._back_rows // 2) if is_much else min(BACK_ROWS, self._back_rows * 2)
+
+    def _plan(self) -> Iterator[tuple[int, Any]]:
+        """What the journal has by now."""
+        found = self.find()
+        if found is None or self.at == found[2]:
+            return iter(())
+        number, _, end = found
+        return self._reader.committed(self.journal, self.at, min(end, self.at + PLAN_ROWS), journal=number)
+
+    def find(self) -> tuple[int, int, int] | None:
+        """The journal's number, its first and its next offset; None if it does not exist yet. `NotFound` if it is not
+        the one that was read, or if the place is not there."""
+        found = self._reader.whereabouts(self.journal)
+        if found is None:
+            if self.number is not None or self.at:
+                raise self._vanished()
+            return None
+        number, first, end = found
+        self.number = number if self.number is None else self.number
+        if number != self.number or self.at > end:
+            raise self._vanished()
+        if self.at < first:
+            raise NotFound(
+                f"the journal {self.label!r} begins at {first} now, and was read to {self.at}: messages were "
+                f"forgotten before they were read. Move to {first} to go on without them"
+            )
+        return found
+
+    def _vanished(self) -> NotFound:
+        return NotFound(
+            f"{self.journal!r} was read to {self.at}, which is not there: the journal was deleted, or is another one "
+            "of that name. Move to an offset that exists to go on"
+        )

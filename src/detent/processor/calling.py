@@ -1,0 +1,312 @@
+"""Calling a processor's function: its parameters from messages, its answer as messages, tried again as declared."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, get_type_hints
+
+import msgspec
+
+from detent.errors import Invalid
+from detent.journal import Message
+from detent.processor.declaration import Processor
+from detent.processor.inputs import Set
+from detent.processor.outcome import (
+    ERROR_TYPE,
+    STEP_BYTES_MAX,
+    TOPICS,
+    TYPE,
+    Outcome,
+    Writer,
+    Written,
+    encoded,
+    error_body,
+)
+from detent.processor.place import Place
+from detent.processor.provenance import HEADER
+from detent.processor.step import Polled, Step
+
+STEP: Final = "step"
+"""The name of the parameter that gets the step."""
+
+RETRY_PAUSE_S_MAX: Final = 30.0
+
+Convert = Callable[[Message], Any]
+
+
+class Function:
+    """A processor's function, and how its parameters are filled."""
+
+    def __init__(self, processor: Processor, run_coroutine: Callable[[Any], Any] | None) -> None:
+        assert processor.function is not None
+        self._function = processor.function
+        self._run = run_coroutine if processor.is_async else None
+        self.yields = inspect.isgeneratorfunction(processor.function)
+        self.whole = processor.whole
+        inputs = len(processor.inputs) if processor.mode == "zip" else 1
+        self.converts, self.wants_step = _parameters(processor, inputs)
+        self._convert = self.converts[0] if len(self.converts) == 1 else None
+
+    def call(self, messages: Set | Sequence[Set], step: Step | None) -> Any:
+        """Its answer for an input set, or for a whole batch of them."""
+        if self.whole:
+            arguments: list[Any] = [
+                [None if one[index] is None else convert(one[index]) for one in messages]  # type: ignore[index]
+                for index, convert in enumerate(self.converts)
+            ]
+        elif self._convert is not None:
+            arguments = [self._convert(messages[0])]  # type: ignore[arg-type]
+        else:
+            arguments = [
+                None if message is None else convert(message)  # type: ignore[arg-type]
+                for convert, message in zip(self.converts, messages, strict=True)
+            ]
+        answer = self._function(*arguments, step=step) if self.wants_step else self._function(*arguments)
+        return answer if self._run is None else self._run(answer)
+
+    def ask(self, cursor: Any, step: Step | None) -> Any:
+        """The answer of a source."""
+        answer = self._function(cursor, step=step) if self.wants_step else self._function(cursor)
+        return answer if self._run is None else self._run(answer)
+
+
+def _parameters(processor: Processor, inputs: int) -> tuple[list[Convert], bool]:
+    """How each input becomes an argument, and whether the function wants the step."""
+    function = processor.function
+    assert function is not None
+    named = f"the function of {processor.name!r}"
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise Invalid(f"{named} does not say which parameters it has: {error}") from error
+    wants_step = STEP in parameters
+    try:
+        hints = get_type_hints(function if inspect.isroutine(function) else type(function).__call__)
+    except (NameError, TypeError, AttributeError):  # names that are only there for a type checker
+        hints = {}
+    positional = [one for name, one in parameters.items() if name != STEP and one.kind in _POSITIONAL]
+    required = [one for one in positional if one.default is one.empty]
+    varied = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
+    if len(required) > inputs or (len(positional) < inputs and not varied):
+        what = "a list for each of its inputs" if processor.whole else "a parameter for each of its inputs"
+        raise Invalid(
+            f"{named} takes {what}, {inputs} in all, and if it wants one named {STEP!r}; it has "
+            f"{', '.join(parameters) or 'none'}"
+        )
+    kinds = [hints.get(one.name, Any) for one in positional[:inputs]]
+    kinds += [Any] * (inputs - len(kinds))
+    return [_convert(_element(kind) if processor.whole else kind) for kind in kinds], wants_step
+
+
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _element(kind: Any) -> Any:
+    """What a list is of."""
+    arguments = getattr(kind, "__args__", ())
+    return arguments[0] if arguments else Any
+
+
+def _convert(kind: Any) -> Convert:
+    """From a message to what a parameter is declared to be: a `Message`, its bytes, or JSON."""
+    if kind is Message:
+        return lambda message: message
+    if kind is bytes:
+        return lambda message: message.body
+    try:
+        decode = msgspec.json.Decoder(kind).decode
+    except TypeError as error:
+        raise Invalid(f"a message does not become a {kind}: {error}") from error
+    return lambda message: decode(message.body)
+
+
+class Caller:
+    """Runs input sets through a function, and gathers what comes of them."""
+
+    def __init__(
+        self,
+        graph: str,
+        processor: Processor,
+        errors: Place | None,
+        system: Any,
+        run_coroutine: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._graph = graph
+        self._processor = processor
+        self._errors = errors
+        self._system = system
+        self._function = Function(processor, run_coroutine)
+        self._name = f"{graph}/{processor.name}"
+        self._writer = Writer(self._name, processor.outputs)
+        self._filters = bool(processor.types or processor.topics)
+        self._pool: ThreadPoolExecutor | None = None
+        if processor.parallel > 1:
+            self._pool = ThreadPoolExecutor(processor.parallel, thread_name_prefix=f"detent-{processor.name}")
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    # -- filters ------------------------------------------------------------------------------------------------
+
+    @property
+    def filters(self) -> bool:
+        """Whether some messages are none of its business."""
+        return self._filters
+
+    def passing(self, one: Set) -> Set | None:
+        """An input set with None in the place of messages that are filtered; None if nothing is left."""
+        kept = tuple(message if self._passes(message) else None for message in one)
+        return kept if any(message is not None for message in kept) else None  # type: ignore[return-value]
+
+    def _passes(self, message: Message) -> bool:
+        types, topics = self._processor.types, self._processor.topics
+        if types and message.headers.get(TYPE) not in types:
+            return False
+        return not topics or not topics.isdisjoint(message.headers.get(TOPICS, "").split(","))
+
+    # -- one input set ------------------------------------------------------------------------------------------
+
+    def _step(self, messages: Sequence[Message], series: str, number: int, floor: int, attempt: int) -> Step:
+        return Step(self._graph, self._processor.name, series, number, floor, messages, self._system, attempt)
+
+    def _call(
+        self, one: Any, messages: Sequence[Message], series: str, number: int, floor: int, attempt: int
+    ) -> Written:
+        function = self._function
+        step = self._step(messages, series, number, floor, attempt) if function.wants_step else None
+        answer = function.call(one, step)
+        key = f"{series}-{number}"
+        if function.yields:
+            return self._writer.many(answer, key, messages)
+        if not self._processor.outputs:
+            return []  # what a sink answers is nobody's business
+        return self._writer.written(answer, key, messages)
+
+    def _tried(
+        self, one: Any, messages: Sequence[Message], series: str, number: int, floor: int
+    ) -> tuple[Written, bool]:
+        """What comes of an input set, and whether it is an error; raises what nobody has a journal for."""
+        attempt, pause_s = 1, self._processor.retry_pause_ms / 1000
+        while True:
+            try:
+                return self._call(one, messages, series, number, floor, attempt), False
+            except Exception as error:
+                if attempt <= self._processor.retries:
+                    attempt += 1
+                    time.sleep(pause_s)
+                    pause_s = min(RETRY_PAUSE_S_MAX, pause_s * 2)
+                    continue
+                if self._errors is None:
+                    raise
+                key = f"{series}-{number}"
+                body = error_body(self._name, key, error, messages, attempt)
+                headers = {HEADER: self._writer.stamp(key, messages), TYPE: ERROR_TYPE}
+                return [(self._errors, body, messages[0].key, headers)], True
+
+    def poll(self, series: str, number: int, cursor: bytes) -> tuple[Outcome, bytes]:
+        """What a source has to say, and its next cursor."""
+        function = self._function
+        step = self._step((), series, number, number, 1) if function.wants_step else None
+        answer = function.ask(msgspec.json.decode(cursor), step)
+        if not isinstance(answer, Polled):
+            raise Invalid(f"the source {self._name} answers Polled(values, cursor), not {type(answer).__name__}")
+        outcome = Outcome()
+        key = f"{series}-{number}"
+        outcome.gave(self._writer.many(answer.values, key, ()))
+        return outcome, encoded(answer.cursor)
+
+    # -- a step -------------------------------------------------------------------------------------------------
+
+    def run(self, sets: Sequence[Set], series: str, first: int) -> tuple[Outcome, BaseException | None]:
+        """Run input sets in order. Ends at the first that fails for good: answers what came of those before, and the
+        error."""
+        outcome = Outcome()
+        if self._function.whole:
+            return outcome, self._run_whole(sets, series, first, outcome)
+        if self._pool is not None and len(sets) > 1:
+            return outcome, self._run_parallel(sets, series, first, outcome)
+        for index, one in enumerate(sets):
+            error = self._run_one(one, series, first + index, first, outcome)
+            if error is not None:
+                return outcome, error
+            if outcome.bytes > STEP_BYTES_MAX:
+                break
+        return outcome, None
+
+    def _run_one(self, one: Set, series: str, number: int, floor: int, outcome: Outcome) -> BaseException | None:
+        passing = self.passing(one) if self._filters else one
+        if passing is None:
+            outcome.nothing()
+            return None
+        try:
+            written, is_error = self._tried(passing, one, series, number, floor)
+        except Exception as error:  # noqa: BLE001 - the runner raises it, after it has kept what came before
+            return error
+        outcome.gave(written, is_error=is_error)
+        return None
+
+    def _run_whole(self, sets: Sequence[Set], series: str, first: int, outcome: Outcome) -> BaseException | None:
+        passing = [found for one in sets if (found := self.passing(one) if self._filters else one) is not None]
+        if not passing:
+            outcome.nothing(len(sets))
+            return None
+        messages = [message for one in sets for message in one]
+        try:
+            written, is_error = self._tried(passing, messages, series, first, first)
+        except Exception as error:  # noqa: BLE001 - the runner raises it
+            return error
+        rest = Outcome()
+        rest.gave(written, is_error=is_error)
+        outcome.outgoing = rest.outgoing
+        outcome.nils = len(sets) - len(passing) if rest.outputs or rest.errors else len(sets)
+        outcome.outputs = len(passing) if rest.outputs else 0
+        outcome.errors = len(passing) if rest.errors else 0
+        return None
+
+    def _run_parallel(self, sets: Sequence[Set], series: str, first: int, outcome: Outcome) -> BaseException | None:
+        """Input sets of different keys at once, those of one key in order; what comes of them in the order of the
+        input."""
+        lanes: dict[Any, list[int]] = {}
+        for index, one in enumerate(sets):
+            key = next((message.key for message in one if message.key is not None), None)
+            lanes.setdefault(index if key is None else key, []).append(index)
+        parts: list[tuple[Outcome, BaseException | None] | None] = [None] * len(sets)
+
+        def lane(indexes: list[int]) -> None:
+            for index in indexes:
+                part = Outcome()
+                error = self._run_one(sets[index], series, first + index, first, part)
+                parts[index] = (part, error)
+                if error is not None:
+                    return  # those behind it in the lane have to wait for it
+
+        assert self._pool is not None
+        for done in [self._pool.submit(lane, indexes) for indexes in lanes.values()]:
+            done.result()
+        for part in parts:
+            if part is None:
+                raise AssertionError("an input set was passed over without an error before it")
+            if part[1] is not None:
+                return part[1]
+            _add(outcome, part[0])
+            if outcome.bytes > STEP_BYTES_MAX:
+                break  # the others are run again, under the same keys
+        return None
+
+
+def _add(outcome: Outcome, part: Outcome) -> None:
+    for place, out in part.outgoing.items():
+        outcome_out = outcome.outgoing.setdefault(place, out)
+        if outcome_out is not out:
+            outcome_out.bodies += out.bodies
+            outcome_out.keys += out.keys
+            outcome_out.headers += out.headers
+    outcome.bytes += part.bytes
+    outcome.outputs += part.outputs
+    outcome.errors += part.errors
+    outcome.nils += part.nils

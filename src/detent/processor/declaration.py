@@ -1,0 +1,247 @@
+"""Processors as they are declared: sources, streams and sinks, each a value that can be checked before it runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar
+
+from detent import names
+from detent.durations import Duration, milliseconds
+from detent.errors import Invalid
+from detent.processor.place import Place, place
+
+NAME_MAX: Final = 80
+"""Of a graph and of a processor: both are in the name of the processor's record, and in the header of each output."""
+
+INPUTS_MAX: Final = 64
+OUTPUTS_MAX: Final = 64
+"""A processor waits for each input, and one with so many is better cut into several."""
+
+BATCH_MAX: Final = 10_000
+"""Input sets in one step: all of them are in memory, and in one transaction."""
+
+PARALLEL_MAX: Final = 256
+RETRIES_MAX: Final = 1_000
+
+Kind = Literal["source", "stream", "sink"]
+Mode = Literal["none", "one", "zip", "any"]
+Delivery = Literal["exactly-once", "at-most-once"]
+Start = Literal["earliest", "latest"] | int
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+DELIVERIES: Final = ("exactly-once", "at-most-once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processor:
+    """A source, a stream or a sink. Made by `source`, `stream` and `sink`, or by a graph's decorators."""
+
+    name: str
+    kind: Kind
+    function: Callable[..., Any] | None
+    mode: Mode
+    inputs: tuple[Place, ...]
+    outputs: Mapping[str, Place]
+    """By the names that the function knows them by."""
+    errors: Place | None
+    types: frozenset[str]
+    topics: frozenset[str]
+    delivery: Delivery | None
+    """None: as the graph says."""
+    batch: int
+    whole: bool
+    """Whether the function takes the batch as a list, instead of being called for each input set."""
+    parallel: int
+    retries: int
+    retry_pause_ms: int
+    start: Start
+    every_ms: int
+    formerly: str | None
+    errors_off: bool = False
+    """Whether the graph's error journal is not for this one."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it needs an event loop."""
+        return inspect.iscoroutinefunction(self.function)
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is anything to run: a source that is only written to is a journal."""
+        return self.function is not None
+
+
+def source(
+    name: str,
+    function: Callable[..., Any] | None = None,
+    *,
+    output: str | None = None,
+    every: Duration = "1s",
+    formerly: str | None = None,
+) -> Processor:
+    """A journal that messages come in by: written by `send`, by appenders, by anybody.
+
+    With a function it is asked every so often: the function gets what it answered last as its `cursor` (None at first),
+    and answers ``Polled(values, cursor)``. Values and cursor are committed together, so none is lost or repeated.
+    """
+    return Processor(
+        name=_name(name),
+        kind="source",
+        function=None if function is None else _function(function, name),
+        mode="none",
+        inputs=(),
+        outputs={name if output is None else output: place(name if output is None else output)},
+        errors=None,
+        types=frozenset(),
+        topics=frozenset(),
+        delivery=None,
+        batch=1,
+        whole=False,
+        parallel=1,
+        retries=0,
+        retry_pause_ms=0,
+        start="earliest",
+        every_ms=milliseconds(every),
+        formerly=formerly,
+        errors_off=True,
+    )
+
+
+def stream(
+    name: str,
+    function: Callable[..., Any],
+    *,
+    input: str | None = None,
+    join: Sequence[str] | None = None,
+    any_of: Sequence[str] | None = None,
+    output: str | None = None,
+    outputs: Sequence[str] | Mapping[str, str] | None = None,
+    **options: Any,
+) -> Processor:
+    """Messages in, messages out. Options: see `Graph.stream`."""
+    found = _outputs(name, output, outputs)
+    if not found:
+        raise Invalid(f"the stream {name!r} has no output: say output='...', or make it a sink")
+    return _processor(name, "stream", function, _inputs(name, input, join, any_of), found, **options)
+
+
+def sink(
+    name: str,
+    function: Callable[..., Any],
+    *,
+    input: str | None = None,
+    join: Sequence[str] | None = None,
+    any_of: Sequence[str] | None = None,
+    **options: Any,
+) -> Processor:
+    """Messages in, effects outside. Options: see `Graph.sink`."""
+    return _processor(name, "sink", function, _inputs(name, input, join, any_of), {}, **options)
+
+
+def _processor(
+    name: str,
+    kind: Kind,
+    function: Callable[..., Any],
+    inputs: tuple[Mode, tuple[Place, ...]],
+    outputs: Mapping[str, Place],
+    *,
+    types: str | Iterable[str] = (),
+    topics: str | Iterable[str] = (),
+    errors: str | bool | None = None,
+    delivery: Delivery | None = None,
+    batch: int = 1,
+    whole: bool = False,
+    parallel: int = 1,
+    retries: int = 0,
+    retry_pause: Duration = "100ms",
+    start: Start = "earliest",
+    formerly: str | None = None,
+) -> Processor:
+    if delivery is not None and delivery not in DELIVERIES:
+        raise Invalid(f"delivery is {' or '.join(map(repr, DELIVERIES))}, not {delivery!r}")
+    if start not in {"earliest", "latest"} and (not isinstance(start, int) or isinstance(start, bool) or start < 0):
+        raise Invalid(f"start is 'earliest', 'latest' or an offset, not {start!r}")
+    if errors is True or not (errors is None or errors is False or isinstance(errors, str)):
+        raise Invalid(f"errors names a journal, or is False where failures are not to be written: not {errors!r}")
+    parallel = _number(parallel, 1, PARALLEL_MAX, f"parallel of {name!r}")
+    batch = _number(batch, 1, BATCH_MAX, f"batch of {name!r}")
+    if whole and parallel > 1:
+        raise Invalid(f"{name!r} takes its batch whole, so there is nothing to run in parallel")
+    return Processor(
+        name=_name(name),
+        kind=kind,
+        function=_function(function, name),
+        mode=inputs[0],
+        inputs=inputs[1],
+        outputs=outputs,
+        errors=place(errors) if isinstance(errors, str) else None,
+        errors_off=errors is False,
+        types=_texts(types, "types"),
+        topics=_texts(topics, "topics"),
+        delivery=delivery,
+        batch=max(batch, parallel),
+        whole=bool(whole),
+        parallel=parallel,
+        retries=_number(retries, 0, RETRIES_MAX, f"retries of {name!r}"),
+        retry_pause_ms=milliseconds(retry_pause),
+        start=start,
+        every_ms=0,
+        formerly=None if formerly is None else _name(formerly),
+    )
+
+
+def _name(name: Any) -> str:
+    names.check_name(name, "processor")
+    if "/" in name or len(name) > NAME_MAX:
+        raise Invalid(f"a processor's name has up to {NAME_MAX} letters and no '/', not {name!r}")
+    return str(name)
+
+
+def _function(function: Any, name: str) -> Callable[..., Any]:
+    if not callable(function):
+        raise Invalid(f"the processor {name!r} needs a function, not {function!r}")
+    if inspect.isasyncgenfunction(function):
+        raise Invalid(f"{name!r} is an async generator: return a list of Out from an async function instead")
+    return function  # type: ignore[no-any-return]
+
+
+def _inputs(name: str, one: Any, join: Any, any_of: Any) -> tuple[Mode, tuple[Place, ...]]:
+    given = [what for what in (one, join, any_of) if what is not None]
+    if len(given) != 1:
+        raise Invalid(f"the processor {name!r} has one of input='...', join=[...] and any_of=[...]")
+    if one is not None:
+        return "one", (place(one),)
+    many = [given[0]] if isinstance(given[0], str) else list(given[0])
+    places = tuple(place(text) for text in many)
+    if not 2 <= len(places) <= INPUTS_MAX or len(set(places)) != len(places):
+        raise Invalid(f"{name!r} has 2 to {INPUTS_MAX} different inputs to {'join' if join is not None else 'choose'}")
+    return ("zip" if join is not None else "any"), places
+
+
+def _outputs(name: str, one: Any, many: Any) -> dict[str, Place]:
+    if one is not None and many is not None:
+        raise Invalid(f"{name!r} has output='...' or outputs=[...], not both")
+    if one is not None:
+        return {one: place(one)}
+    if many is None:
+        return {}
+    found = dict(many) if isinstance(many, Mapping) else {text: text for text in many}
+    places = {binding: place(text) for binding, text in found.items()}
+    if len(set(places.values())) != len(places) or len(places) > OUTPUTS_MAX:
+        raise Invalid(f"{name!r} has up to {OUTPUTS_MAX} outputs, each a different journal")
+    return places
+
+
+def _texts(value: str | Iterable[str], what: str) -> frozenset[str]:
+    found = frozenset([value] if isinstance(value, str) else value)
+    if not all(isinstance(text, str) and text and "," not in text for text in found):
+        raise Invalid(f"{what} are texts without commas, not {value!r}")
+    return found
+
+
+def _number(value: Any, low: int, high: int, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise Invalid(f"{what} is a number from {low} to {high}, not {value!r}")
+    return value

@@ -1,0 +1,172 @@
+"""What a processor reads: input sets, from one journal, one message of each of several, or one of any of them.
+
+Positions are the record's. What is read here moves nothing that is durable, so that a process that dies between two
+inputs of a join, or is stopped there, has taken neither.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from detent.errors import NotFound
+from detent.growth import Growth
+from detent.journal import Message
+from detent.journal.following import Following
+from detent.processor.declaration import Mode
+from detent.processor.place import Place
+from detent.processor.records import Snapshot
+
+if TYPE_CHECKING:
+    from detent.store import Store
+
+SLICE_S: Final = 5.0
+"""A wait looks again this often, whatever it hears: a journal may have been deleted."""
+
+Set = tuple[Message, ...]
+Chosen = list[tuple[str, int]]
+
+
+@dataclass(slots=True)
+class Taken:
+    """Input sets of one step, and how to tell where the inputs stand after some of them."""
+
+    sets: Sequence[Set]
+    after: Callable[[int], dict[str, int]]
+    """Positions after so many sets."""
+
+
+class Inputs:
+    """The journals of one processor, followed from its snapshot on. For one thread; only `wait` may be woken."""
+
+    def __init__(
+        self,
+        mode: Mode,
+        places: Sequence[Place],
+        stores: Mapping[str, Store],
+        snapshot: Snapshot,
+        bell: threading.Event,
+    ) -> None:
+        self._mode = mode
+        self._bell = bell
+        self._names = [str(place) for place in places]
+        self._followed = {
+            str(place): Following(
+                stores[place.store].reader,
+                place.journal,
+                snapshot.positions[str(place)],
+                snapshot.journals.get(str(place)),
+                label=str(place),
+            )
+            for place in places
+        }
+        self._growths = {str(place): Growth(stores[place.store], place.journal, bell) for place in places}
+        self._turn = 0
+
+    # -- positions ----------------------------------------------------------------------------------------------
+
+    def positions(self) -> dict[str, int]:
+        """The next offset of each input."""
+        return {name: one.at for name, one in self._followed.items()}
+
+    def journals(self) -> dict[str, int]:
+        """Which journals these are."""
+        return {name: one.number for name, one in self._followed.items() if one.number is not None}
+
+    def move(self, positions: Mapping[str, int]) -> None:
+        """Go on from there."""
+        for name, at in positions.items():
+            self._followed[name].move(at)
+
+    # -- taking -------------------------------------------------------------------------------------------------
+
+    def take(self, limit: int) -> Taken | None:
+        """Up to so many input sets of a single input or a join; None if there is none yet."""
+        before = self.positions()
+        if self._mode == "one":
+            messages = self._followed[self._names[0]].take(limit)
+            if not messages:
+                return None
+            return Taken([(message,) for message in messages], lambda count: _plus(before, count))
+        ready = min(one.look() for one in self._followed.values())
+        if not ready:
+            return None
+        columns = [one.take(min(limit, ready)) for one in self._followed.values()]
+        return Taken(list(zip(*columns, strict=True)), lambda count: _plus(before, count))
+
+    def choose(self, limit: int) -> Chosen:
+        """Which messages a step would take: nothing is taken. Empty if there is none yet."""
+        if self._mode != "any":
+            ready = min(one.look() for one in self._followed.values())
+            return [("", min(ready, limit))] if ready else []
+        turn = self._turn % len(self._names)
+        order = [*self._names[turn:], *self._names[:turn]]
+        ready_in = {name: ready for name in order if (ready := self._followed[name].look())}
+        chosen: Chosen = []
+        for index, (name, ready) in enumerate(ready_in.items()):  # equal parts, so that none starves
+            part = min(ready, -(-limit // (len(ready_in) - index)))
+            if part:
+                chosen.append((name, part))
+                limit -= part
+        self._turn += 1
+        return chosen
+
+    def take_chosen(self, chosen: Chosen) -> Taken:
+        """What was chosen, and nothing else; `NotFound` if it is not there any more."""
+        before = self.positions()
+        if self._mode != "any":
+            count = chosen[0][1]
+            columns = [self._exactly(name, count) for name in self._names]
+            return Taken(list(zip(*columns, strict=True)), lambda done: _plus(before, done))
+        sets: list[Set] = []
+        names: list[str] = []
+        for name, count in chosen:
+            sets += [(message,) for message in self._exactly(name, count)]
+            names += [name] * count
+
+        def after(done: int) -> dict[str, int]:
+            positions = dict(before)
+            for name in names[:done]:
+                positions[name] += 1
+            return positions
+
+        return Taken(sets, after)
+
+    def _exactly(self, name: str, count: int) -> list[Message]:
+        messages = self._followed[name].take_all(count)
+        if len(messages) != count:
+            raise NotFound(
+                f"{count} messages of {name!r} were chosen for a step that did not end, and {len(messages)} of them "
+                "are there: the store has lost what it had made durable. Restore it, or reset the processor"
+            )
+        return messages
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def wait(self, stopping: Callable[[], bool], seconds: float = SLICE_S) -> None:
+        """Return when there may be something to take, when the bell rings, or after some seconds."""
+        self._bell.clear()
+        if stopping():
+            return
+        if self._mode == "zip":
+            missing = [name for name, one in self._followed.items() if not one.look()]
+        else:
+            missing = self._names
+        try:
+            grown = [self._growths[name].expect(self._followed[name].at) for name in missing]
+            if missing and not any(grown):
+                self._bell.wait(seconds)
+        finally:
+            for name in missing:
+                self._growths[name].stop()
+
+    def close(self) -> None:
+        """Stop waiting, for good."""
+        for growth in self._growths.values():
+            growth.close()
+
+
+def _plus(positions: Mapping[str, int], count: int) -> dict[str, int]:
+    return {name: at + count for name, at in positions.items()}

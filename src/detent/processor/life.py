@@ -1,0 +1,199 @@
+"""A processor under supervision: it waits for its lease, runs, and starts over when it fails."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from detent.errors import Conflict, Fenced, Invalid
+from detent.processor.records import Record
+from detent.processor.runner import Runner
+from detent.shard import operations as ops
+from detent.shard.members import has_died
+
+if TYPE_CHECKING:
+    from detent.store import Store
+
+RETRY_S: Final = 0.1
+RETRY_S_MAX: Final = 30.0
+"""How long a processor that failed rests before it starts over: at first, and at most."""
+
+STEADY_S: Final = 30.0
+"""One that ran for so long before it failed begins again with a short rest."""
+
+STANDBY_S: Final = 0.5
+"""How often a processor that another process runs looks whether it is free."""
+
+logger = logging.getLogger("detent.processor")
+
+Event = Callable[[str, str, str], None]
+"""Is told what happens to a processor: (what, which, more)."""
+
+
+class Life:
+    """One processor of a graph that runs in this process, in a thread of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        consumer: str,
+        make: Callable[[], Runner],
+        store: Store,
+        journals: list[str],
+        *,
+        member: str,
+        lease_ms: int,
+        on_event: Event,
+    ) -> None:
+        self.name = name
+        self.consumer = consumer
+        self._make = make
+        self._store = store
+        self._journals = journals
+        self._member = member
+        self._lease_ms = lease_ms
+        self._on_event = on_event
+        self._wake = threading.Event()
+        self._stopping = False
+        self._retry_s = RETRY_S
+        self._thread: threading.Thread | None = None
+        self.runner: Runner | None = None
+        self.record: Record | None = None
+        """The last one that was durable when it ended."""
+        self.status = "stopped"
+        self.error: BaseException | None = None
+        self.restarts = 0
+
+    # -- from outside -------------------------------------------------------------------------------------------
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is at work, or waits to be."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin, unless it has begun. One that is still ending is waited for."""
+        if self.is_alive and not self._stopping:
+            return
+        self.join(None)
+        self._stopping = False
+        self.error = None
+        self._retry_s = RETRY_S
+        self.status = "starting"
+        self._thread = threading.Thread(target=self._run, name=f"detent-processor-{self.name}", daemon=True)
+        self._thread.start()
+
+    def restart(self) -> None:
+        """End after the step under way and begin again; at once if it rests after a failure."""
+        if not self.is_alive:
+            self.start()
+            return
+        self._retry_s = RETRY_S
+        self._wake_up()
+
+    def stop(self) -> None:
+        """End after the step under way, and give the lease back. Does not wait."""
+        self._stopping = True
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        runner = self.runner
+        if runner is not None:
+            runner.stop()
+        self._wake.set()
+
+    def join(self, deadline: float | None) -> bool:
+        """Wait for its end. False if it has not come by then."""
+        while self._thread is not None and self._thread.is_alive():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            if self._stopping:
+                self._wake_up()  # it may just have been starting
+            self._thread.join(0.1 if left is None else min(left, 0.1))
+        return True
+
+    # -- in its thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._wake.clear()
+                if not self._stopping:
+                    self._live_once()
+        finally:
+            self._give_back()
+            self.status = "stopped"
+
+    def _live_once(self) -> None:
+        """Take the lease and run until something ends it."""
+        started = time.monotonic()
+        try:
+            if not self._take_lease():
+                self._say("standby", "another process runs it")
+                self._wake.wait(STANDBY_S)
+                return
+            self._work()
+        except Fenced as error:  # taken over, or reset: the lease says which
+            self._say("fenced", str(error))
+        except Exception as error:
+            if time.monotonic() - started > STEADY_S:
+                self._retry_s = RETRY_S
+            self.restarts += 1
+            self.error = error
+            self._say("failed", f"{type(error).__name__}: {error}")
+            text = "the processor %s failed, and starts over in %.1f s"
+            logger.warning(text, self.name, self._retry_s, exc_info=error)
+            self._wake.wait(self._retry_s)
+            self._retry_s = min(RETRY_S_MAX, self._retry_s * 2)
+
+    def _work(self) -> None:
+        runner = self._make()
+        try:
+            runner.open()
+            self.record = runner.record
+            self.runner = runner
+            if self._stopping:
+                return
+            self._say("running", "")
+            self.error = None
+            runner.run()
+        finally:
+            self.record = runner.record
+            self.runner = None
+            runner.close()
+
+    def _say(self, status: str, more: str) -> None:
+        if status != self.status or more:
+            known, self.status = self.status, status
+            if status != known or status == "failed":
+                self._on_event(status, self.name, more)
+
+    # -- the lease ----------------------------------------------------------------------------------------------
+
+    def _take_lease(self, *, again: bool = True) -> bool:
+        register = ops.RegisterConsumer(self.consumer, 1, self._journals)
+        lease = ops.LeaseShard(self.consumer, 0, self._member, self._lease_ms)
+        try:
+            self._store.commit([register, lease])
+            return True
+        except Conflict:
+            pass
+        question = ops.DescribeConsumers(name=self.consumer)
+        found = self._store.commit([question])[0].consumers
+        holder = found[0].states[0].holder if found else ""
+        if holder and has_died(holder):  # on this machine: nobody has to wait for the end of its lease
+            self._store.commit([ops.ReleaseShards(self.consumer, holder)])
+            return again and self._take_lease(again=False)
+        if found and found[0].shards != 1:
+            raise Invalid(f"{self.consumer!r} is a consumer of another kind in this store: rename the graph")
+        return False
+
+    def _give_back(self) -> None:
+        try:
+            self._store.commit([ops.ReleaseShards(self.consumer, self._member)])
+        except Exception as error:  # noqa: BLE001 - it ends by itself
+            logger.warning("the lease of %s could not be given back, and ends by itself: %s", self.name, error)

@@ -1,0 +1,349 @@
+"""A graph with its stores open: its processors in threads, supervised; messages sent, read and traced."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from detent.durations import Duration, milliseconds
+from detent.errors import DetentError, Invalid, NotFound, Unavailable
+from detent.journal import Appended, Message
+from detent.loading import refuse_while_loading
+from detent.loops import call_on, loop_in_thread
+from detent.processor import renaming, resetting, status, tracing
+from detent.processor.checks import errors_of
+from detent.processor.declaration import Processor
+from detent.processor.graph import Graph
+from detent.processor.life import Event, Life
+from detent.processor.outcome import encoded, headers_of
+from detent.processor.place import Place, place
+from detent.processor.runner import Runner, consumer_name
+from detent.processor.step import Out
+from detent.shard import operations as ops
+from detent.shard.members import new_member
+from detent.signals import stop_on_signals
+
+if TYPE_CHECKING:
+    from detent.store import Store
+
+BEATS: Final = 5
+"""So many times a lease is renewed before it would end."""
+
+REPORT_S: Final = 1.0
+STOP_TIMEOUT: Final = "60s"
+LOOK_S: Final = 0.02
+"""How often somebody who waits for a graph looks again."""
+
+logger = logging.getLogger("detent.processor")
+
+
+def store_url(graph: Graph, store: str | None) -> str:
+    """The store of a graph; `Invalid` if nobody names one."""
+    url = store or graph.store or os.environ.get("DETENT_URL")
+    if not url:
+        raise Invalid(f"no store: write Graph({graph.name!r}, store='file:./data'), or set DETENT_URL")
+    return url
+
+
+@contextmanager
+def opened(
+    graph: Graph, store: str | Store | None = None, *, on_event: Event | None = None, member: str | None = None
+) -> Iterator[LiveGraph]:
+    """The graph with its stores open. At the end its processors are stopped."""
+    import detent
+
+    graph.check()
+    with ExitStack() as stack:
+        own: Store
+        if isinstance(store, detent.Store):
+            own = store
+        else:
+            own = stack.enter_context(detent.open(store_url(graph, store)))
+        stores = {name: stack.enter_context(detent.open(url)) for name, url in graph.stores.items()}
+        run_coroutine = None
+        if any(processor.is_async for processor in graph.processors):
+            run_coroutine = call_on(stack.enter_context(loop_in_thread()))
+        live = LiveGraph(graph, {"": own, **stores}, run_coroutine, on_event, member)
+        stack.callback(live.stop)
+        yield live
+
+
+def run(
+    graph: Graph,
+    store: str | Store | None = None,
+    *,
+    once: bool = False,
+    only: Sequence[str] | None = None,
+    migrate: Sequence[str] = (),
+) -> None:
+    """Run a graph until it is told to stop, or until nothing is left to do."""
+    refuse_while_loading("graph.run()")
+    with opened(graph, store) as live:
+        if threading.current_thread() is not threading.main_thread():
+            live.start(only=only, migrate=migrate)
+            live.settle(timeout=None) if once else live.join()
+            return
+        stopping = threading.Event()
+        with stop_on_signals(stopping):
+            live.start(only=only, migrate=migrate)
+            live.settle(timeout=None, stopping=stopping) if once else stopping.wait()
+
+
+class LiveGraph:
+    """A graph whose stores are open. Made by ``with graph.open() as live``."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        stores: Mapping[str, Store],
+        run_coroutine: Callable[[Any], Any] | None = None,
+        on_event: Event | None = None,
+        member: str | None = None,
+    ) -> None:
+        self.graph = graph
+        self.stores = stores
+        self.store = stores[""]
+        self._run_coroutine = run_coroutine
+        self._on_event = on_event or _ignore
+        self._member = member or new_member()
+        self._lives: dict[str, Life] = {}
+        self._beating: threading.Thread | None = None
+        self._ended = threading.Event()
+
+    # -- running ------------------------------------------------------------------------------------------------
+
+    def start(self, *, only: Sequence[str] | None = None, migrate: Sequence[str] = ()) -> None:
+        """Start the processors, or some of them. Returns when each of those that this process got has recovered, or has
+        failed to: what is wrong with the graph itself is raised here.
+
+        `migrate` names processors whose inputs were changed on purpose.
+        """
+        chosen = self.graph.in_order() if only is None else [self.graph.processor(name) for name in only]
+        for name in migrate:
+            self.graph.processor(name)
+        renaming.take_over(self, [one for one in chosen if one.runs])
+        for processor in chosen:
+            if processor.runs:
+                self._life(processor, processor.name in migrate).start()
+        if self._beating is None or not self._beating.is_alive():
+            self._ended.clear()
+            self._beating = threading.Thread(target=self._beat, name=f"detent-graph-{self.graph.name}", daemon=True)
+            self._beating.start()
+        self._wait_until_started([one.name for one in chosen if one.runs])
+
+    def _life(self, processor: Processor, migrate: bool) -> Life:
+        """The supervised processor; made anew unless it is at work."""
+        known = self._lives.get(processor.name)
+        if known is not None and known.is_alive:
+            return known
+        life = Life(
+            processor.name,
+            consumer_name(self.graph.name, processor.name),
+            lambda: self._runner(processor, migrate),
+            self.store,
+            [one.journal for one in processor.inputs if not one.store],
+            member=self._member,
+            lease_ms=self.graph.lease_ms,
+            on_event=self._on_event,
+        )
+        self._lives[processor.name] = life
+        return life
+
+    def _runner(self, processor: Processor, migrate: bool) -> Runner:
+        return Runner(
+            self.graph.name,
+            processor,
+            self.stores,
+            errors=errors_of(processor, self.graph.errors),
+            delivery=processor.delivery or self.graph.delivery,
+            system=self.graph.system,
+            run_coroutine=self._run_coroutine,
+            migrate=migrate,
+        )
+
+    def _wait_until_started(self, names: Sequence[str]) -> None:
+        """Until each runs, stands by or has failed. A failure at the very start is the caller's: with what was declared
+        it would happen again and again."""
+        for name in names:
+            life = self._lives[name]
+            while life.status == "starting" and life.is_alive:
+                time.sleep(0.001)
+            error = life.error
+            if isinstance(error, DetentError) and not isinstance(error, Unavailable) and life.record is None:
+                self.stop()
+                raise error
+
+    def stop(self, timeout: Duration = STOP_TIMEOUT) -> None:
+        """End all processors, each after the step under way. `Unavailable` if one does not end in time."""
+        for life in self._lives.values():
+            life.stop()
+        deadline = time.monotonic() + milliseconds(timeout) / 1000
+        late = [life.name for life in self._lives.values() if not life.join(deadline)]
+        self._ended.set()
+        if self._beating is not None:
+            self._beating.join()
+            self._beating = None
+        if late:
+            raise Unavailable(f"{', '.join(late)} did not end within {timeout}: a function is still at work")
+
+    def restart(self, name: str) -> None:
+        """End one processor after its step, and begin it again."""
+        self.graph.processor(name)
+        life = self._lives.get(name)
+        if life is None:
+            raise Invalid(f"the processor {name!r} was not started here")
+        life.restart()
+
+    def join(self) -> None:
+        """Wait until all processors were stopped."""
+        for life in list(self._lives.values()):
+            life.join(None)
+
+    # -- leases and reports -------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        """Renew the leases, and tell the store how each processor is doing."""
+        period_s = min(REPORT_S, self.graph.lease_ms / 1000 / BEATS)
+        while not self._ended.wait(period_s):
+            try:
+                self.store.commit(list(self._reports()))
+            except (DetentError, OSError) as error:
+                logger.warning("the store does not answer, processors go on as long as they can: %s", error)
+
+    def _reports(self) -> Iterator[Any]:
+        for life in self._lives.values():
+            if life.status == "standby" or life.record is None:
+                continue
+            yield ops.Heartbeat(life.consumer, self._member, self.graph.lease_ms, f"pid {os.getpid()}")
+            text = "" if life.error is None else f"{type(life.error).__name__}: {life.error}"
+            yield ops.ReportShard(
+                life.consumer,
+                0,
+                life.record.generation,
+                life.status,
+                text[: ops.ERROR_CHARACTERS_MAX],
+            )
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        value: Any,
+        to: str | None = None,
+        *,
+        key: bytes | str | None = None,
+        headers: Mapping[str, str] | None = None,
+        type: str | None = None,
+        topics: Sequence[str] = (),
+    ) -> Appended:
+        """Append a message to a source; when this returns it survives a power cut. `to` may be left out where there is
+        one source."""
+        out = Out(value, key, headers or {}, type, topics)
+        where = self._source(to)
+        raw = out.key.encode() if isinstance(out.key, str) else out.key
+        journal = self.stores[where.store].journal(where.journal)
+        return journal.append(encoded(value), key=raw, headers=headers_of(out))
+
+    def _source(self, to: str | None) -> Place:
+        if to is not None:
+            return self._place(to)
+        sources = [one for one in self.graph.processors if one.kind == "source"]
+        if len(sources) != 1:
+            raise Invalid(f"the graph {self.graph.name!r} has {len(sources)} sources: say to which one")
+        return next(iter(sources[0].outputs.values()))
+
+    def _place(self, text: str) -> Place:
+        found = place(text)
+        if found.store not in self.stores:
+            raise Invalid(f"the graph {self.graph.name!r} has no store {found.store!r}")
+        return found
+
+    def read(self, journal: str, start: int | None = None, end: int | None = None) -> Iterator[Message]:
+        """The messages of a journal of the graph; none if it does not exist yet."""
+        where = self._place(journal)
+        try:
+            yield from self.stores[where.store].journal(where.journal).read(start, end)
+        except NotFound:
+            if (
+                start is not None
+                or end is not None
+                or self.stores[where.store].reader.number(where.journal) is not None
+            ):
+                raise
+
+    def trace(self, journal: str, offset: int) -> tracing.Hop:
+        """Where a message comes from: which processor wrote it and when, and the same for each of its inputs."""
+        return tracing.trace(self.stores, self._place(journal), offset)
+
+    def latency(self, journal: str, last: int = tracing.LAST) -> tracing.Latency | None:
+        """How long the last messages of a journal took from their source to there; None if it is empty."""
+        return tracing.latency(self.stores, self._place(journal), last)
+
+    # -- looking and steering -----------------------------------------------------------------------------------
+
+    def status(self) -> list[status.ProcessorStatus]:
+        """How each processor is doing, as the store knows it: also those that run elsewhere."""
+        return status.statuses(self)
+
+    def local_error(self, name: str) -> BaseException | None:
+        """Why a processor of this process failed last, if it has not run since."""
+        life = self._lives.get(name)
+        return None if life is None else life.error
+
+    def settle(self, timeout: Duration | None = "60s", *, stopping: threading.Event | None = None) -> None:
+        """Wait until every processor of this process has done all that there is to do. Raises what made one fail;
+        `Unavailable` after the timeout."""
+        deadline = None if timeout is None else time.monotonic() + milliseconds(timeout) / 1000
+        while not self._has_settled():
+            for life in self._lives.values():
+                if life.status == "failed" and life.error is not None:
+                    raise life.error
+            if stopping is not None and stopping.is_set():
+                return
+            if deadline is not None and time.monotonic() > deadline:
+                busy = [life.name for life in self._lives.values() if not _is_idle(life, self.stores)]
+                raise Unavailable(f"not settled within {timeout}: {', '.join(busy) or 'nobody'} still at work")
+            time.sleep(LOOK_S)
+
+    def _has_settled(self) -> bool:
+        """Whether all stood still with nothing before them, at one moment: their steps are counted before and after."""
+        before = self._steps()
+        return all(_is_idle(life, self.stores) for life in self._lives.values()) and self._steps() == before
+
+    def _steps(self) -> list[tuple[int, int]]:
+        return [
+            (life.restarts, 0 if life.runner is None or life.runner.record is None else life.runner.record.totals.steps)
+            for life in self._lives.values()
+        ]
+
+    def reset(
+        self, name: str, to: str | int | Mapping[str, int] = "earliest", *, time: Any = None
+    ) -> Mapping[str, int]:
+        """Have a processor read its inputs again from other offsets: "earliest", "latest", a number, or a number for
+        each input; or from a `time` on. What it does then are new deliveries, under new keys. Answers the offsets."""
+        return resetting.reset(self, self.graph.processor(name), to, time)
+
+    def forget(self, name: str) -> None:
+        """Delete the progress of a processor, which the graph need not have any more. One of that name begins anew."""
+        resetting.forget(self, name)
+
+
+def _is_idle(life: Life, stores: Mapping[str, Store]) -> bool:
+    """Whether a processor waits, and not for us: no input set is complete."""
+    runner = life.runner
+    if life.status == "standby" or not life.is_alive:
+        return True
+    if runner is None or runner.record is None or not runner.is_waiting or runner.record.snapshot.chosen:
+        return False
+    processor, positions = runner.processor, runner.record.snapshot.positions
+    ahead = [stores[one.store].reader.next_offset(one.journal) > positions[str(one)] for one in processor.inputs]
+    return not (all(ahead) if processor.mode == "zip" else any(ahead)) or processor.mode == "none"
+
+
+def _ignore(what: str, processor: str, more: str) -> None:
+    del what, processor, more

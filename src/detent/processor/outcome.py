@@ -1,0 +1,265 @@
+"""What comes of a step: messages for journals, and how many input sets gave outputs, errors or nothing."""
+
+from __future__ import annotations
+
+import base64
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from detent.codec.block import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
+from detent.engine import Operation
+from detent.errors import Invalid, LimitExceeded
+from detent.journal import Message
+from detent.journal import operations as journal_ops
+from detent.processor.place import Place
+from detent.processor.provenance import HEADER, born_ms, named_inputs
+from detent.processor.records import Owed
+from detent.processor.step import Out
+
+TYPE: Final = "type"
+TOPICS: Final = "topics"
+"""Headers that processors filter by; topics are separated by commas."""
+
+ERROR_TYPE: Final = "error"
+TRACE_CHARACTERS_MAX: Final = 8_192
+MESSAGE_CHARACTERS_MAX: Final = 2_048
+BODIES_SHOWN_MAX: Final = 262_144
+INPUTS_SHOWN_MAX: Final = 1_000
+"""Bodies that an error message repeats, in all, and inputs that it names: the others are where they are."""
+
+SET_BYTES_MAX: Final = 48 << 20
+OWED_BYTES_MAX: Final = 8 << 20
+"""What one input set may give: an append has its limit, and so has the record that holds what other stores are owed."""
+
+STEP_BYTES_MAX: Final = 4 << 20
+"""A step ends early once it has given so much: the rest of its batch is the next one."""
+
+OneWritten = tuple[Place, bytes, bytes | None, dict[str, str]]
+Written = list[OneWritten]
+"""Messages, each with where it goes: place, body, key and headers."""
+
+_json: Final = msgspec.json.Encoder(order="deterministic").encode
+
+
+class Outgoing:
+    """Messages for one journal, in columns."""
+
+    __slots__ = ("bodies", "headers", "keys")
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.keys: list[bytes | None] = []
+        self.headers: list[dict[str, str] | None] = []
+
+    def operation(self, journal: str) -> Operation:
+        """Their append."""
+        keys = self.keys if any(key is not None for key in self.keys) else None
+        return journal_ops.Append(journal, self.bodies, keys, self.headers)
+
+    def owed(self, place: Place) -> Owed:
+        """The same, for another store."""
+        return Owed(place.store, place.journal, self.bodies, self.keys, self.headers)
+
+
+class Outcome:
+    """What a step has come to so far. Input sets are added in order, each whole."""
+
+    def __init__(self) -> None:
+        self.outgoing: dict[Place, Outgoing] = {}
+        self.bytes = 0
+        self.outputs = 0
+        self.errors = 0
+        self.nils = 0
+
+    @property
+    def sets(self) -> int:
+        """How many input sets are in it."""
+        return self.outputs + self.errors + self.nils
+
+    def nothing(self, sets: int = 1) -> None:
+        """Input sets that gave nothing."""
+        self.nils += sets
+
+    def gave(
+        self, written: Iterable[tuple[Place, bytes, bytes | None, dict[str, str]]], *, is_error: bool = False
+    ) -> None:
+        """An input set that gave these messages."""
+        empty = True
+        for place, body, key, headers in written:
+            empty = False
+            outgoing = self.outgoing.get(place)
+            if outgoing is None:
+                outgoing = self.outgoing[place] = Outgoing()
+            self.bytes += len(body)
+            outgoing.bodies.append(body)
+            outgoing.keys.append(key)
+            outgoing.headers.append(headers)
+        if is_error:
+            self.errors += 1
+        elif empty:
+            self.nils += 1
+        else:
+            self.outputs += 1
+
+    def operations(self, store: str = "") -> list[Operation]:
+        """The appends to one store."""
+        return [out.operation(place.journal) for place, out in self.outgoing.items() if place.store == store]
+
+    def owed(self) -> list[Owed]:
+        """What is for other stores than the graph's own."""
+        return [out.owed(place) for place, out in self.outgoing.items() if place.store]
+
+
+class Writer:
+    """Turns what a function answered into messages for the processor's outputs."""
+
+    def __init__(self, name: str, outputs: Mapping[str, Place]) -> None:
+        self._outputs = outputs
+        self._only = next(iter(outputs.values())) if len(outputs) == 1 else None
+        self._prefix = f"1 {name} "
+
+    def stamp(self, key: str, messages: Sequence[Message]) -> str:
+        """What each output says of where it comes from."""
+        if len(messages) == 1:
+            message = messages[0]
+            if HEADER not in message.headers:
+                return f"{self._prefix}{key} {message.published_ms} {message.journal}#{message.offset}"
+        return f"{self._prefix}{key} {born_ms(messages)} {named_inputs(messages)}"
+
+    def written(self, answer: Any, key: str, messages: Sequence[Message]) -> Written:
+        """The messages that an answer means. `Invalid` if it means none that could be written."""
+        if answer is None:
+            return []
+        stamp = self.stamp(key, messages)
+        if type(answer) is bytes and self._only is not None and len(answer) < OWED_BYTES_MAX:
+            return [(self._only, answer, messages[0].key if messages else None, {HEADER: stamp})]
+        inherited = next((message.key for message in messages if message.key is not None), None)
+        answers = answer if isinstance(answer, list) and answer and all(type(x) is Out for x in answer) else [answer]
+        return checked([self._message(out, stamp, inherited) for one in answers for out in self._outs(one)])
+
+    def many(self, answers: Iterable[Any], key: str, messages: Sequence[Message]) -> Written:
+        """The same for a function that yields."""
+        return checked([one for answer in list(answers) for one in self.written(answer, key, messages)])
+
+    def _outs(self, answer: Any) -> list[Out]:
+        """One answer as values with their outputs."""
+        if isinstance(answer, Out):
+            return [answer]
+        if self._only is not None:
+            return [Out(answer)]
+        if not self._outputs:
+            raise Invalid(f"a sink answers nothing, not {type(answer).__name__}: make it a stream to write that")
+        if not isinstance(answer, dict):
+            raise Invalid(
+                f"this processor has the outputs {', '.join(self._outputs)}: answer a dictionary of them, or Out(..., "
+                f"to='{next(iter(self._outputs))}'), not {type(answer).__name__}"
+            )
+        found = []
+        for to, value in answer.items():
+            self._place(to)
+            if value is not None:
+                found.append(Out(value, to=to) if not isinstance(value, Out) else _aimed(value, to))
+        return found
+
+    def _place(self, to: Any) -> Place:
+        if to is None and self._only is not None:
+            return self._only
+        found = self._outputs.get(to)
+        if found is None:
+            raise Invalid(f"there is no output {to!r}: this processor has {', '.join(self._outputs) or 'none'}")
+        return found
+
+    def _message(
+        self, out: Out, stamp: str, inherited: bytes | None
+    ) -> tuple[Place, bytes, bytes | None, dict[str, str]]:
+        key = out.key.encode() if isinstance(out.key, str) else out.key
+        return self._place(out.to), encoded(out.value), inherited if key is None else key, headers_of(out, stamp)
+
+
+def checked(written: Written) -> Written:
+    """Messages that can be written; `Invalid` if not, which is the function's error, and no reason to stand still."""
+    owed = whole = 0
+    for place, body, key, headers in written:
+        size = len(body) + len(key or b"") + sum(len(name) + len(value) for name, value in headers.items())
+        if len(body) > MESSAGE_BYTES_MAX - HEADER_BYTES_MAX:
+            raise Invalid(f"a message of {len(body)} bytes for {place} is over the limit of {MESSAGE_BYTES_MAX}")
+        try:
+            journal_ops.check_headers(headers)
+        except LimitExceeded as error:
+            raise Invalid(str(error)) from error
+        whole += size
+        owed += size if place.store else 0
+    if whole > SET_BYTES_MAX or owed > OWED_BYTES_MAX:
+        raise Invalid(
+            f"{whole} bytes came of one input set, {owed} of them for other stores: the limits are {SET_BYTES_MAX} and "
+            f"{OWED_BYTES_MAX}"
+        )
+    return written
+
+
+def _aimed(out: Out, to: str) -> Out:
+    return Out(out.value, out.key, out.headers, out.type, out.topics, to)
+
+
+def encoded(value: Any) -> bytes:
+    """A value as the body of a message."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    try:
+        return _json(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Invalid(f"{type(value).__name__} does not become JSON, and is no bytes: {error}") from error
+
+
+def headers_of(out: Out, stamp: str | None = None) -> dict[str, str]:
+    """The headers of a message: the user's, its type and topics, and where it comes from."""
+    headers = dict(out.headers)
+    if HEADER in headers:
+        raise Invalid(f"the header {HEADER!r} is written by processors themselves")
+    if out.type is not None:
+        headers[TYPE] = out.type
+    if out.topics:
+        if isinstance(out.topics, str) or any("," in topic for topic in out.topics):
+            raise Invalid(f"topics are a list of texts without commas, not {out.topics!r}")
+        headers[TOPICS] = ",".join(out.topics)
+    if stamp is not None:
+        headers[HEADER] = stamp
+    return headers
+
+
+def error_body(processor: str, key: str, error: BaseException, messages: Sequence[Message], attempts: int) -> bytes:
+    """What is written to an error journal in the place of an output."""
+    trace = "".join(traceback.format_exception(error))
+    return _json(
+        {
+            "processor": processor,
+            "key": key,
+            "attempts": attempts,
+            "error": type(error).__name__,
+            "message": str(error)[:MESSAGE_CHARACTERS_MAX],
+            "trace": trace[-TRACE_CHARACTERS_MAX:],
+            "inputs": list(_inputs_shown(messages)),
+        }
+    )
+
+
+def _inputs_shown(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+    room = BODIES_SHOWN_MAX
+    for message in messages[:INPUTS_SHOWN_MAX]:
+        room -= len(message.body)
+        yield _shown(message, whole=room >= 0)
+
+
+def _shown(message: Message, *, whole: bool) -> dict[str, Any]:
+    shown: dict[str, Any] = {"journal": message.journal, "offset": message.offset}
+    if message.key is not None:
+        shown["key"] = message.key[:256].decode(errors="backslashreplace")
+    if not whole:
+        return {**shown, "bytes": len(message.body)}
+    try:
+        return {**shown, "body": message.body.decode()}
+    except UnicodeDecodeError:
+        return {**shown, "base64": base64.b64encode(message.body).decode()}

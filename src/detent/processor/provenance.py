@@ -1,0 +1,90 @@
+"""Where a message comes from: a header that every output carries, and what can be asked of it.
+
+The header `detent` is text: ``1 GRAPH/PROCESSOR SERIES-NUMBER BORN_MS INPUT...``, where each input is ``PLACE#OFFSET``
+or, in a batch, ``PLACE#FIRST-LAST``. BORN_MS is when the oldest message that had a part in it entered the graph; 0 if
+it was this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from detent.errors import Corrupt
+from detent.journal import Message
+from detent.processor.place import Place, place
+
+HEADER: Final = "detent"
+VERSION: Final = "1"
+INPUTS_SHOWN_MAX: Final = 256
+"""Inputs that a header names: a batch of many journals is cut, so that headers stay within their limit."""
+
+
+class Origin(NamedTuple):
+    """Messages that an output was made from: those of a place from `first` to `last`."""
+
+    place: Place
+    first: int
+    last: int
+
+
+class Provenance(NamedTuple):
+    """What an output says of itself."""
+
+    processor: str
+    """Graph and processor, as in ``shop/total``."""
+    key: str
+    """The delivery key of the step that made it."""
+    born_ms: int
+    inputs: tuple[Origin, ...]
+
+
+def provenance_of(message: Message) -> Provenance | None:
+    """Where a message comes from; None for one that no processor wrote."""
+    text = message.headers.get(HEADER)
+    if text is None:
+        return None
+    try:
+        version, processor, key, born, *inputs = text.split(" ")
+        if version != VERSION:
+            raise ValueError(f"version {version}")
+        return Provenance(processor, key, int(born) or message.published_ms, tuple(_origin(one) for one in inputs))
+    except ValueError as error:
+        raise Corrupt(
+            f"the header {HEADER!r} of offset {message.offset} of {message.journal!r} is not one that a processor has "
+            f"written: {error}"
+        ) from error
+
+
+def _origin(text: str) -> Origin:
+    where, _, offsets = text.partition("#")
+    first, _, last = offsets.partition("-")
+    return Origin(place(where), int(first), int(last or first))
+
+
+def born_ms(messages: Iterable[Message]) -> int:
+    """When the oldest of these, or of what they were made from, entered a graph."""
+    times = []
+    for message in messages:
+        text = message.headers.get(HEADER)
+        if text is None:
+            times.append(message.published_ms)
+            continue
+        parts = text.split(" ", 4)
+        try:
+            times.append(int(parts[3]) or message.published_ms)  # 0: it was born there
+        except (IndexError, ValueError):  # somebody's own header of that name: it says nothing
+            times.append(message.published_ms)
+    return min(times, default=0)
+
+
+def named_inputs(messages: Iterable[Message]) -> str:
+    """The inputs of a step, as the header has them."""
+    runs: list[tuple[str, int, int]] = []
+    for message in messages:
+        if runs and runs[-1][0] == message.journal and runs[-1][2] == message.offset - 1:
+            runs[-1] = (message.journal, runs[-1][1], message.offset)
+        else:
+            runs.append((message.journal, message.offset, message.offset))
+    shown = runs[:INPUTS_SHOWN_MAX]
+    return " ".join(f"{at}#{first}" if first == last else f"{at}#{first}-{last}" for at, first, last in shown)

@@ -1,0 +1,180 @@
+"""What a processor does when it starts: a pure function of what is durable.
+
+Nothing is guessed and nothing is computed anew: positions, the delivery key, what was chosen and what is owed are all
+in the record. Called twice with the same arguments it answers the same; a process that dies anywhere in carrying it out
+leaves a record from which it can be done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from detent.errors import Conflict, Corrupt
+from detent.processor.records import Attempt, Mark, Owed, Record, Shape, Snapshot
+
+
+class Fresh(NamedTuple):
+    """Random parts for what is new: drawn by the caller, so that this is a function."""
+
+    identity: str
+    series: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How to go on."""
+
+    record: Record
+    """From here."""
+    owed: tuple[Owed, ...]
+    """After these were appended, each with the mark of its store."""
+    is_new: bool
+    """Whether the record is not what is durable, and has to be written first."""
+
+
+def recover(
+    name: str,
+    found: Record | None,
+    marks: Mapping[str, Mark | None],
+    shape: Shape,
+    *,
+    fresh: Fresh,
+    starts: Mapping[str, int],
+    generation: int = 0,
+    resets: Mapping[str, int] | None = None,
+    migrate: bool = False,
+) -> Recovery:
+    """How a processor goes on, from its record and the marks in all other stores that it writes to.
+
+    `starts` are the offsets at which inputs begin that the record does not know. `resets` are offsets by input that
+    somebody asked for in a newer `generation`.
+    """
+    if found is None:
+        for store, mark in marks.items():
+            if mark is not None:
+                raise _foreign(name, store)
+        new = Snapshot(fresh.series, positions={one: starts[one] for one in shape.inputs})
+        return Recovery(Record(fresh.identity, 1, generation, shape, new), (), is_new=True)
+    owed = _owed(name, found, marks)
+    record = _reshaped(name, found, shape, starts, migrate=migrate)
+    if generation > found.generation:
+        record = _reset(record, generation, resets or {}, fresh)
+    return Recovery(record, owed, is_new=record != found)
+
+
+def _owed(name: str, found: Record, marks: Mapping[str, Mark | None]) -> tuple[Owed, ...]:
+    """What other stores do not have yet. Loud when one of them has less than it confirmed, or more than was done."""
+    attempt = found.attempt
+    for store, mark in marks.items():
+        number = 0 if mark is None else mark.number
+        if mark is not None and mark.identity != found.identity:
+            raise _foreign(name, store)
+        if number < found.given.get(store, 0):
+            raise Corrupt(
+                f"the store {store!r} confirmed the outputs of {name} up to {found.given[store]}, and has them up to "
+                f"{number} now: it has lost what it had made durable. Restore it, or reset the processor to an offset "
+                "from which it shall write again"
+            )
+        if number > found.snapshot.number:
+            raise Corrupt(
+                f"the store {store!r} has outputs of {name} up to {number}, and the graph's own store knows of "
+                f"{found.snapshot.number} only: it has lost what was durable there. Restore it, or reset the processor"
+            )
+    if attempt is None:
+        return ()
+    for one in attempt.owed:
+        if one.store not in marks:
+            raise Conflict(
+                f"{name} owes messages to {one.journal!r} in the store {one.store!r}, which the graph does not name "
+                "any more: declare it again, until they are there"
+            )
+    return tuple(one for one in attempt.owed if _number(marks[one.store]) < attempt.end)
+
+
+def _number(mark: Mark | None) -> int:
+    return 0 if mark is None else mark.number
+
+
+def _foreign(name: str, store: str) -> Conflict:
+    return Conflict(
+        f"the store {store!r} has outputs of a processor {name} that is not this one: its graph's store is another. "
+        "Give this graph another name; or, if that graph's store is gone for good, delete the consumer "
+        f"'graph/{name}' of the store {store!r}"
+    )
+
+
+def _reshaped(name: str, found: Record, shape: Shape, starts: Mapping[str, int], *, migrate: bool) -> Record:
+    """The record for a processor as it is declared now. Positions go with the names of inputs; the delivery key stays,
+    since what was begun under it is not finished."""
+    old = found.shape
+    if old == shape:
+        return found
+    if (old.kind, old.mode, old.inputs) != (shape.kind, shape.mode, shape.inputs) and not migrate:
+        raise Conflict(
+            f"{name} was a {_described(old)}, and is a {_described(shape)} now. Declare it as it was; or let it go on "
+            f"so, each input from where it was and new ones from their start: migrate=[{name.partition('/')[2]!r}], or "
+            f"--migrate {name.partition('/')[2]}; or give it another name, to begin anew"
+        )
+    snapshot = found.snapshot
+    known = set(shape.inputs)
+    chosen = [
+        (one, count)
+        for one, count in snapshot.chosen
+        if (one in known and shape.mode == "any") or (not one and shape.whole and shape.mode != "any")
+    ]
+    snapshot = msgspec.structs.replace(
+        snapshot,
+        positions={one: snapshot.positions.get(one, starts.get(one, 0)) for one in shape.inputs},
+        journals={one: number for one, number in snapshot.journals.items() if one in known},
+        chosen=chosen,
+    )
+    return msgspec.structs.replace(found, epoch=found.epoch + 1, shape=shape, snapshot=snapshot)
+
+
+def _described(shape: Shape) -> str:
+    reads = {"one": "of", "zip": "that joins", "any": "of any of", "none": ""}.get(shape.mode, shape.mode)
+    return f"{shape.kind} {reads} {', '.join(shape.inputs)}".strip()
+
+
+def _reset(record: Record, generation: int, resets: Mapping[str, int], fresh: Fresh) -> Record:
+    """From other offsets, under another key: these are new deliveries."""
+    wanted = {one: offset for one, offset in resets.items() if one in record.snapshot.positions}
+    snapshot = moved(record.snapshot, wanted, fresh.series)
+    return msgspec.structs.replace(record, generation=generation, snapshot=snapshot)
+
+
+def moved(snapshot: Snapshot, offsets: Mapping[str, int], series: str) -> Snapshot:
+    """A snapshot of the same inputs from other offsets on, under a new series of delivery keys."""
+    return msgspec.structs.replace(
+        snapshot,
+        series=series,
+        positions={**snapshot.positions, **offsets},
+        journals={one: number for one, number in snapshot.journals.items() if one not in offsets},
+        chosen=[],
+    )
+
+
+def confirmed(record: Record) -> dict[str, int]:
+    """Up to where other stores have their outputs, once the attempt of this record was given to them."""
+    attempt = record.attempt
+    if attempt is None or not attempt.owed:
+        return record.given
+    return {**record.given, **{one.store: attempt.end for one in attempt.owed}}
+
+
+def advanced(record: Record, snapshot: Snapshot, attempt: Attempt) -> Record:
+    """The record after a step: what the attempt before owed was given."""
+    return Record(
+        record.identity,
+        record.epoch,
+        record.generation,
+        record.shape,
+        snapshot,
+        attempt,
+        confirmed(record),
+        record.totals.plus(attempt),
+    )

@@ -1,0 +1,73 @@
+"""Processors that have another name than before: their progress goes with them, and is never left behind unnoticed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from detent.errors import Conflict
+from detent.processor.declaration import Processor
+from detent.processor.records import Record
+from detent.processor.runner import consumer_name
+from detent.processor.status import records
+from detent.shard import operations as ops
+
+if TYPE_CHECKING:
+    from detent.processor.live import LiveGraph
+    from detent.store import Store
+
+
+def take_over(live: LiveGraph, processors: Sequence[Processor]) -> None:
+    """Move the progress of those that say what they were called. `Conflict` for one that looks renamed and does not say
+    so: it would begin anew, and do everything again."""
+    known = records(live)
+    declared = {one.name for one in live.graph.processors}
+    for processor in processors:
+        if processor.name in known and known[processor.name][1] is not None:
+            if processor.formerly in known:  # it died between taking over and forgetting
+                _forget(live, consumer_name(live.graph.name, processor.formerly))
+            continue
+        if processor.formerly in known:
+            assert processor.formerly is not None
+            _move(live, processor.formerly, processor)
+            continue
+        for name, (_, record) in known.items():
+            if name not in declared and record is not None and _is_alike(record, processor):
+                raise Conflict(
+                    f"{processor.name!r} is new, and reads what {name!r} has read, which the graph does not have any "
+                    f"more. If it is the same one, say formerly={name!r}; if not, forget the old one: detent graph "
+                    f"reset ... --forget {name}"
+                )
+
+
+def _is_alike(record: Record, processor: Processor) -> bool:
+    return bool(processor.inputs) and record.shape.inputs == [str(one) for one in processor.inputs]
+
+
+def _move(live: LiveGraph, old: str, processor: Processor) -> None:
+    """First the other stores, then the graph's own: until that commit, the old name has everything, and this can be
+    done again."""
+    before, after = consumer_name(live.graph.name, old), consumer_name(live.graph.name, processor.name)
+    for name, store in live.stores.items():
+        if name:
+            _copy(store, before, after, [])
+    journals = [one.journal for one in processor.inputs if not one.store]
+    _copy(live.store, before, after, journals)
+    _forget(live, before)
+
+
+def _forget(live: LiveGraph, before: str) -> None:
+    for store in reversed(list(live.stores.values())):  # the graph's own is the last
+        if store.commit([ops.DescribeConsumers(name=before)])[0].consumers:
+            store.commit([ops.DeleteConsumer(before, force=True)])
+
+
+def _copy(store: Store, before: str, after: str, journals: list[str]) -> None:
+    if not store.commit([ops.DescribeConsumers(name=before)])[0].consumers:
+        return
+    old = store.commit([ops.OpenShard(before, 0)])[0]
+    if old.checkpoint is None:
+        return
+    register = ops.RegisterConsumer(after, 1, journals)
+    new = store.commit([register, ops.OpenShard(after, 0)])[1]
+    store.commit([ops.CommitShard(after, 0, new.fence, old.checkpoint)])

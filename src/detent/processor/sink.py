@@ -1,0 +1,85 @@
+"""What sinks have in common: what they write of a message, functions of the user's, and that they are closed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from detent.errors import Invalid, Unavailable
+from detent.journal import Message
+from detent.processor.step import Step
+
+Delivered = Message | list[Message]
+"""What a graph gives to a sink: a message, or with ``whole=True`` the messages of a batch."""
+
+_STEP: Final = "step"
+
+
+class Sink:
+    """Something outside Detent that deliveries go to. For any number of threads."""
+
+    def __init__(self) -> None:
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Let go of what is open. Calling it twice is fine."""
+        self._is_closed = True
+
+    def __enter__(self) -> Self:
+        self._require_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise Unavailable(f"this {type(self).__name__} was closed: make another one")
+
+
+class Chosen:
+    """A function of the user's that says what to write, or where: of the message, and of the step if it has a parameter
+    of that name."""
+
+    def __init__(self, function: Callable[..., Any], what: str) -> None:
+        if not callable(function) or inspect.iscoroutinefunction(function):
+            raise Invalid(f"{what} is a plain function that takes the message, not {function!r}")
+        self._function = function
+        try:
+            self._wants_step = _STEP in inspect.signature(function).parameters
+        except (TypeError, ValueError):  # some builtins do not say
+            self._wants_step = False
+
+    def __call__(self, value: Any, step: Step) -> Any:
+        return self._function(value, step=step) if self._wants_step else self._function(value)
+
+
+def chosen(function: Callable[..., Any] | None, what: str) -> Chosen | None:
+    """The function that the user gave as `what`, if any."""
+    return None if function is None else Chosen(function, what)
+
+
+def bytes_of(value: Any, parameter: str) -> bytes:
+    """What is written of a value: the body of a message, bytes and text as they are, anything else as JSON. `parameter`
+    is what lets the user decide otherwise."""
+    if isinstance(value, Message):
+        return value.body
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    if any(isinstance(part, Message) for part in parts):
+        raise Invalid(f"several messages are no bytes by themselves: say what is to be written, with {parameter}=...")
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Invalid(
+            f"{type(value).__name__} does not become JSON ({error}): say what is to be written, with {parameter}=..."
+        ) from error

@@ -1,0 +1,116 @@
+"""How the processors of a graph are doing, as the store knows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from detent.processor.checks import writes
+from detent.processor.place import place
+from detent.processor.records import Record
+from detent.processor.runner import consumer_name
+from detent.shard import operations as ops
+
+if TYPE_CHECKING:
+    from detent.processor.live import LiveGraph
+
+
+class InputStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How far an input is read."""
+
+    journal: str
+    position: int
+    lag: int
+
+
+class ProcessorStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One processor: who runs it, how far it is, and what became of its input sets.
+
+    `status` is "running", "failed", "standby", "stopped", or "new" for one that never ran. `owed` says how many
+    messages other stores may not have yet. `latency` are the times from the sources to its outputs.
+    """
+
+    name: str
+    kind: str
+    status: str
+    holder: str
+    error: str
+    epoch: int
+    steps: int
+    outputs: int
+    errors: int
+    nils: int
+    owed: int
+    inputs: list[InputStatus]
+    latency: dict[str, Any]
+    declared: bool = True
+    """False for one that the graph does not have any more, whose progress is still there."""
+
+    @property
+    def lag(self) -> int:
+        """Messages that it has not read."""
+        return sum(one.lag for one in self.inputs)
+
+
+def records(live: LiveGraph) -> dict[str, tuple[ops.ShardDescription, Record | None]]:
+    """What the store has of all processors of a graph, by name, also of those that are not declared any more."""
+    prefix = consumer_name(live.graph.name, "")
+    found: dict[str, tuple[ops.ShardDescription, Record | None]] = {}
+    after, more = "", True
+    while more:
+        page = live.store.commit([ops.DescribeConsumers(prefix, after)])[0]
+        for consumer in page.consumers:
+            after = consumer.name
+            opened = live.store.commit([ops.FindShard(consumer.name, 0)])[0]
+            record = None if opened.checkpoint is None else Record.decode(opened.checkpoint)
+            found[consumer.name.removeprefix(prefix)] = (consumer.states[0], record)
+        more = page.more
+    return found
+
+
+def statuses(live: LiveGraph) -> list[ProcessorStatus]:
+    """All processors that run, in their order, and then those that are not declared any more."""
+    found = records(live)
+    declared = [one.name for one in live.graph.in_order() if one.runs]
+    gone = sorted(set(found) - set(declared))
+    nothing: tuple[ops.ShardDescription | None, Record | None] = (None, None)
+    return [
+        _status(live, name, *(found.get(name) or nothing), declared=name in declared) for name in [*declared, *gone]
+    ]
+
+
+def _status(
+    live: LiveGraph, name: str, shard: ops.ShardDescription | None, record: Record | None, *, declared: bool
+) -> ProcessorStatus:
+    said = "new" if shard is None or record is None else (shard.status if shard.holder else "stopped") or "running"
+    totals = None if record is None else record.totals
+    kind = live.graph.processor(name).kind if declared else ("" if record is None else record.shape.kind)
+    outputs = writes(live.graph.processor(name), None) if declared else []
+    latency = {str(one): live.latency(str(one)) for one in outputs}
+    return ProcessorStatus(
+        name=name,
+        kind=kind,
+        status=said,
+        holder="" if shard is None else shard.holder,
+        error="" if shard is None or said != "failed" else shard.error,
+        epoch=0 if record is None else record.epoch,
+        steps=0 if totals is None else totals.steps,
+        outputs=0 if totals is None else totals.outputs,
+        errors=0 if totals is None else totals.errors,
+        nils=0 if totals is None else totals.nils,
+        owed=0 if record is None or record.attempt is None else sum(len(one.bodies) for one in record.attempt.owed),
+        inputs=[] if record is None else _inputs(live, record),
+        latency={where: msgspec.to_builtins(one) for where, one in latency.items() if one is not None},
+        declared=declared,
+    )
+
+
+def _inputs(live: LiveGraph, record: Record) -> list[InputStatus]:
+    inputs = []
+    for name, position in record.snapshot.positions.items():
+        where = place(name)
+        store = live.stores.get(where.store)
+        end = position if store is None else store.reader.next_offset(where.journal)
+        inputs.append(InputStatus(journal=name, position=position, lag=max(0, end - position)))
+    return inputs

@@ -11,6 +11,7 @@ MODULES = {
     "consumer": "bench.consumer.measurements",
     "ingest": "bench.ingest.measurements",
     "journal": "bench.journal.measurements",
+    "processor": "bench.processor.measurements",
     "queue": "bench.queue.measurements",
     "server": "bench.server.measurements",
     "spark": "bench.spark.measurements",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
+import xxhash
 
 from detent.codec import block, journal, keys, ledger, log, published, queue, shard, statelog
 from detent.codec.keys import KeyReader
@@ -29,6 +30,7 @@ from detent.journal import operations as ops
 from detent.journal.publisher import decode_intents, encode_intents
 from detent.kv.commitrecord import LogName, decode_record, encode_record
 from detent.kv.environment import State
+from detent.processor.places_kept import SavedPlace
 from detent.queue.message import Receipt
 from detent.remote import wire
 from world import World
@@ -316,6 +318,12 @@ DECODERS: list[DecoderCase] = [
     DecoderCase("shard counter", shard.decode_counter, [shard.encode_counter(7)]),
     DecoderCase("answers", decode_answers, [encode_answers([(b"s" * 16, 1, 2, b"answer")] * 2, 99)]),
     DecoderCase("intents", decode_intents, [encode_intents([AckIntent("j", b"6bytes", 160)] * 2)]),
+    DecoderCase("saved place", SavedPlace.decode, [SavedPlace(0).encode(), SavedPlace(1 << 60, 7, 9).encode()]),
+    DecoderCase(
+        "saved place, whose checksum is right",
+        lambda data: SavedPlace.decode(data + xxhash.xxh64_digest(data)),
+        [SavedPlace(5).encode()[:-8], SavedPlace(1 << 60, 7, 9).encode()[:-8]],
+    ),
     DecoderCase("epoch", State.decode, [State(99, 5, 4, 1000).encode()]),
     DecoderCase(
         "commit record",

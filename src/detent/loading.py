@@ -1,4 +1,4 @@
-"""Finding what a command was told to run, an app or a consumer: in a module, or in a file.
+"""Finding what a command was told to run, an app, a consumer or a graph: in a module, or in a file.
 
 Every process that runs it loads it by itself, so that its functions need not travel.
 """
@@ -19,7 +19,7 @@ from detent.errors import Invalid, NotFound
 from detent.user_file import UserFile, explained
 
 DEFAULT: Final = "app"
-"""The name that is taken where several are declared and none is named."""
+"""What most people call the one that they declare."""
 
 Kind = TypeVar("Kind")
 
@@ -39,6 +39,8 @@ class Sought(Generic[Kind]):
     """How targets are written."""
     lines: str
     """What a file needs to have one."""
+    usual: str = DEFAULT
+    """The name of the one that is meant where several are declared and none is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +70,11 @@ class Place(Generic[Kind]):
         return list(found.values())
 
     def only(self) -> Kind:
-        """The only one, or the one that is called `app`."""
+        """The only one, or the one that has the usual name."""
         found = self.all()
         if len(found) == 1:
             return found[0]
-        usual = self.names.get(DEFAULT)
+        usual = self.names.get(self.sought.usual)
         if isinstance(usual, self.sought.cls):
             return usual
         many = f"{len(found)} {self.sought.plural}"

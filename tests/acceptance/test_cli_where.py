@@ -36,7 +36,7 @@ def test_every_command_that_takes_a_store_takes_it_as_an_option_too() -> None:
     other: dict[str, set[str]] = {"demo": set(), "run": {"url"}, "consume": {"url"}}
     for path, command in commands():
         taken = {param.name for param in command.params} & {"url", "named"}
-        expected = set() if path.startswith(("token ", "ingest ", "bus ")) else {"url", "named"}
+        expected = set() if path.startswith(("token ", "ingest ", "bus ", "graph ")) else {"url", "named"}
         assert taken == other.get(path, expected), path
 
 

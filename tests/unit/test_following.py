@@ -75,6 +75,16 @@ def test_backward(store: Store) -> None:
     assert bodies(place.take_all(100)) == [*range(40)]
 
 
+def test_turned_round_before_a_read_was_finished(store: Store) -> None:
+    """Blocks that are too large to be read as one: the second is still to come when the place goes back."""
+    fill(store, 900, blocks=3)
+    place = follow(store, 300)
+    assert bodies(place.take(1)) == [300]
+    assert place.ready == 299
+    assert bodies(place.take_back(2)) == [300, 299]
+    assert bodies(place.take_all(1_000)) == [*range(299, 900)]
+
+
 def test_backward_reads_few_large_messages_at_once(store: Store) -> None:
     body = bytes(following.BACK_BYTES // 4)
     store.journal("j").append_many([body] * 6)
@@ -133,7 +143,7 @@ def test_trimmed_past_the_place(store: Store) -> None:
     place = follow(store)
     store.journal("j").trim(4)
     for read in (place.take, place.take_back):
-        with pytest.raises(NotFound, match="begins at 4 now, and was read to 0.*Move to 4"):
+        with pytest.raises(NotFound, match=r"begins at 4 now, and was read to 0.*Move to 4"):
             read(1)
     place.move(4)
     assert bodies(place.take(1)) == [4]
@@ -210,6 +220,6 @@ def test_a_read_through_a_server_that_is_not_finished(tmp_path: object) -> None:
         place.close()
         assert owner._users == 0  # type: ignore[union-attr]
         assert [message.offset for message in place.take(1)] == [1]
-        assert [message.offset for message in place.take_back(2)] == [0] or place.at == 0
+        assert [message.offset for message in place.take_back(9)] == [1, 0]
         place.close()
         assert owner._users == 0  # type: ignore[union-attr]

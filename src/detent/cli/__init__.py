@@ -15,6 +15,7 @@ from detent.cli.consume import consume
 from detent.cli.consumer import consumer
 from detent.cli.demo import demo
 from detent.cli.doctor import doctor
+from detent.cli.graph import graph
 from detent.cli.ingest import ingest
 from detent.cli.journal import journal
 from detent.cli.ledger import ledger
@@ -71,6 +72,7 @@ cli.add_command(consume)
 cli.add_command(consumer)
 cli.add_command(demo)
 cli.add_command(doctor)
+cli.add_command(graph)
 cli.add_command(ingest)
 cli.add_command(journal)
 cli.add_command(ledger)

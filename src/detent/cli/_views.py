@@ -51,8 +51,9 @@ class Lines(_Plain):
         self._out = out or sys.stderr
 
     def say(self, line: str) -> None:
-        """Print it."""
-        print(line, file=self._out, flush=True)
+        """Print it, in one write: several threads have something to say."""
+        self._out.write(f"{line}\n")
+        self._out.flush()
 
 
 class LiveScreen:

@@ -106,8 +106,38 @@ def content_of(
     if headers is None:
         header_array = _NO_HEADERS if rows == 1 else no_headers(rows)
     else:
-        header_array = pa.array([list((h or {}).items()) for h in headers], HEADERS)
+        header_array = _header_array(headers)
     return [key_array, header_array, body_array]
+
+
+def _header_array(headers: Sequence[dict[str, str] | None]) -> Any:
+    """Column by column: a third of the time that Arrow takes to look into each message's pairs."""
+    offsets = np.zeros(len(headers) + 1, np.int32)
+    np.cumsum([len(one) if one else 0 for one in headers], out=offsets[1:])
+    some = [one for one in headers if one]
+    names, values = [name for one in some for name in one], [value for one in some for value in one.values()]
+    entries = pa.StructArray.from_arrays(
+        [_text_array(names), _text_array(values)], fields=[HEADERS.key_field, HEADERS.item_field]
+    )
+    return _from_buffers(HEADERS, len(headers), [None, pa.py_buffer(offsets)], children=[entries])
+
+
+def _text_array(texts: list[str]) -> Any:
+    whole = "".join(texts)
+    sizes = map(len, texts) if whole.isascii() else (len(text.encode()) for text in texts)
+    offsets = np.zeros(len(texts) + 1, np.int32)
+    np.cumsum(np.fromiter(sizes, np.int32, len(texts)), out=offsets[1:])
+    return _from_buffers(pa.string(), len(texts), [None, pa.py_buffer(offsets), pa.py_buffer(whole.encode())])
+
+
+def content_batch(
+    bodies: Sequence[bytes],
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[dict[str, str] | None] | None = None,
+) -> Any:
+    """The content columns as one record batch."""
+    sizes = np.fromiter(map(len, bodies), np.int64, len(bodies))
+    return pa.RecordBatch.from_arrays(content_of(bodies, keys, headers, sizes), schema=CONTENT_SCHEMA)
 
 
 def content_of_packed(blob: bytes, sizes: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from detent.codec.block import PRODUCER_BYTES
 from detent.message import ACK_TXN, build_uuid
 
 
@@ -56,9 +57,10 @@ def messages_of(
     batch: Any, *, offset: int | None = None, position: int | None = None, journal: str = ""
 ) -> Iterator[Message]:
     """The rows of a record batch as messages, numbered from `offset` or `position` on."""
-    columns = [batch.column(i).to_pylist() for i in (0, 1, 2, 4, 5, 6)]
-    times = batch.column(3).cast("int64").to_pylist()
-    for index, (producer, clock, flags, key, headers, body, time) in enumerate(zip(*columns, times, strict=True)):
+    columns = [batch.column(i).to_pylist() for i in (1, 2, 4, 5, 6)]
+    times = batch.column(3).view("int64").to_pylist()
+    rows = zip(_producers(batch.column(0)), *columns, times, strict=True)
+    for index, (producer, clock, flags, key, headers, body, time) in enumerate(rows):
         yield Message(
             body=body,
             key=key,
@@ -71,3 +73,10 @@ def messages_of(
             position=-1 if position is None else position + index,
             journal=journal,
         )
+
+
+def _producers(column: Any) -> list[bytes]:
+    """The producers of a batch. Arrow takes longer for them than for all other columns together."""
+    start, end = PRODUCER_BYTES * column.offset, PRODUCER_BYTES * (column.offset + len(column))
+    raw = bytes(memoryview(column.buffers()[1])[start:end])
+    return [raw[at : at + PRODUCER_BYTES] for at in range(0, len(raw), PRODUCER_BYTES)]

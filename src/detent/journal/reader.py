@@ -316,7 +316,7 @@ class JournalReader:
         while low < high:
             middle = (low + high) // 2
             (_, batch), *_ = self.committed(name, middle, middle + 1)
-            if batch.column(3).cast("int64")[0].as_py() < time_ms:
+            if batch.column(3).view("int64")[0].as_py() < time_ms:
                 low = middle + 1
             else:
                 high = middle

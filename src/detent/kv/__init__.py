@@ -18,6 +18,7 @@ __all__ = [
     "View",
     "Writer",
     "absolute_url",
+    "open_objects",
     "open_reader",
     "open_writer",
     "parse_url",
@@ -55,3 +56,19 @@ def open_reader(url: str) -> Reader:
     from detent.kv import slate
 
     return slate.open_reader(url)
+
+
+def open_objects(url: str) -> Objects:
+    """Objects in a folder or below a prefix of a bucket that is no store: each is there under its own name."""
+    location = parse_url(url)
+    if location.scheme == "memory":
+        from detent.kv.memory import space_for
+
+        return space_for(location.path).objects
+    if location.scheme == "file":
+        from detent.kv.localobjects import LocalObjects
+
+        return LocalObjects(location.directory)
+    from detent.kv.objectstore import BucketObjects, open_bucket
+
+    return BucketObjects(open_bucket(location), root="")

@@ -80,6 +80,7 @@ class LocalObjects:
         except FileExistsError as error:
             if path.is_dir():
                 raise Invalid(f"{name!r} is a folder of other objects; choose another name") from error
+            sync_directory(path.parent)  # whoever made it may have died before that, and callers take it for there
             raise Exists(f"there is an object {name!r} already") from error
         except OSError as error:
             raise Unavailable(f"the object {name!r} could not be written: {error.strerror}") from error

@@ -86,7 +86,7 @@ def open_bucket(location: Location) -> Any:
 
 
 class BucketObjects:
-    """Immutable objects below ``objects/`` of one prefix of a bucket.
+    """Immutable objects of one prefix of a bucket, below ``objects/`` unless `root` is another folder, or none.
 
     `put` never replaces an object, also when two processes write the same name at the same moment: one of them gets
     `Exists`. When the connection breaks after the bucket has stored the object and before it has answered, the retry
@@ -95,15 +95,16 @@ class BucketObjects:
 
     local = False
 
-    def __init__(self, bucket: Any) -> None:
+    def __init__(self, bucket: Any, root: str = OBJECTS) -> None:
         self._bucket = bucket
+        self._root = root
 
     def check(self) -> None:
         """One request that finds out whether the bucket can be reached. `NotFound` when it does not exist."""
         import obstore
 
         def first_page() -> None:
-            for _ in obstore.list(self._bucket, prefix=OBJECTS, chunk_size=1):
+            for _ in obstore.list(self._bucket, prefix=self._root or None, chunk_size=1):
                 break
 
         _translated("the bucket", first_page)
@@ -119,7 +120,7 @@ class BucketObjects:
             data = b"".join(head)
             crash.point("kv.object.before_rename")
             _translated(
-                name, lambda: obstore.put(self._bucket, OBJECTS + name, data, mode="create", use_multipart=False)
+                name, lambda: obstore.put(self._bucket, self._root + name, data, mode="create", use_multipart=False)
             )
             size = len(data)
         else:
@@ -147,7 +148,7 @@ class BucketObjects:
                 ),
             )
             crash.point("kv.object.before_rename")
-            _translated(name, lambda: obstore.copy(self._bucket, staged, OBJECTS + name, overwrite=False))
+            _translated(name, lambda: obstore.copy(self._bucket, staged, self._root + name, overwrite=False))
         finally:
             self._remove(staged)
         return counted.size
@@ -167,16 +168,16 @@ class BucketObjects:
             if not length:
                 return memoryview(b"")
             found = _translated(
-                name, lambda: obstore.get_range(self._bucket, OBJECTS + name, start=start, length=length)
+                name, lambda: obstore.get_range(self._bucket, self._root + name, start=start, length=length)
             )
         else:
-            found = _translated(name, lambda: obstore.get(self._bucket, OBJECTS + name).bytes())
+            found = _translated(name, lambda: obstore.get(self._bucket, self._root + name).bytes())
         return memoryview(found)
 
     def size(self, name: str) -> int | None:
         """The object's size, or None when there is no such object."""
         check_object_name(name)
-        return self._size(OBJECTS + name)
+        return self._size(self._root + name)
 
     def exists(self, path: str) -> bool:
         """Whether there is anything at a path below the store's prefix."""
@@ -194,8 +195,8 @@ class BucketObjects:
         """Objects whose names start with `prefix` (any characters, not only whole path parts)."""
         if "/" in prefix:
             check_object_name(prefix.rpartition("/")[0])
-        for path, size, modified_ms in self.stored(OBJECTS + prefix):
-            yield ObjectInfo(path.removeprefix(OBJECTS), size, modified_ms)
+        for path, size, modified_ms in self.stored(self._root + prefix):
+            yield ObjectInfo(path.removeprefix(self._root), size, modified_ms)
 
     def stored(self, prefix: str, after: str | None = None) -> Iterator[tuple[str, int, int]]:
         """Path, size and time of everything below the store's prefix that starts with `prefix`, after a path."""
@@ -214,7 +215,7 @@ class BucketObjects:
     def delete(self, name: str) -> None:
         """Remove an object; one that is not there is no error."""
         check_object_name(name)
-        self._remove(OBJECTS + name)
+        self._remove(self._root + name)
         crash.point("kv.object.after_delete")
 
     def _remove(self, path: str) -> None:

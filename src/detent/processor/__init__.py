@@ -16,7 +16,7 @@ from detent.lazy import attributes
 
 if TYPE_CHECKING:
     from detent.journal import Message
-    from detent.processor.appender import Appender
+    from detent.processor.appender import Appender, delete_appender
     from detent.processor.declaration import Processor, sink, source, stream
     from detent.processor.graph import Graph
     from detent.processor.live import LiveGraph
@@ -51,6 +51,7 @@ _HOME = {
     "Step": "detent.processor.step",
     "Tailer": "detent.processor.tailer",
     "any_of": "detent.processor.tailer",
+    "delete_appender": "detent.processor.appender",
     "delete_tailer": "detent.processor.tailer",
     "provenance_of": "detent.processor.provenance",
     "sink": "detent.processor.declaration",
@@ -79,6 +80,7 @@ __all__ = [
     "Step",
     "Tailer",
     "any_of",
+    "delete_appender",
     "delete_tailer",
     "provenance_of",
     "sink",

@@ -90,11 +90,11 @@ class Appender:
             left = entries[max(0, self._next - number) :]
             if entries and not left:
                 return None
+            if self._number is None:  # the first append makes the journal, the next one knows it
+                self._number = self.store.reader.number(self.journal)
             after = number + len(entries)
             answer = self._note(self._kept.save(after, self._number, self._operation(left)))
             self._next = after
-            if self._number is None:  # the first append may have made the journal
-                self._number = self.store.reader.number(self.journal)
             return answer
 
     def _check_number(self, number: int | None, count: int) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-import time
+import threading
+import types
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from detent.errors import Invalid
+from detent.errors import Busy, Fenced, Invalid, Unavailable
 from detent.journal import Message
 from detent.processor.declaration import Processor
 from detent.processor.inputs import Set
@@ -34,6 +36,10 @@ STEP: Final = "step"
 
 RETRY_PAUSE_S_MAX: Final = 30.0
 
+NOT_OUTPUTS: Final = (Unavailable, Busy, Fenced)
+"""Failures that are nobody's output: what the message needs is away, or this process was replaced. It is tried again,
+under the same key, by whoever runs the processor then."""
+
 Convert = Callable[[Message], Any]
 
 
@@ -44,11 +50,12 @@ class Function:
         assert processor.function is not None
         self._function = processor.function
         self._run = run_coroutine if processor.is_async else None
-        self.yields = inspect.isgeneratorfunction(processor.function)
+        self.yields = processor.is_generator
         self.whole = processor.whole
         inputs = len(processor.inputs) if processor.mode == "zip" else 1
         self.converts, self.wants_step = _parameters(processor, inputs)
         self._convert = self.converts[0] if len(self.converts) == 1 else None
+        self.is_plain = self._convert is not None and not (self.wants_step or self.yields or self.whole)
 
     def call(self, messages: Set | Sequence[Set], step: Step | None) -> Any:
         """Its answer for an input set, or for a whole batch of them."""
@@ -67,6 +74,12 @@ class Function:
         answer = self._function(*arguments, step=step) if self.wants_step else self._function(*arguments)
         return answer if self._run is None else self._run(answer)
 
+    def call_plain(self, message: Message) -> Any:
+        """Its answer for one message, where nothing else is asked for."""
+        assert self._convert is not None
+        answer = self._function(self._convert(message))
+        return answer if self._run is None else self._run(answer)
+
     def ask(self, cursor: Any, step: Step | None) -> Any:
         """The answer of a source."""
         answer = self._function(cursor, step=step) if self.wants_step else self._function(cursor)
@@ -83,6 +96,8 @@ def _parameters(processor: Processor, inputs: int) -> tuple[list[Convert], bool]
     except (TypeError, ValueError) as error:
         raise Invalid(f"{named} does not say which parameters it has: {error}") from error
     wants_step = STEP in parameters
+    while isinstance(function, functools.partial):
+        function = function.func
     try:
         hints = get_type_hints(function if inspect.isroutine(function) else type(function).__call__)
     except (NameError, TypeError, AttributeError):  # names that are only there for a type checker
@@ -90,7 +105,8 @@ def _parameters(processor: Processor, inputs: int) -> tuple[list[Convert], bool]
     positional = [one for name, one in parameters.items() if name != STEP and one.kind in _POSITIONAL]
     required = [one for one in positional if one.default is one.empty]
     varied = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
-    if len(required) > inputs or (len(positional) < inputs and not varied):
+    demanded = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY and one.default is one.empty]
+    if len(required) > inputs or (len(positional) < inputs and not varied) or set(demanded) - {STEP}:
         what = "a list for each of its inputs" if processor.whole else "a parameter for each of its inputs"
         raise Invalid(
             f"{named} takes {what}, {inputs} in all, and if it wants one named {STEP!r}; it has "
@@ -110,8 +126,22 @@ def _element(kind: Any) -> Any:
     return arguments[0] if arguments else Any
 
 
+def _ran(answer: Any) -> Written:
+    """Nothing is written; `Invalid` if nothing was done either: a call of an async function answers a coroutine."""
+    if inspect.iscoroutine(answer) or inspect.isgenerator(answer):
+        answer.close()
+        raise Invalid(
+            f"the function answered {answer!r}, which nobody runs: declare it as `async def`, or do the work in it"
+        )
+    return []
+
+
 def _convert(kind: Any) -> Convert:
-    """From a message to what a parameter is declared to be: a `Message`, its bytes, or JSON."""
+    """From a message to what a parameter is declared to be: a `Message`, its bytes, or JSON. A message that a filter
+    holds back is None, so that parameters may say so, too."""
+    if get_origin(kind) in {Union, types.UnionType} and {Message, bytes}.intersection(get_args(kind)):
+        rest = [one for one in get_args(kind) if one is not type(None) and get_origin(one) is not list]  # of a batch
+        kind = rest[0] if len(rest) == 1 else kind
     if kind is Message:
         return lambda message: message
     if kind is bytes:
@@ -142,9 +172,15 @@ class Caller:
         self._name = f"{graph}/{processor.name}"
         self._writer = Writer(self._name, processor.outputs)
         self._filters = bool(processor.types or processor.topics)
+        self._is_plain = self._function.is_plain and not self._filters and self._writer.only is not None
+        self._ending = threading.Event()
         self._pool: ThreadPoolExecutor | None = None
         if processor.parallel > 1:
             self._pool = ThreadPoolExecutor(processor.parallel, thread_name_prefix=f"detent-{processor.name}")
+
+    def stop(self) -> None:
+        """Rest no longer before another try. For any thread."""
+        self._ending.set()
 
     def close(self) -> None:
         """End the threads."""
@@ -184,29 +220,40 @@ class Caller:
         if function.yields:
             return self._writer.many(answer, key, messages)
         if not self._processor.outputs:
-            return []  # what a sink answers is nobody's business
+            return _ran(answer)  # what a sink answers is nobody's business otherwise
         return self._writer.written(answer, key, messages)
 
     def _tried(
-        self, one: Any, messages: Sequence[Message], series: str, number: int, floor: int
+        self,
+        one: Any,
+        messages: Sequence[Message],
+        series: str,
+        number: int,
+        floor: int,
+        failure: Exception | None = None,
     ) -> tuple[Written, bool]:
-        """What comes of an input set, and whether it is an error; raises what nobody has a journal for."""
+        """What comes of an input set, and whether it is an error; raises what nobody has a journal for. `failure` is
+        how the first try ended, if there was one."""
         attempt, pause_s = 1, self._processor.retry_pause_ms / 1000
         while True:
-            try:
-                return self._call(one, messages, series, number, floor, attempt), False
-            except Exception as error:
-                if attempt <= self._processor.retries:
-                    attempt += 1
-                    time.sleep(pause_s)
-                    pause_s = min(RETRY_PAUSE_S_MAX, pause_s * 2)
-                    continue
-                if self._errors is None:
-                    raise
-                key = f"{series}-{number}"
-                body = error_body(self._name, key, error, messages, attempt)
-                headers = {HEADER: self._writer.stamp(key, messages), TYPE: ERROR_TYPE}
-                return [(self._errors, body, messages[0].key, headers)], True
+            if failure is None:
+                try:
+                    return self._call(one, messages, series, number, floor, attempt), False
+                except Exception as error:  # noqa: BLE001 - tried again, written or raised
+                    failure = error
+            if attempt > self._processor.retries:
+                break
+            if self._ending.wait(pause_s):  # told to stop: whoever goes on tries these inputs again, under their key
+                raise failure
+            attempt += 1
+            failure = None
+            pause_s = min(RETRY_PAUSE_S_MAX, pause_s * 2)
+        if self._errors is None or isinstance(failure, NOT_OUTPUTS):
+            raise failure
+        key = f"{series}-{number}"
+        body = error_body(self._name, key, failure, messages, attempt)
+        headers = {HEADER: self._writer.stamp(key, messages), TYPE: ERROR_TYPE}
+        return [(self._errors, body, messages[0].key, headers)], True
 
     def poll(self, series: str, number: int, cursor: bytes) -> tuple[Outcome, bytes]:
         """What a source has to say, and its next cursor."""
@@ -230,6 +277,8 @@ class Caller:
             return outcome, self._run_whole(sets, series, first, outcome)
         if self._pool is not None and len(sets) > 1:
             return outcome, self._run_parallel(sets, series, first, outcome)
+        if self._is_plain:
+            return outcome, self._run_plain(sets, series, first, outcome)
         for index, one in enumerate(sets):
             error = self._run_one(one, series, first + index, first, outcome)
             if error is not None:
@@ -238,13 +287,60 @@ class Caller:
                 break
         return outcome, None
 
-    def _run_one(self, one: Set, series: str, number: int, floor: int, outcome: Outcome) -> BaseException | None:
+    def _run_plain(self, sets: Sequence[Set], series: str, first: int, outcome: Outcome) -> BaseException | None:
+        """The most usual kind of function, in the fewest steps: one input, one output, and nothing asked for. It does
+        what `_run_one` does, for half the price of a message."""
+        call, only, headers = self._function.call_plain, self._writer.only, self._writer.plain_stamp(series)
+        assert only is not None
+        for number, one in enumerate(sets, first):
+            message = one[0]
+            try:
+                answer = call(message)
+            except Exception as failure:  # noqa: BLE001 - tried again, written or raised
+                error = self._run_one(one, series, number, first, outcome, failure)
+                if error is not None:
+                    return error
+                continue
+            if type(answer) is bytes and len(answer) < STEP_BYTES_MAX:
+                out = outcome.to(only)
+                outcome.outputs += 1
+                outcome.bytes += len(answer)
+                out.bodies.append(answer)
+                out.keys.append(message.key)
+                out.headers.append(headers(number, message))
+            elif answer is None:
+                outcome.nils += 1
+            else:
+                error = self._run_one(one, series, number, first, outcome, answer=answer)
+                if error is not None:
+                    return error
+            if outcome.bytes > STEP_BYTES_MAX:
+                break
+        return None
+
+    def _run_one(
+        self,
+        one: Set,
+        series: str,
+        number: int,
+        floor: int,
+        outcome: Outcome,
+        failure: Exception | None = None,
+        answer: Any = None,
+    ) -> BaseException | None:
+        """One input set; `failure` or `answer` is what its first call has come to, if there was one."""
         passing = self.passing(one) if self._filters else one
         if passing is None:
             outcome.nothing()
             return None
         try:
-            written, is_error = self._tried(passing, one, series, number, floor)
+            if answer is not None:
+                try:
+                    outcome.gave(self._writer.written(answer, f"{series}-{number}", one))
+                    return None
+                except Exception as error:  # noqa: BLE001 - an answer that cannot be written is a failure
+                    failure = error
+            written, is_error = self._tried(passing, one, series, number, floor, failure)
         except Exception as error:  # noqa: BLE001 - the runner raises it, after it has kept what came before
             return error
         outcome.gave(written, is_error=is_error)

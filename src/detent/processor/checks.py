@@ -83,7 +83,8 @@ def _unknown_inputs(processors: Sequence[Processor], errors: Place | None) -> li
         for place in one.inputs:
             if str(place) not in written:
                 near = difflib.get_close_matches(str(place), sorted(written), 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"declare it: graph.source({str(place)!r})"
+                declared = f"{place.journal!r}, output={str(place)!r}" if place.store else repr(place.journal)
+                hint = f"did you mean {near[0]!r}?" if near else f"declare it: graph.source({declared})"
                 wrong.append(f"{one.name!r} reads {str(place)!r}, which is no source and nobody's output: {hint}")
     return wrong
 
@@ -101,7 +102,7 @@ def _circles(processors: Sequence[Processor], errors: Place | None) -> list[str]
     try:
         TopologicalSorter(_as_sets(dependencies(processors, errors))).prepare()
     except CycleError as error:
-        circle = " -> ".join(reversed(error.args[1]))
+        circle = " -> ".join(error.args[1])
         return [f"these processors feed each other in a circle: {circle}"]
     return []
 

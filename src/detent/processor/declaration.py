@@ -65,7 +65,12 @@ class Processor:
     @property
     def is_async(self) -> bool:
         """Whether it needs an event loop."""
-        return inspect.iscoroutinefunction(self.function)
+        return _is(inspect.iscoroutinefunction, self.function)
+
+    @property
+    def is_generator(self) -> bool:
+        """Whether its function yields what it answers."""
+        return _is(inspect.isgeneratorfunction, self.function)
 
     @property
     def runs(self) -> bool:
@@ -104,7 +109,7 @@ def source(
         retry_pause_ms=0,
         start="earliest",
         every_ms=milliseconds(every),
-        formerly=formerly,
+        formerly=None if formerly is None else _name(formerly),
         errors_off=True,
     )
 
@@ -202,9 +207,14 @@ def _name(name: Any) -> str:
 def _function(function: Any, name: str) -> Callable[..., Any]:
     if not callable(function):
         raise Invalid(f"the processor {name!r} needs a function, not {function!r}")
-    if inspect.isasyncgenfunction(function):
+    if _is(inspect.isasyncgenfunction, function):
         raise Invalid(f"{name!r} is an async generator: return a list of Out from an async function instead")
     return function  # type: ignore[no-any-return]
+
+
+def _is(kind: Callable[[Any], bool], function: Any) -> bool:
+    """Whether a function is of a kind, or an object that is called like one."""
+    return kind(function) or kind(getattr(type(function), "__call__", None))  # noqa: B004 - not whether, but what
 
 
 def _inputs(name: str, one: Any, join: Any, any_of: Any) -> tuple[Mode, tuple[Place, ...]]:
@@ -213,8 +223,7 @@ def _inputs(name: str, one: Any, join: Any, any_of: Any) -> tuple[Mode, tuple[Pl
         raise Invalid(f"the processor {name!r} has one of input='...', join=[...] and any_of=[...]")
     if one is not None:
         return "one", (place(one),)
-    many = [given[0]] if isinstance(given[0], str) else list(given[0])
-    places = tuple(place(text) for text in many)
+    places = tuple(place(text) for text in _listed(given[0], "join" if join is not None else "any_of"))
     if not 2 <= len(places) <= INPUTS_MAX or len(set(places)) != len(places):
         raise Invalid(f"{name!r} has 2 to {INPUTS_MAX} different inputs to {'join' if join is not None else 'choose'}")
     return ("zip" if join is not None else "any"), places
@@ -227,18 +236,27 @@ def _outputs(name: str, one: Any, many: Any) -> dict[str, Place]:
         return {one: place(one)}
     if many is None:
         return {}
-    found = dict(many) if isinstance(many, Mapping) else {text: text for text in many}
-    places = {binding: place(text) for binding, text in found.items()}
-    if len(set(places.values())) != len(places) or len(places) > OUTPUTS_MAX:
+    pairs = list(many.items()) if isinstance(many, Mapping) else [(text, text) for text in _listed(many, "outputs")]
+    places = {binding: place(text) for binding, text in pairs}
+    if len(set(places.values())) != len(pairs) or len(places) > OUTPUTS_MAX:
         raise Invalid(f"{name!r} has up to {OUTPUTS_MAX} outputs, each a different journal")
     return places
 
 
 def _texts(value: str | Iterable[str], what: str) -> frozenset[str]:
-    found = frozenset([value] if isinstance(value, str) else value)
+    found = _listed(value, what)
     if not all(isinstance(text, str) and text and "," not in text for text in found):
         raise Invalid(f"{what} are texts without commas, not {value!r}")
-    return found
+    return frozenset(found)
+
+
+def _listed(value: Any, what: str) -> list[Any]:
+    """One text, or several."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, Iterable):
+        raise Invalid(f"{what} are a list of texts, not {value!r}")
+    return list(value)
 
 
 def _number(value: Any, low: int, high: int, what: str) -> int:

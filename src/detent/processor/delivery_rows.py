@@ -109,12 +109,8 @@ def delivery_rows(name: str, dialect: str) -> DeliveryRows:
     rows, floors = _tables(name)
     insert = postgresql.insert if dialect == POSTGRESQL else sqlite.insert
     now: ColumnElement[Any] = literal_column(NOW[dialect])
-    processor, series, number = (
-        bindparam("of_processor"),
-        bindparam("of_series"),
-        bindparam("of_number", type_=BigInteger),
-    )
-    floor = bindparam("new_floor", type_=BigInteger)
+    processor, series = bindparam("of_processor", type_=_TEXT), bindparam("of_series", type_=_TEXT)
+    number, floor = bindparam("of_number", type_=BigInteger), bindparam("new_floor", type_=BigInteger)
     here = (rows.c.processor == processor) & (rows.c.series == series)
     mine = floors.c.processor == processor
     is_due = mine & (floors.c.series == series) & (floors.c.floor <= number)

@@ -163,10 +163,25 @@ class Inputs:
                 self._growths[name].stop()
 
     def close(self) -> None:
-        """Stop waiting, for good."""
+        """Stop waiting and reading, for good."""
+        for growth in self._growths.values():
+            growth.stop()  # all of them first: where a server is asked, they end at the same time
         for growth in self._growths.values():
             growth.close()
+        for one in self._followed.values():
+            one.close()
 
 
 def _plus(positions: Mapping[str, int], count: int) -> dict[str, int]:
     return {name: at + count for name, at in positions.items()}
+
+
+def rest_of(chosen: Chosen, done: int) -> Chosen:
+    """What is left of a choice after so many sets."""
+    left = []
+    for name, count in chosen:
+        used = min(count, done)
+        done -= used
+        if count > used:
+            left.append((name, count - used))
+    return left

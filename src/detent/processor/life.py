@@ -59,6 +59,8 @@ class Life:
         self._wake = threading.Event()
         self._stopping = False
         self._retry_s = RETRY_S
+        self._number: int | None = None
+        """Which record of that name it is. One that was deleted meanwhile is not begun anew by whoever had it."""
         self._thread: threading.Thread | None = None
         self.runner: Runner | None = None
         self.record: Record | None = None
@@ -93,6 +95,13 @@ class Life:
             return
         self._retry_s = RETRY_S
         self._wake_up()
+
+    def give_way(self, fence: int) -> None:
+        """Begin again if the store has a higher fence than this one works with: somebody reset the processor, or took
+        it over. One that waits for messages would not hear of it otherwise."""
+        runner = self.runner
+        if runner is not None and runner.fence < fence:
+            runner.stop()
 
     def stop(self) -> None:
         """End after the step under way, and give the lease back. Does not wait."""
@@ -139,21 +148,30 @@ class Life:
             self._work()
         except Fenced as error:  # taken over, or reset: the lease says which
             self._say("fenced", str(error))
-        except Exception as error:
-            if time.monotonic() - started > STEADY_S:
-                self._retry_s = RETRY_S
-            self.restarts += 1
-            self.error = error
-            self._say("failed", f"{type(error).__name__}: {error}")
-            text = "the processor %s failed, and starts over in %.1f s"
-            logger.warning(text, self.name, self._retry_s, exc_info=error)
-            self._wake.wait(self._retry_s)
-            self._retry_s = min(RETRY_S_MAX, self._retry_s * 2)
+        except Exception as error:  # noqa: BLE001 - it is kept, shown and tried again
+            self._failed(error, started)
+        except SystemExit as error:  # or the thread would end without a word
+            failure = RuntimeError(f"its function called sys.exit({error.code!r})")
+            failure.__cause__ = error
+            self._failed(failure, started)
+
+    def _failed(self, error: Exception, started: float) -> None:
+        """Say so, and rest."""
+        if time.monotonic() - started > STEADY_S:
+            self._retry_s = RETRY_S
+        self.restarts += 1
+        self.error = error
+        self._say("failed", f"{type(error).__name__}: {error}")
+        text = "the processor %s failed, and starts over in %.1f s"
+        logger.warning(text, self.name, self._retry_s, exc_info=error)
+        self._wake.wait(self._retry_s)
+        self._retry_s = min(RETRY_S_MAX, self._retry_s * 2)
 
     def _work(self) -> None:
         runner = self._make()
         try:
-            runner.open()
+            runner.open(self._number)
+            self._number = runner.number
             self.record = runner.record
             self.runner = runner
             if self._stopping:
@@ -185,6 +203,8 @@ class Life:
         question = ops.DescribeConsumers(name=self.consumer)
         found = self._store.commit([question])[0].consumers
         holder = found[0].states[0].holder if found else ""
+        if found and self._number is None:
+            self._number = found[0].states[0].number
         if holder and has_died(holder):  # on this machine: nobody has to wait for the end of its lease
             self._store.commit([ops.ReleaseShards(self.consumer, holder)])
             return again and self._take_lease(again=False)

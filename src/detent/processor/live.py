@@ -210,24 +210,24 @@ class LiveGraph:
         """Renew the leases, and tell the store how each processor is doing."""
         period_s = min(REPORT_S, self.graph.lease_ms / 1000 / BEATS)
         while not self._ended.wait(period_s):
-            try:
-                self.store.commit(list(self._reports()))
-            except (DetentError, OSError) as error:
-                logger.warning("the store does not answer, processors go on as long as they can: %s", error)
+            for life in list(self._lives.values()):
+                if life.status != "standby" and life.record is not None:
+                    self._report(life, life.record.generation)
 
-    def _reports(self) -> Iterator[Any]:
-        for life in self._lives.values():
-            if life.status == "standby" or life.record is None:
-                continue
-            yield ops.Heartbeat(life.consumer, self._member, self.graph.lease_ms, f"pid {os.getpid()}")
-            text = "" if life.error is None else f"{type(life.error).__name__}: {life.error}"
-            yield ops.ReportShard(
-                life.consumer,
-                0,
-                life.record.generation,
-                life.status,
-                text[: ops.ERROR_CHARACTERS_MAX],
-            )
+    def _report(self, life: Life, generation: int) -> None:
+        """Each processor by itself: one whose record was deleted must not cost the others their leases."""
+        text = "" if life.error is None else f"{type(life.error).__name__}: {life.error}"
+        said = text[: ops.ERROR_CHARACTERS_MAX]
+        try:
+            found: ops.ConsumerDescription = self.store.commit(
+                [
+                    ops.Heartbeat(life.consumer, self._member, self.graph.lease_ms, f"pid {os.getpid()}"),
+                    ops.ReportShard(life.consumer, 0, generation, life.status, said),
+                ]
+            )[0]
+            life.give_way(found.states[0].fence)
+        except (DetentError, OSError) as error:
+            logger.warning("%s goes on as long as it can: the store says %s", life.name, error)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -250,12 +250,19 @@ class LiveGraph:
         return journal.append(encoded(value), key=raw, headers=headers_of(out))
 
     def _source(self, to: str | None) -> Place:
-        if to is not None:
-            return self._place(to)
-        sources = [one for one in self.graph.processors if one.kind == "source"]
-        if len(sources) != 1:
-            raise Invalid(f"the graph {self.graph.name!r} has {len(sources)} sources: say to which one")
-        return next(iter(sources[0].outputs.values()))
+        """A journal that somebody reads, or a source: what is sent anywhere else would be lost unnoticed."""
+        sources = {one.name: next(iter(one.outputs.values())) for one in self.graph.processors if one.kind == "source"}
+        if to is None:
+            if len(sources) != 1:
+                raise Invalid(f"the graph {self.graph.name!r} has {len(sources)} sources: say to which one")
+            return next(iter(sources.values()))
+        where = self._place(to)
+        if where in sources.values() or any(where in one.inputs for one in self.graph.processors):
+            return where
+        if to not in sources:
+            listed = ", ".join(map(str, sources.values())) or "none"
+            raise Invalid(f"the graph {self.graph.name!r} has no source {to!r}, and nobody reads it: it has {listed}")
+        return sources[to]
 
     def _place(self, text: str) -> Place:
         found = place(text)
@@ -326,7 +333,11 @@ class LiveGraph:
     ) -> Mapping[str, int]:
         """Have a processor read its inputs again from other offsets: "earliest", "latest", a number, or a number for
         each input; or from a `time` on. What it does then are new deliveries, under new keys. Answers the offsets."""
-        return resetting.reset(self, self.graph.processor(name), to, time)
+        offsets = resetting.reset(self, self.graph.processor(name), to, time)
+        life = self._lives.get(name)
+        if life is not None and life.is_alive:
+            life.restart()  # one that waits for messages would not hear of it before the next one
+        return offsets
 
     def forget(self, name: str) -> None:
         """Delete the progress of a processor, which the graph need not have any more. One of that name begins anew."""
@@ -338,7 +349,9 @@ def _is_idle(life: Life, stores: Mapping[str, Store]) -> bool:
     runner = life.runner
     if life.status == "standby" or not life.is_alive:
         return True
-    if runner is None or runner.record is None or not runner.is_waiting or runner.record.snapshot.chosen:
+    if runner is None or runner.is_stopping or runner.record is None:
+        return False
+    if not runner.is_waiting or runner.record.snapshot.chosen:
         return False
     processor, positions = runner.processor, runner.record.snapshot.positions
     ahead = [stores[one.store].reader.next_offset(one.journal) > positions[str(one)] for one in processor.inputs]

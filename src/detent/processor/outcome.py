@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import base64
+import os
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
 from typing import Any, Final
 
 import msgspec
 
-from detent.codec.block import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
+from detent.codec.block import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX, content_batch
 from detent.engine import Operation
 from detent.errors import Invalid, LimitExceeded
 from detent.journal import Message
 from detent.journal import operations as journal_ops
 from detent.processor.place import Place
-from detent.processor.provenance import HEADER, born_ms, named_inputs
+from detent.processor.provenance import HEADER, born_ms, born_of, named_inputs
 from detent.processor.records import Owed
 from detent.processor.step import Out
 
@@ -37,9 +40,14 @@ OWED_BYTES_MAX: Final = 8 << 20
 STEP_BYTES_MAX: Final = 4 << 20
 """A step ends early once it has given so much: the rest of its batch is the next one."""
 
+BATCH_FROM: Final = 8
+"""From so many messages on they are written as columns, whose limits are checked all at once."""
+
 OneWritten = tuple[Place, bytes, bytes | None, dict[str, str]]
 Written = list[OneWritten]
 """Messages, each with where it goes: place, body, key and headers."""
+
+_HERE: Final = str(Path(__file__).parent) + os.sep
 
 _json: Final = msgspec.json.Encoder(order="deterministic").encode
 
@@ -57,7 +65,9 @@ class Outgoing:
     def operation(self, journal: str) -> Operation:
         """Their append."""
         keys = self.keys if any(key is not None for key in self.keys) else None
-        return journal_ops.Append(journal, self.bodies, keys, self.headers)
+        if len(self.bodies) < BATCH_FROM:
+            return journal_ops.Append(journal, self.bodies, keys, self.headers)
+        return journal_ops.AppendBatch(journal, content_batch(self.bodies, keys, self.headers))
 
     def owed(self, place: Place) -> Owed:
         """The same, for another store."""
@@ -83,6 +93,13 @@ class Outcome:
         """Input sets that gave nothing."""
         self.nils += sets
 
+    def to(self, place: Place) -> Outgoing:
+        """The messages for a journal."""
+        outgoing = self.outgoing.get(place)
+        if outgoing is None:
+            outgoing = self.outgoing[place] = Outgoing()
+        return outgoing
+
     def gave(
         self, written: Iterable[tuple[Place, bytes, bytes | None, dict[str, str]]], *, is_error: bool = False
     ) -> None:
@@ -90,10 +107,8 @@ class Outcome:
         empty = True
         for place, body, key, headers in written:
             empty = False
-            outgoing = self.outgoing.get(place)
-            if outgoing is None:
-                outgoing = self.outgoing[place] = Outgoing()
-            self.bytes += len(body)
+            outgoing = self.to(place)
+            self.bytes += len(body) + sum(len(name) + len(value) for name, value in headers.items())
             outgoing.bodies.append(body)
             outgoing.keys.append(key)
             outgoing.headers.append(headers)
@@ -123,22 +138,31 @@ class Writer:
 
     def stamp(self, key: str, messages: Sequence[Message]) -> str:
         """What each output says of where it comes from."""
-        if len(messages) == 1:
-            message = messages[0]
-            if HEADER not in message.headers:
-                return f"{self._prefix}{key} {message.published_ms} {message.journal}#{message.offset}"
         return f"{self._prefix}{key} {born_ms(messages)} {named_inputs(messages)}"
+
+    @property
+    def only(self) -> Place | None:
+        """The output, where there is one."""
+        return self._only
+
+    def plain_stamp(self, series: str) -> Callable[[int, Message], dict[str, str]]:
+        """The headers of the most usual outputs, which are made from one message, in the fewest steps."""
+        prefix = f"{self._prefix}{series}-"
+
+        def headers(number: int, message: Message) -> dict[str, str]:
+            text = message.headers.get(HEADER)
+            born = message.published_ms if text is None else born_of(text, message)
+            return {HEADER: f"{prefix}{number} {born} {message.journal}#{message.offset}"}
+
+        return headers
 
     def written(self, answer: Any, key: str, messages: Sequence[Message]) -> Written:
         """The messages that an answer means. `Invalid` if it means none that could be written."""
         if answer is None:
             return []
         stamp = self.stamp(key, messages)
-        if type(answer) is bytes and self._only is not None and len(answer) < OWED_BYTES_MAX:
-            return [(self._only, answer, messages[0].key if messages else None, {HEADER: stamp})]
         inherited = next((message.key for message in messages if message.key is not None), None)
-        answers = answer if isinstance(answer, list) and answer and all(type(x) is Out for x in answer) else [answer]
-        return checked([self._message(out, stamp, inherited) for one in answers for out in self._outs(one)])
+        return checked([self._message(out, stamp, inherited) for one in several(answer) for out in self._outs(one)])
 
     def many(self, answers: Iterable[Any], key: str, messages: Sequence[Message]) -> Written:
         """The same for a function that yields."""
@@ -161,7 +185,7 @@ class Writer:
         for to, value in answer.items():
             self._place(to)
             if value is not None:
-                found.append(Out(value, to=to) if not isinstance(value, Out) else _aimed(value, to))
+                found += [_aimed(one, to) if isinstance(one, Out) else Out(one, to=to) for one in several(value)]
         return found
 
     def _place(self, to: Any) -> Place:
@@ -177,6 +201,16 @@ class Writer:
     ) -> tuple[Place, bytes, bytes | None, dict[str, str]]:
         key = out.key.encode() if isinstance(out.key, str) else out.key
         return self._place(out.to), encoded(out.value), inherited if key is None else key, headers_of(out, stamp)
+
+
+def several(answer: Any) -> Sequence[Any]:
+    """The messages that a list of `Out` means; anything else is one. A list of both is `Invalid`: it would be written
+    as one message, with the Outs as JSON."""
+    if not isinstance(answer, list | tuple) or not any(type(one) is Out for one in answer):
+        return (answer,)
+    if not all(type(one) is Out for one in answer):
+        raise Invalid("a list of messages has an Out for each of them, and nothing else")
+    return answer
 
 
 def checked(written: Written) -> Written:
@@ -232,18 +266,38 @@ def headers_of(out: Out, stamp: str | None = None) -> dict[str, str]:
 
 def error_body(processor: str, key: str, error: BaseException, messages: Sequence[Message], attempts: int) -> bytes:
     """What is written to an error journal in the place of an output."""
-    trace = "".join(traceback.format_exception(error))
+    trace = "".join(traceback.format_exception(type(error), error, _users_part(error.__traceback__)))
     return _json(
         {
             "processor": processor,
             "key": key,
             "attempts": attempts,
             "error": type(error).__name__,
-            "message": str(error)[:MESSAGE_CHARACTERS_MAX],
-            "trace": trace[-TRACE_CHARACTERS_MAX:],
+            "message": _whole_characters(_text(error)[:MESSAGE_CHARACTERS_MAX]),
+            "trace": _whole_characters(trace[-TRACE_CHARACTERS_MAX:]),
             "inputs": list(_inputs_shown(messages)),
         }
     )
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as other:  # noqa: BLE001 - what went wrong must be written all the same
+        return f"str() of this error failed with {type(other).__name__}"
+
+
+def _whole_characters(text: str) -> str:
+    """Text that becomes JSON: file names that are no UTF-8 are in some errors' texts as halves of characters."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    """A trace from where it leaves this package: the frames before are the same for every error."""
+    whole = trace
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
+        trace = trace.tb_next
+    return whole if trace is None else trace
 
 
 def _inputs_shown(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,7 @@ it was this one.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from detent.errors import Corrupt
 from detent.journal import Message
@@ -18,6 +18,10 @@ HEADER: Final = "detent"
 VERSION: Final = "1"
 INPUTS_SHOWN_MAX: Final = 256
 """Inputs that a header names: a batch of many journals is cut, so that headers stay within their limit."""
+
+
+_DIGITS_MAX: Final = 18
+"""Of a number in a header: anybody can write one, and Python refuses to read thousands of digits."""
 
 
 class Origin(NamedTuple):
@@ -48,7 +52,9 @@ def provenance_of(message: Message) -> Provenance | None:
         version, processor, key, born, *inputs = text.split(" ")
         if version != VERSION:
             raise ValueError(f"version {version}")
-        return Provenance(processor, key, int(born) or message.published_ms, tuple(_origin(one) for one in inputs))
+        return Provenance(
+            processor, key, int(born) or message.published_ms, tuple(_origin(one) for one in inputs if one)
+        )
     except ValueError as error:
         raise Corrupt(
             f"the header {HEADER!r} of offset {message.offset} of {message.journal!r} is not one that a processor has "
@@ -64,27 +70,34 @@ def _origin(text: str) -> Origin:
 
 def born_ms(messages: Iterable[Message]) -> int:
     """When the oldest of these, or of what they were made from, entered a graph."""
-    times = []
-    for message in messages:
-        text = message.headers.get(HEADER)
-        if text is None:
-            times.append(message.published_ms)
-            continue
-        parts = text.split(" ", 4)
-        try:
-            times.append(int(parts[3]) or message.published_ms)  # 0: it was born there
-        except (IndexError, ValueError):  # somebody's own header of that name: it says nothing
-            times.append(message.published_ms)
-    return min(times, default=0)
+    return min(
+        (
+            message.published_ms if (text := message.headers.get(HEADER)) is None else born_of(text, message)
+            for message in messages
+        ),
+        default=0,
+    )
+
+
+def born_of(text: str, message: Message) -> int:
+    """When the oldest part of a message with this header entered a graph. A header of somebody else's says nothing."""
+    parts = text.split(" ", 4)
+    if len(parts) > 3 and parts[3].isdecimal() and len(parts[3]) <= _DIGITS_MAX:
+        return int(parts[3]) or message.published_ms  # 0: it was born there
+    return message.published_ms
 
 
 def named_inputs(messages: Iterable[Message]) -> str:
-    """The inputs of a step, as the header has them."""
-    runs: list[tuple[str, int, int]] = []
+    """The inputs of a step, as the header has them: the messages of a journal that follow each other are one entry,
+    also where those of several journals alternate, as in a batch of a join."""
+    runs: list[list[Any]] = []
+    newest: dict[str, list[Any]] = {}
     for message in messages:
-        if runs and runs[-1][0] == message.journal and runs[-1][2] == message.offset - 1:
-            runs[-1] = (message.journal, runs[-1][1], message.offset)
+        run = newest.get(message.journal)
+        if run is not None and run[2] == message.offset - 1:
+            run[2] = message.offset
         else:
-            runs.append((message.journal, message.offset, message.offset))
+            newest[message.journal] = run = [message.journal, message.offset, message.offset]
+            runs.append(run)
     shown = runs[:INPUTS_SHOWN_MAX]
     return " ".join(f"{at}#{first}" if first == last else f"{at}#{first}-{last}" for at, first, last in shown)

@@ -7,7 +7,6 @@ trim. What an attempt owes to other stores is in it word for word, until their m
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -22,11 +21,9 @@ _CHECKSUM_BYTES: Final = 8
 _RECORD: Final = 1
 _MARK: Final = 2
 
-SERIES: Final = re.compile(r"[0-9a-f]{32}")
-"""The random part of delivery keys: 128 bits."""
-
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _Series = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+"""The first part of delivery keys: 128 bits."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

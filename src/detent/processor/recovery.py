@@ -60,7 +60,7 @@ def recover(
         new = Snapshot(fresh.series, positions={one: starts[one] for one in shape.inputs})
         return Recovery(Record(fresh.identity, 1, generation, shape, new), (), is_new=True)
     owed = _owed(name, found, marks)
-    record = _reshaped(name, found, shape, starts, migrate=migrate)
+    record = _reshaped(name, found, shape, starts, fresh, migrate=migrate)
     if generation > found.generation:
         record = _reset(record, generation, resets or {}, fresh)
     return Recovery(record, owed, is_new=record != found)
@@ -107,7 +107,9 @@ def _foreign(name: str, store: str) -> Conflict:
     )
 
 
-def _reshaped(name: str, found: Record, shape: Shape, starts: Mapping[str, int], *, migrate: bool) -> Record:
+def _reshaped(
+    name: str, found: Record, shape: Shape, starts: Mapping[str, int], fresh: Fresh, *, migrate: bool
+) -> Record:
     """The record for a processor as it is declared now. Positions go with the names of inputs; the delivery key stays,
     since what was begun under it is not finished."""
     old = found.shape
@@ -120,19 +122,29 @@ def _reshaped(name: str, found: Record, shape: Shape, starts: Mapping[str, int],
             f"--migrate {name.partition('/')[2]}; or give it another name, to begin anew"
         )
     snapshot = found.snapshot
+    _check_choice(name, snapshot, old, shape)
     known = set(shape.inputs)
-    chosen = [
-        (one, count)
-        for one, count in snapshot.chosen
-        if (one in known and shape.mode == "any") or (not one and shape.whole and shape.mode != "any")
-    ]
+    # Input sets that were tried one by one had a key each: a batch of them that is taken whole is none of those.
+    is_other = shape.whole and not old.whole
     snapshot = msgspec.structs.replace(
         snapshot,
+        series=fresh.series if is_other else snapshot.series,
         positions={one: snapshot.positions.get(one, starts.get(one, 0)) for one in shape.inputs},
         journals={one: number for one, number in snapshot.journals.items() if one in known},
-        chosen=chosen,
     )
     return msgspec.structs.replace(found, epoch=found.epoch + 1, shape=shape, snapshot=snapshot)
+
+
+def _check_choice(name: str, snapshot: Snapshot, old: Shape, shape: Shape) -> None:
+    """What was chosen has its keys: other messages must not get them."""
+    if not snapshot.chosen:
+        return
+    missing = sorted({one for one, _ in snapshot.chosen if one} - set(shape.inputs))
+    if missing or (old.mode, old.whole) != (shape.mode, shape.whole):
+        raise Conflict(
+            f"{name} has begun a step with messages of {', '.join(missing or old.inputs)}, as a {_described(old)}: "
+            "declare it so until that step has ended, or reset it"
+        )
 
 
 def _described(shape: Shape) -> str:
@@ -151,11 +163,16 @@ def moved(snapshot: Snapshot, offsets: Mapping[str, int], series: str) -> Snapsh
     """A snapshot of the same inputs from other offsets on, under a new series of delivery keys."""
     return msgspec.structs.replace(
         snapshot,
-        series=series,
+        series=_behind(series, snapshot.series),
         positions={**snapshot.positions, **offsets},
         journals={one: number for one, number in snapshot.journals.items() if one not in offsets},
         chosen=[],
     )
+
+
+def _behind(series: str, old: str) -> str:
+    """The new series as it is, or moved behind the old one: clocks go back, and sinks refuse what is older."""
+    return series if series > old else f"{int(old[:12], 16) + 1:012x}{series[12:]}"
 
 
 def confirmed(record: Record) -> dict[str, int]:
@@ -164,6 +181,12 @@ def confirmed(record: Record) -> dict[str, int]:
     if attempt is None or not attempt.owed:
         return record.given
     return {**record.given, **{one.store: attempt.end for one in attempt.owed}}
+
+
+def settled(record: Record) -> Record:
+    """The record once all that it owed was given, without what nobody will ask for any more."""
+    attempt = None if record.attempt is None else msgspec.structs.replace(record.attempt, owed=[])
+    return msgspec.structs.replace(record, attempt=attempt, given=confirmed(record))
 
 
 def advanced(record: Record, snapshot: Snapshot, attempt: Attempt) -> Record:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from detent.errors import Conflict
+from detent.errors import Conflict, Fenced, NotFound
 from detent.processor.declaration import Processor
 from detent.processor.records import Record
 from detent.processor.runner import consumer_name
-from detent.processor.status import records
+from detent.processor.status import described, records
 from detent.shard import operations as ops
+from detent.shard.members import has_died
 
 if TYPE_CHECKING:
     from detent.processor.live import LiveGraph
@@ -25,7 +26,7 @@ def take_over(live: LiveGraph, processors: Sequence[Processor]) -> None:
     for processor in processors:
         if processor.name in known and known[processor.name][1] is not None:
             if processor.formerly in known:  # it died between taking over and forgetting
-                _forget(live, consumer_name(live.graph.name, processor.formerly))
+                _finish(live, processor, known[processor.name][1], known[processor.formerly][1])
             continue
         if processor.formerly in known:
             assert processor.formerly is not None
@@ -48,26 +49,48 @@ def _move(live: LiveGraph, old: str, processor: Processor) -> None:
     """First the other stores, then the graph's own: until that commit, the old name has everything, and this can be
     done again."""
     before, after = consumer_name(live.graph.name, old), consumer_name(live.graph.name, processor.name)
-    for name, store in live.stores.items():
-        if name:
-            _copy(store, before, after, [])
+    found = described(live.store, before)
+    holder = "" if found is None else found.states[0].holder
+    if holder and not has_died(holder):
+        raise Conflict(
+            f"{old!r} is run by {holder}, and {processor.name!r} takes over what it has done: stop that process first"
+        )
     journals = [one.journal for one in processor.inputs if not one.store]
-    _copy(live.store, before, after, journals)
+    try:
+        for name, store in live.stores.items():
+            if name:
+                _copy(store, before, after, [])
+        _copy(live.store, before, after, journals)
+    except (Fenced, NotFound) as error:
+        raise Conflict(f"another process makes {old!r} {processor.name!r} at this moment: start again") from error
     _forget(live, before)
+
+
+def _finish(live: LiveGraph, processor: Processor, record: Record | None, old: Record | None) -> None:
+    """Forget the old name, if it is the same processor's."""
+    assert processor.formerly is not None
+    if old is not None and record is not None and old.identity != record.identity:
+        raise Conflict(
+            f"{processor.name!r} and {processor.formerly!r} have both run, each by itself: leave formerly=... out, and "
+            f"forget the old one if it is not needed: detent graph reset ... --forget {processor.formerly}"
+        )
+    _forget(live, consumer_name(live.graph.name, processor.formerly))
 
 
 def _forget(live: LiveGraph, before: str) -> None:
     for store in reversed(list(live.stores.values())):  # the graph's own is the last
-        if store.commit([ops.DescribeConsumers(name=before)])[0].consumers:
+        if described(store, before) is not None:
             store.commit([ops.DeleteConsumer(before, force=True)])
 
 
 def _copy(store: Store, before: str, after: str, journals: list[str]) -> None:
-    if not store.commit([ops.DescribeConsumers(name=before)])[0].consumers:
+    """Under both fences, so that whoever does the same at this moment does not undo what was done since."""
+    if described(store, before) is None:
         return
     old = store.commit([ops.OpenShard(before, 0)])[0]
     if old.checkpoint is None:
         return
     register = ops.RegisterConsumer(after, 1, journals)
     new = store.commit([register, ops.OpenShard(after, 0)])[1]
-    store.commit([ops.CommitShard(after, 0, new.fence, old.checkpoint)])
+    checkpoint = old.checkpoint
+    store.commit([ops.CommitShard(before, 0, old.fence, checkpoint), ops.CommitShard(after, 0, new.fence, checkpoint)])

@@ -4,30 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from detent.durations import since_1970_ms
-from detent.errors import Conflict, Invalid, NotFound
+from detent.errors import Conflict, Fenced, Invalid, NotFound
 from detent.processor.declaration import Processor
 from detent.processor.place import Place
 from detent.processor.records import Mark, Record
 from detent.processor.recovery import moved
 from detent.processor.runner import consumer_name, new_series
+from detent.processor.status import described
 from detent.shard import operations as ops
 
 if TYPE_CHECKING:
     from detent.processor.live import LiveGraph
+    from detent.store import Store
+
+TRIES: Final = 10
+"""A processor that is fenced, or that fails, starts over at once, and may take the fence back before it is reset."""
 
 
 def reset(live: LiveGraph, processor: Processor, to: str | int | Mapping[str, int], time: Any) -> dict[str, int]:
     """Move a processor's inputs. Whoever runs it is fenced, and goes on from there."""
     if not processor.inputs:
         raise Invalid(f"the source {processor.name!r} reads nothing: forget it, to have it asked from its beginning")
+    if isinstance(to, Mapping) and (unknown := sorted(set(to) - {str(one) for one in processor.inputs})):
+        reads = ", ".join(map(str, processor.inputs))
+        raise Invalid(f"{processor.name!r} does not read {', '.join(map(repr, unknown))}: it reads {reads}")
     consumer = consumer_name(live.graph.name, processor.name)
     wanted = {str(one): _offset(live, one, to, time) for one in processor.inputs}
     offsets = {one: offset for one, offset in wanted.items() if offset is not None}
+    for _ in range(TRIES - 1):
+        try:
+            return _reset(live, consumer, processor, offsets)
+        except Fenced:
+            continue
+    return _reset(live, consumer, processor, offsets)
+
+
+def _reset(live: LiveGraph, consumer: str, processor: Processor, offsets: dict[str, int]) -> dict[str, int]:
+    """Take the fence, and write another record. `Fenced` if the processor was started in between."""
     journals = [one.journal for one in processor.inputs if not one.store]
     register = ops.RegisterConsumer(consumer, 1, journals)
     opened: ops.ShardOpened = live.store.commit([register, ops.OpenShard(consumer, 0)])[1]
@@ -49,7 +67,7 @@ def _rebased(live: LiveGraph, consumer: str, record: Record, offsets: Mapping[st
     is not behind, or ahead, of what comes next."""
     marks: dict[str, int] = {}
     for name, store in live.stores.items():
-        if name and store.commit([ops.DescribeConsumers(name=consumer)])[0].consumers:
+        if name and described(store, consumer) is not None:
             opened: ops.ShardOpened = store.commit([ops.OpenShard(consumer, 0)])[0]
             marks[name] = 0 if opened.checkpoint is None else Mark.decode(opened.checkpoint).number
     snapshot = moved(record.snapshot, offsets, new_series())
@@ -82,13 +100,36 @@ def forget(live: LiveGraph, name: str) -> None:
     """Delete a processor's record, and its marks in the stores that the graph names. `Conflict` while it runs, or while
     it owes something."""
     consumer = consumer_name(live.graph.name, name)
-    found = live.store.commit([ops.DescribeConsumers(name=consumer)])[0].consumers
-    if not found:
+    found = described(live.store, consumer)
+    if found is None:
         raise NotFound(f"there is nothing to forget: the graph {live.graph.name!r} has no progress of {name!r}")
-    if found[0].states[0].holder:
-        raise Conflict(f"{name!r} is run by {found[0].states[0].holder}: stop it first")
+    if found.states[0].holder:
+        raise Conflict(f"{name!r} is run by {found.states[0].holder}: stop it first")
+    _check_owes_nothing(live, consumer, name)
     for store in live.stores.values():
-        listed = store.commit([ops.DescribeConsumers(name=consumer)])[0].consumers
-        if listed and store is not live.store:
+        if store is not live.store and described(store, consumer) is not None:
             store.commit([ops.OpenShard(consumer, 0), ops.DeleteConsumer(consumer, force=True)])
     live.store.commit([ops.OpenShard(consumer, 0), ops.DeleteConsumer(consumer)])
+
+
+def _check_owes_nothing(live: LiveGraph, consumer: str, name: str) -> None:
+    """Nobody else knows what a processor owes to other stores."""
+    opened: ops.ShardOpened = live.store.commit([ops.FindShard(consumer, 0)])[0]
+    record = None if opened.checkpoint is None else Record.decode(opened.checkpoint)
+    if record is None or record.attempt is None:
+        return
+    for one in record.attempt.owed:
+        store = live.stores.get(one.store)
+        if store is None or _mark(store, consumer) < record.attempt.end:
+            raise Conflict(
+                f"{name!r} owes messages to {one.journal!r} in the store {one.store!r}: start it once, so that they "
+                "get there, and forget it then"
+            )
+
+
+def _mark(store: Store, consumer: str) -> int:
+    """Up to which number a store has a processor's outputs."""
+    if described(store, consumer) is None:
+        return 0
+    opened: ops.ShardOpened = store.commit([ops.FindShard(consumer, 0)])[0]
+    return 0 if opened.checkpoint is None else Mark.decode(opened.checkpoint).number

@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from detent import crash
-from detent.engine import Operation
+from detent.engine import Operation, wall_ms
+from detent.errors import Conflict, Corrupt, Fenced
 from detent.journal import operations as journal_ops
 from detent.processor.calling import Caller
 from detent.processor.declaration import Processor
-from detent.processor.inputs import Inputs, Taken
+from detent.processor.inputs import Inputs, Set, Taken, rest_of
 from detent.processor.outcome import Outcome
 from detent.processor.place import Place
 from detent.processor.records import Attempt, Mark, Owed, Record, Shape, Snapshot
-from detent.processor.recovery import Fresh, advanced, confirmed, recover
+from detent.processor.recovery import Fresh, advanced, confirmed, recover, settled
 from detent.shard import operations as shard_ops
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def consumer_name(graph: str, processor: str) -> str:
 
 
 def new_series() -> str:
-    """128 random bits."""
-    return secrets.token_hex(16)
+    """The first part of delivery keys: 128 bits, the time and 80 random ones. So newer ones sort behind older ones."""
+    return f"{wall_ms():012x}{secrets.token_hex(10)}"
 
 
 class Runner:
@@ -70,7 +71,10 @@ class Runner:
         self._migrate = migrate
         self._bell = threading.Event() if bell is None else bell
         self._stopping = False
-        self._fence = 0
+        self.fence = 0
+        """What it commits with: a higher one in the store means that it was replaced, or reset."""
+        self.number: int | None = None
+        """Which record of this name in the store it has."""
         self._fences: dict[str, int] = {}
         self._caller = Caller(graph, processor, errors, system, run_coroutine)
         self._inputs: Inputs | None = None
@@ -93,28 +97,37 @@ class Runner:
 
     # -- starting -----------------------------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def open(self, number: int | None = None) -> None:
         """Take the fences, then read what is durable, and finish what is owed. Whoever ran this processor before
-        commits nothing any more, in any store."""
+        commits nothing any more, in any store. `number` is that of the record that is known to be there."""
         opened = self._open_shard(self._home, self._own_inputs)
-        self._fence = opened.fence
+        self.fence, self.number = opened.fence, opened.number
+        if number not in {None, opened.number}:
+            raise Conflict(
+                f"the progress of {self.name} was deleted, or has another name now, while this process ran it or stood "
+                "by: end it, and start the graph as it is declared now"
+            )
         crash.point("processor.after_fence")
         found = None if opened.checkpoint is None else Record.decode(opened.checkpoint)
         marks = self._take_marks(found)
         generation = opened.generation
         since = 0 if found is None else found.generation
         resets = {} if generation <= since else self._resets(since)
-        recovery = recover(
-            self.name,
-            found,
-            marks,
-            self._shape,
-            fresh=Fresh(new_series(), new_series()),
-            starts=self._starts(found),
-            generation=generation,
-            resets=resets,
-            migrate=self._migrate,
-        )
+        try:
+            recovery = recover(
+                self.name,
+                found,
+                marks,
+                self._shape,
+                fresh=Fresh(new_series(), new_series()),
+                starts=self._starts(found),
+                generation=generation,
+                resets=resets,
+                migrate=self._migrate,
+            )
+        except (Conflict, Corrupt):
+            self._check_fence()
+            raise
         self.record = recovery.record
         self._give(recovery.owed, recovery.record)
         if recovery.is_new:
@@ -129,6 +142,12 @@ class Runner:
         register = shard_ops.RegisterConsumer(self._consumer, 1, journals)
         opened: shard_ops.ShardOpened = store.commit([register, shard_ops.OpenShard(self._consumer, 0)])[1]
         return opened
+
+    def _check_fence(self) -> None:
+        """`Fenced` if somebody has opened this processor since: what was read is old then, and fits no marks."""
+        found: shard_ops.ShardOpened = self._home.commit([shard_ops.FindShard(self._consumer, 0)])[0]
+        if found.fence != self.fence:
+            raise Fenced(f"{self.name} was opened by another process while this one recovered")
 
     def _take_marks(self, found: Record | None) -> dict[str, Mark | None]:
         """Raise the fence in every other store, and only then read its mark."""
@@ -166,10 +185,8 @@ class Runner:
     def run(self) -> None:
         """Make steps until stopped."""
         assert self._inputs is not None, "open() comes first"
-        if self.processor.mode == "none":
-            while not self._stopping:
-                self._poll()
-            return
+        while not self._stopping and self.processor.mode == "none":
+            self._poll()
         while not self._stopping:
             taken = self._take(self._inputs)
             if taken is None:
@@ -179,11 +196,26 @@ class Runner:
                 continue
             crash.point("processor.after_read")
             self._step(self._inputs, taken)
+        self._confirm()
+
+    def _confirm(self) -> None:
+        """At the end, note that what was owed was given. Otherwise the next step does: until then nobody could tell
+        whether a store that the graph does not name any more has it."""
+        assert self.record is not None
+        if self.record.attempt is not None and self.record.attempt.owed:
+            self.record = settled(self.record)
+            self._home.commit([self._commit_record(self.record)])
 
     def stop(self) -> None:
         """End after the step under way. For any thread."""
         self._stopping = True
+        self._caller.stop()
         self._bell.set()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was told to end."""
+        return self._stopping
 
     def close(self) -> None:
         """Let go of everything. What was not committed never was."""
@@ -227,11 +259,11 @@ class Runner:
             sets = self._within_batch(inputs, taken)
         if self._at_most_once:
             self._pass_by(inputs, taken, len(sets))
+            self._run_passed(sets, snapshot)
+            return
         outcome, error = self._caller.run(sets, snapshot.series, snapshot.number)
         crash.point("processor.after_function")
-        if self._at_most_once:
-            self._write_out(outcome, snapshot)
-        elif outcome.sets:
+        if outcome.sets:
             done = outcome.sets
             if done < len(taken.sets):
                 inputs.move(taken.after(done))
@@ -239,7 +271,7 @@ class Runner:
         if error is not None:
             raise error
 
-    def _within_batch(self, inputs: Inputs, taken: Taken) -> Any:
+    def _within_batch(self, inputs: Inputs, taken: Taken) -> Sequence[Set]:
         """As many of the input sets as hold one batch of those that pass the filters."""
         passing = 0
         for index, one in enumerate(taken.sets):
@@ -255,7 +287,7 @@ class Runner:
         snapshot = self._snapshot
         chosen: list[tuple[str, int]] = []
         if self._decides:
-            chosen = _rest(snapshot.chosen, done) or inputs.choose(self.processor.batch)
+            chosen = rest_of(snapshot.chosen, done) or inputs.choose(self.processor.batch)
         return Snapshot(
             snapshot.series,
             snapshot.number + done,
@@ -284,7 +316,7 @@ class Runner:
 
     def _commit_record(self, record: Record) -> Operation:
         processed = {name: record.snapshot.positions[name] for name in self._own_inputs}
-        return shard_ops.CommitShard(self._consumer, 0, self._fence, record.encode(), processed=processed)
+        return shard_ops.CommitShard(self._consumer, 0, self.fence, record.encode(), processed=processed)
 
     def _give(self, owed: tuple[Owed, ...], record: Record) -> None:
         """Append what other stores are owed, each in one transaction with its mark."""
@@ -312,10 +344,26 @@ class Runner:
         crash.point("processor.after_pass")
         self.record = record
 
-    def _write_out(self, outcome: Outcome, snapshot: Snapshot) -> None:
+    def _run_passed(self, sets: Sequence[Set], snapshot: Snapshot) -> None:
+        """Run input sets that count as done. One that fails is dropped, and those behind it are not."""
+        done, failure = 0, None
+        while done < len(sets):
+            number = snapshot.number + done
+            outcome, error = self._caller.run(sets[done:], snapshot.series, number)
+            crash.point("processor.after_function")
+            if outcome.sets:
+                self._write_out(outcome, number)
+            done += outcome.sets
+            if error is not None:
+                failure = failure or error
+                done = len(sets) if self.processor.whole else done + 1
+        if failure is not None:
+            raise failure
+
+    def _write_out(self, outcome: Outcome, number: int) -> None:
         """Write what came of input sets that count as done, under the same fences."""
         assert self.record is not None
-        attempt = Attempt(snapshot.number, outcome.sets, outcome.outputs, outcome.errors, outcome.nils)
+        attempt = Attempt(number, outcome.sets, outcome.outputs, outcome.errors, outcome.nils)
         record = msgspec.structs.replace(self.record, totals=self.record.totals.plus(attempt))
         crash.point("processor.before_commit")
         self._home.commit([self._commit_record(record), *outcome.operations()])
@@ -340,14 +388,3 @@ class Runner:
             if not self._stopping:
                 self._bell.wait(self.processor.every_ms / 1000)
             self.is_waiting = False
-
-
-def _rest(chosen: list[tuple[str, int]], done: int) -> list[tuple[str, int]]:
-    """What is left of a choice after so many sets."""
-    left = []
-    for name, count in chosen:
-        used = min(count, done)
-        done -= used
-        if count > used:
-            left.append((name, count - used))
-    return left

@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import inspect
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,7 +45,7 @@ from detent.dialects import ABORTED, POSTGRESQL, ends_transaction
 from detent.errors import Fenced, Invalid, OutcomeUnknown, Unavailable
 from detent.processor import delivery_rows as rows_of
 from detent.processor.delivery_rows import TABLE, DeliveryRows
-from detent.processor.sink import Sink
+from detent.processor.sink_base import Sink
 from detent.processor.step import Step
 
 FORGET_EVERY: Final = 1_000
@@ -61,8 +60,8 @@ _UNLIMITED: Final = 0
 """A pool of SQLAlchemy's that keeps every connection: each thread of the processor has one at a time."""
 
 _ENDED: Final = (
-    "the function of a SqlSink ended its transaction itself (commit, rollback or close of the connection): its rows and "
-    "the delivery key are committed together, when it returns. Raise an error to have nothing committed"
+    "the function of a SqlSink ended its transaction itself (commit, rollback or close of the connection): its rows "
+    "and the delivery key are committed together, when it returns. Raise an error to have nothing committed"
 )
 
 _FIND_SCHEMA: Final = sqlalchemy.text(
@@ -83,10 +82,10 @@ class SqlSink(Sink):
     ... def bill(connection, order: Order) -> None:
     ...     connection.execute(insert(invoices).values(order=order.id, total=order.total))
 
-    The function gets a connection of SQLAlchemy's, in a transaction, then what any sink gets; as its `step` the step, if
-    it asks for it. When it returns, its rows and the delivery key are committed together. A delivery that is there
-    already is not made again: the function is not called. It may be called again after a failure, with nothing left of
-    the call before; so have no effects but in this database. It neither commits nor rolls back; savepoints are welcome.
+    The function gets a connection of SQLAlchemy's, in a transaction, and then what any sink gets. When it returns, its
+    rows and the delivery key are committed together. A delivery that is there already is not made again: the function
+    is not called. It may be called again after a failure, with nothing left of the call before; so have no effects but
+    in this database. It neither commits nor rolls back; savepoints are welcome.
 
     `database` is a URL of SQLAlchemy's, or an engine, which stays yours to close. The tables `table` and
     ``<table>_floors`` are made at the first delivery if they are not there; `SqlSink.schema` has them as text. The
@@ -108,7 +107,6 @@ class SqlSink(Sink):
         self._given = None if isinstance(database, str) else database
         if self._given is not None:
             adopt(self._given, _WHAT)  # refused now, and not at the first delivery
-        self._lock = threading.Lock()
         # By the generation of the process: a forked child has its own connections, and never touches its parent's.
         self._opened: dict[int, tuple[Engine, DeliveryRows]] = {}
         self._floors: dict[str, tuple[str, int]] = {}
@@ -185,8 +183,8 @@ class SqlSink(Sink):
         known = self._functions.setdefault(processor, function)
         if known is not function:
             raise Invalid(
-                f"{processor} calls two functions of one SqlSink, {known.__qualname__} and {function.__qualname__}: they "
-                "would have one delivery key, and the second would be taken for done. Write both rows in one function"
+                f"{processor} calls two functions of one SqlSink, {known!r} and {function!r}: they would have one "
+                "delivery key, and the second would be taken for done. Write the rows of both in one function"
             )
 
     # -- the database -------------------------------------------------------------------------------------------
@@ -228,8 +226,9 @@ class SqlSink(Sink):
         rows = rows_of.delivery_rows(self._table, dialect)
         rows.metadata.create_all(connection)
         if dialect == POSTGRESQL and "." not in self._table:
-            name = f"{connection.scalar(_FIND_SCHEMA, {'name': f'"{self._table}"'})}.{self._table}"
-            if rows_of.is_table(name):
+            schema = connection.scalar(_FIND_SCHEMA, {"name": f'"{self._table}"'})
+            name = f"{schema}.{self._table}"
+            if schema is not None and rows_of.is_table(name) and not schema.startswith("pg_"):
                 return rows_of.delivery_rows(name, dialect)
         return rows
 
@@ -242,8 +241,12 @@ def _once(engine: Engine, rows: DeliveryRows, write: Callable[[Connection], Any]
     with _undivided(engine) as connection:
         if connection.execute(rows.enter, key).first() is None:
             return connection.execute(rows.look, key).first() is not None
+        begun = connection.get_transaction()
         write(connection)
-        _require_whole(connection)
+        if connection.closed or connection.get_transaction() is not begun or begun is None or not begun.is_active:
+            raise Invalid(_ENDED)
+        if connection.invalidated:
+            raise Unavailable("the connection was lost in the transaction, and nothing of it was committed")
         if connection.execute(rows.confirm, key).first() is None:
             raise Fenced(
                 f"another process has taken over {key['of_processor']}, and gone on behind number {key['of_number']}: "
@@ -260,13 +263,13 @@ def _admit(rows: DeliveryRows, step: Step, connection: Connection) -> None:
     if series == step.series:
         if step.number < floor:
             raise Fenced(
-                f"number {step.number} of {step.name} was done for good, as all below {floor}: another process has gone "
+                f"number {step.number} of {step.name} is done for good, as all below {floor}: another process has gone "
                 "on from there. If the graph's store is an older copy, reset the processor, for keys of its own"
             )
         return
-    if connection.execute(rows.is_over, mine).first() is not None:
+    if step.series < series or connection.execute(rows.is_over, mine).first() is not None:
         raise Fenced(
-            f"the deliveries of {step.name} have other keys since, {series} instead of {step.series}: it was reset, and "
+            f"the deliveries of {step.name} have other keys now, {series} instead of {step.series}: it was reset, and "
             "this process is of the time before; or a graph of the same name in another store delivers to the same "
             "tables. In that case give one of them a table of its own: SqlSink(..., table='...')"
         )
@@ -320,12 +323,6 @@ class _CommitLost(Exception):
     def __init__(self, error: DBAPIError) -> None:
         super().__init__(error)
         self.error = error
-
-
-def _require_whole(connection: Connection) -> None:
-    """`Invalid` unless the function left its transaction as it was."""
-    if connection.closed or connection.invalidated or not connection.in_transaction():
-        raise Invalid(_ENDED)
 
 
 def _patiently(work: Callable[[], Result]) -> Result:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from detent.errors import NotFound
 from detent.processor.checks import writes
 from detent.processor.place import place
 from detent.processor.records import Record
@@ -14,6 +15,7 @@ from detent.shard import operations as ops
 
 if TYPE_CHECKING:
     from detent.processor.live import LiveGraph
+    from detent.store import Store
 
 
 class InputStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,15 @@ class ProcessorStatus(msgspec.Struct, frozen=True, kw_only=True):
     def lag(self) -> int:
         """Messages that it has not read."""
         return sum(one.lag for one in self.inputs)
+
+
+def described(store: Store, consumer: str) -> ops.ConsumerDescription | None:
+    """What a store has of a processor; None if it never heard of it."""
+    try:
+        found: ops.ConsumerDescriptions = store.commit([ops.DescribeConsumers(name=consumer)])[0]
+    except NotFound:
+        return None
+    return found.consumers[0]
 
 
 def records(live: LiveGraph) -> dict[str, tuple[ops.ShardDescription, Record | None]]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from detent.errors import NotFound
+from detent.errors import Corrupt, Invalid, NotFound
 from detent.journal import Message
 from detent.processor.place import Place
-from detent.processor.provenance import provenance_of
+from detent.processor.provenance import Origin, Provenance, provenance_of
 
 if TYPE_CHECKING:
     from detent.store import Store
@@ -20,6 +20,9 @@ LAST: Final = 1_000
 
 HOPS_MAX: Final = 10_000
 """Messages that one trace shows: batches of batches have many ancestors."""
+
+DEPTH_MAX: Final = 100
+"""Hops that one trace goes back. No graph has so many, but a header that somebody forged may name itself."""
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,19 +63,20 @@ def trace(stores: Mapping[str, Store], place: Place, offset: int) -> Hop:
     return _hop(stores, place, offset, found, room)
 
 
-def _hop(stores: Mapping[str, Store], place: Place, offset: int, message: Message | None, room: list[int]) -> Hop:
+def _hop(
+    stores: Mapping[str, Store], place: Place, offset: int, message: Message | None, room: list[int], depth: int = 1
+) -> Hop:
     room[0] -= 1
     if message is None:
         return Hop(journal=str(place), offset=offset, published_ms=None)
-    said = provenance_of(message)
+    said = _said(message)
     if said is None:
         return Hop(journal=str(place), offset=offset, published_ms=message.published_ms, born_ms=message.published_ms)
-    wanted = [(one.place, at) for one in said.inputs for at in range(one.first, one.last + 1)]
     inputs = []
-    for where, at in wanted:
-        if room[0] <= 0:
+    for where, at in _each(said.inputs):
+        if room[0] <= 0 or depth == DEPTH_MAX:
             break
-        inputs.append(_hop(stores, where, at, _read(stores, where, at), room))
+        inputs.append(_hop(stores, where, at, _read(stores, where, at), room, depth + 1))
     times = [one.published_ms for one in inputs if one.published_ms is not None]
     return Hop(
         journal=str(place),
@@ -84,8 +88,22 @@ def _hop(stores: Mapping[str, Store], place: Place, offset: int, message: Messag
         hop_ms=message.published_ms - max(times) if times else None,
         total_ms=message.published_ms - said.born_ms,
         inputs=inputs,
-        more=len(wanted) - len(inputs),
+        more=sum(max(0, one.last - one.first + 1) for one in said.inputs) - len(inputs),
     )
+
+
+def _said(message: Message) -> Provenance | None:
+    """What a message says of itself; nothing, if somebody else wrote a header of that name."""
+    try:
+        return provenance_of(message)
+    except Corrupt:
+        return None
+
+
+def _each(origins: Sequence[Origin]) -> Iterator[tuple[Place, int]]:
+    for one in origins:
+        for at in range(one.first, one.last + 1):
+            yield one.place, at
 
 
 def _read(stores: Mapping[str, Store], place: Place, offset: int) -> Message | None:
@@ -93,7 +111,7 @@ def _read(stores: Mapping[str, Store], place: Place, offset: int) -> Message | N
         return None
     try:
         return next(stores[place.store].journal(place.journal).read(offset, offset + 1), None)
-    except NotFound:
+    except (NotFound, Invalid):
         return None
 
 
@@ -105,7 +123,7 @@ def latency(stores: Mapping[str, Store], place: Place, last: int = LAST) -> Late
     start = max(found[1], found[2] - last)
     took = []
     for message in stores[place.store].journal(place.journal).read(start, found[2]):
-        said = provenance_of(message)
+        said = _said(message)
         took.append(0 if said is None else message.published_ms - said.born_ms)
     took.sort()
     return Latency(

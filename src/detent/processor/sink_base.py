@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
 
+from detent import forks
 from detent.errors import Invalid, Unavailable
 from detent.journal import Message
 from detent.processor.step import Step
@@ -24,6 +26,12 @@ class Sink:
 
     def __init__(self) -> None:
         self._is_closed = False
+        self._locks: dict[int, threading.Lock] = {}
+
+    @property
+    def _lock(self) -> threading.Lock:
+        """One for each generation of the process: what a thread of the parent held at a fork stays held."""
+        return self._locks.setdefault(forks.generation, threading.Lock())
 
     def close(self) -> None:
         """Let go of what is open. Calling it twice is fine."""

@@ -1,0 +1,303 @@
+"""Views of a graph that runs: a live table on a terminal, lines in a log, JSON for programs."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+from detent.cli._logs import set_up_logs
+from detent.cli._output import line_text
+from detent.cli._views import JsonLines, Lines, LiveScreen
+
+if TYPE_CHECKING:
+    from detent.processor.live import LiveGraph
+
+NOTES_SHOWN: Final = 5
+"""The latest notes under the table; older ones have scrolled away in any case."""
+
+ROWS_SHOWN: Final = 40
+"""Processors in a live table: more do not fit on a screen, and a table that scrolls cannot be read."""
+
+COUNTED: Final = ("outputs", "errors", "nils")
+"""What may come of an input set."""
+
+COLUMNS: Final = ("processor", "status", "lag", *COUNTED, "restarts")
+_TEXT: Final = frozenset({"processor", "status"})
+_COLOURS: Final = {"running": "green", "standby": "cyan", "fenced": "yellow", "failed": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A processor at one moment."""
+
+    processor: str
+    status: str
+    lag: int
+    """Messages that it has not read."""
+    left: int
+    """Input sets that it could take: of a join, as many as the shortest input has."""
+    outputs: int
+    errors: int
+    nils: int
+    restarts: int
+
+    @property
+    def done(self) -> int:
+        """Input sets that it has taken."""
+        return self.outputs + self.errors + self.nils
+
+
+class Tally:
+    """What is told of the processors of this process, and how often each had to start over."""
+
+    def __init__(self, view: View, names: Sequence[str], *, silent: Sequence[str] = ()) -> None:
+        self._view = view
+        self._names = names
+        self._silent = silent
+        self._lock = threading.Lock()
+        self.restarts: Counter[str] = Counter()
+        self.told: dict[str, str] = {}
+        """What was last told of each."""
+
+    def see(self, what: str, processor: str, more: str) -> None:
+        """Something has happened to a processor. For any thread."""
+        with self._lock:
+            self.told[processor] = what
+            self.restarts[processor] += what == "failed"
+        if what in self._silent:
+            return
+        said = {
+            "running": "running",
+            "standby": f"standing by: {more}",
+            "fenced": f"replaced, or reset: {more}",
+            "failed": f"failed, and starts over: {more}",
+        }
+        self._view.tell(Notice(what, processor, said.get(what, f"{what} {more}"), {"text": more} if more else {}))
+
+    def stopped(self) -> None:
+        """All of them have ended."""
+        with self._lock:
+            self.told = dict.fromkeys(self._names, "stopped")
+
+    def look(self, live: LiveGraph) -> list[Seen]:
+        """The processors as they are now."""
+        from detent.processor.status import records
+
+        found = records(live)
+        return [self._seen(live, name, *found.get(name, (None, None))) for name in self._names]
+
+    def _seen(self, live: LiveGraph, name: str, shard: Any, record: Any) -> Seen:
+        status = self.told.get(name) or ("new" if record is None else "stopped" if not shard.holder else "running")
+        if record is None:
+            return Seen(name, status, 0, 0, 0, 0, 0, self.restarts[name])
+        from detent.processor.place import place
+
+        lags = [
+            max(0, live.stores[where.store].reader.next_offset(where.journal) - position)
+            for where, position in ((place(text), at) for text, at in record.snapshot.positions.items())
+            if where.store in live.stores
+        ]
+        joins = live.graph.processor(name).mode == "zip"
+        left = (min(lags) if joins else sum(lags)) if lags else 0
+        totals = record.totals
+        return Seen(name, status, sum(lags), left, totals.outputs, totals.errors, totals.nils, self.restarts[name])
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something worth a line."""
+
+    kind: str
+    processor: str = ""
+    text: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {"event": self.kind, **({"processor": self.processor} if self.processor else {}), **self.fields}
+
+
+def line_of(notice: Notice) -> str:
+    """What happened, in a line."""
+    return line_text(f"{notice.processor}: {notice.text}" if notice.processor else notice.text)
+
+
+def _stopped(one: Seen) -> Notice:
+    counts = {name: getattr(one, name) for name in COUNTED}
+    said = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    return Notice("stopped", one.processor, f"stopped: {said}", counts)
+
+
+# -- views ------------------------------------------------------------------------------------------------------------
+
+
+class View(Protocol):
+    """Shows what happens. `tell` is called from many threads."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def tell(self, notice: Notice) -> None:
+        """Something happened."""
+
+    def show(self, live: LiveGraph, tally: Tally) -> None:
+        """A moment has passed."""
+
+    def end(self, now: Sequence[Seen], since: Sequence[Seen]) -> None:
+        """All have stopped: how they are, and what came of input sets since the start."""
+
+
+def view_of(graph: str, *, as_json: bool) -> View:
+    """The view that suits whoever watches."""
+    if as_json:
+        return JsonView()
+    return LiveView(graph) if sys.stderr.isatty() else LineView()
+
+
+class JsonView(JsonLines):
+    """An object a line: what happens, and now and then how far the processors are."""
+
+    _gone: BrokenPipeError | None = None
+
+    def tell(self, notice: Notice) -> None:
+        """Print it. If nobody reads any more, `show` says so: this may be the thread of a processor."""
+        try:
+            self.say(notice.as_json())
+        except BrokenPipeError as error:
+            self._gone = error
+
+    def show(self, live: LiveGraph, tally: Tally) -> None:
+        """Print a status, every few seconds."""
+        if self._gone is not None:
+            raise self._gone
+        if self.is_status_due():
+            self.say({"event": "status", "processors": fields_of(tally.look(live))})
+
+    def end(self, now: Sequence[Seen], since: Sequence[Seen]) -> None:
+        """Print what each has done."""
+        del now
+        for one in since:
+            self.tell(_stopped(one))
+
+
+class LineView(Lines):
+    """A line for each thing that happens, in a log or a pipe."""
+
+    def tell(self, notice: Notice) -> None:
+        """Print it."""
+        self.say(line_of(notice))
+
+    def show(self, live: LiveGraph, tally: Tally) -> None:
+        """Nothing: numbers that are printed again and again are no log."""
+
+    def end(self, now: Sequence[Seen], since: Sequence[Seen]) -> None:
+        """Print what each has done."""
+        del now
+        for one in since:
+            self.tell(_stopped(one))
+
+
+class LiveView(LiveScreen):
+    """A table that is kept up to date, with the latest notes under it."""
+
+    def __init__(self, graph: str) -> None:
+        super().__init__()
+        self._graph = graph
+        self._notes: list[str] = []
+        self._seen: Sequence[Seen] = ()
+        self._looked = 0.0
+
+    def tell(self, notice: Notice) -> None:
+        """Note it under the table."""
+        with self._lock:
+            self._notes = [*self._notes, line_of(notice)][-NOTES_SHOWN:]
+            self._draw()
+
+    def show(self, live: LiveGraph, tally: Tally) -> None:
+        """Show how it stands, about once a second."""
+        if time.monotonic() - self._looked < 1:
+            return
+        self._looked = time.monotonic()
+        self._see(tally.look(live))
+
+    def end(self, now: Sequence[Seen], since: Sequence[Seen]) -> None:
+        """Show it a last time: the table stays."""
+        del since
+        self._see(now)
+
+    def _see(self, seen: Sequence[Seen]) -> None:
+        with self._lock:
+            self._seen = seen
+            self._draw()
+
+    def _draw(self) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
+        parts = [table_of(self._graph, self._seen)] if self._seen else []
+        self._live.update(Group(*parts, *map(Text, self._notes)), refresh=True)
+
+
+def table_of(graph: str, seen: Sequence[Seen]) -> Any:
+    """The processors as a table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    hidden = f", {len(seen) - ROWS_SHOWN} processors not shown" if len(seen) > ROWS_SHOWN else ""
+    title = f"graph {graph}: lag {sum(one.lag for one in seen):,}{hidden}"
+    table = Table(title=title, title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in _TEXT else "right")
+    for one in seen[:ROWS_SHOWN]:
+        numbers = (f"{getattr(one, column):,}" for column in COLUMNS if column not in _TEXT)
+        table.add_row(Text(one.processor), Text(one.status, style=_COLOURS.get(one.status, "")), *numbers)
+    return table
+
+
+def fields_of(seen: Sequence[Seen]) -> list[dict[str, Any]]:
+    """The processors for programs."""
+    return [asdict(one) for one in seen]
+
+
+# -- logs -------------------------------------------------------------------------------------------------------------
+
+
+class _Warnings(logging.Handler):
+    """Tells of what a graph warns of by its log, such as a store that does not answer, in a line each."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(logging.WARNING)
+        self._view = view
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """What is said of a processor that failed is told already."""
+        if record.module != "life" or not record.exc_info:
+            text = record.getMessage()
+            self._view.tell(Notice("warning", text=text, fields={"text": text}))
+
+
+@contextmanager
+def logs(view: View, *, verbose: bool, as_json: bool) -> Iterator[None]:
+    """Who asks for the log sees all of it; others see a line for each warning."""
+    if verbose:
+        set_up_logs("json" if as_json else "text", "info")
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
+        yield
+        return
+    logger, warnings = logging.getLogger("detent"), _Warnings(view)
+    before = logger.propagate
+    logger.addHandler(warnings)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(warnings)
+        logger.propagate = before

@@ -558,7 +558,7 @@ def test_k25_the_error_journal_is_gone(tmp_path: Path, processes: Processes) -> 
     world.send("in", 0, 1, 2, 3)
     world.killed("processor.before_output:1")
     before = world.look()
-    gone = {"errors": None, "stores": []}
+    gone: dict[str, Any] = {"errors": None, "stores": []}
     assert "owes messages to 'failed' in the store 'b'" in world.refused("Conflict", options=gone)
     assert world.look() == before
     world.finish()

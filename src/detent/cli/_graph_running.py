@@ -105,7 +105,7 @@ def run_once(
             before = tally.look(live)
             live.start(only=names, migrate=migrate)
             with _moving(move, live, tally, sum(one.done for one in before)):
-                problem = _settled(live, tally, view, stopping)
+                problem = _settled(live, tally, stopping)
             live.stop()
             seen = _since(before, tally.look(live))
     _print_summary(graph, seen, problem, view)
@@ -113,23 +113,13 @@ def run_once(
         raise problem
 
 
-def _settled(live: LiveGraph, tally: Tally, view: View, stopping: threading.Event) -> DetentError | None:
+def _settled(live: LiveGraph, tally: Tally, stopping: threading.Event) -> DetentError | None:
     """Wait until nothing is left, also of what another process has taken on. What went wrong, if something did."""
-    waited_for: list[str] = []
-    while True:
-        try:
-            live.settle(timeout=None, stopping=stopping)
-        except Exception as error:  # noqa: BLE001 - of the user's function, which is told, and raised
-            return _problem(live, tally, error)
-        seen = tally.look(live)
-        if stopping.is_set() or not any(one.left for one in seen):
-            return None
-        elsewhere = [one.processor for one in seen if one.left and one.status == "standby"]
-        if elsewhere and elsewhere != waited_for:
-            waited_for = elsewhere
-            text = f"{', '.join(elsewhere)}: waiting for the process that runs this"
-            view.tell(Notice("waiting", text=text, fields={"processors": elsewhere}))
-        stopping.wait(LOOK_S)
+    try:
+        live.settle(timeout=None, stopping=stopping)
+    except Exception as error:  # noqa: BLE001 - of the user's function, which is told, and raised
+        return _problem(live, tally, error)
+    return None
 
 
 def _problem(live: LiveGraph, tally: Tally, error: BaseException) -> DetentError:

@@ -108,6 +108,19 @@ class Graph:
         self.add(declaration.source(name, poll, output=output, every=every, formerly=formerly))
         return name if output is None else output
 
+    def poll(
+        self, *, name: str | None = None, output: str | None = None, every: Duration = "1s", formerly: str | None = None
+    ) -> Callable[[Function], Function]:
+        """Decorator of a function of a cursor that answers ``Polled(values, cursor)``: a source by its name that the
+        graph asks for messages. See `source`."""
+
+        def decorate(function: Function) -> Function:
+            own = name or function.__name__
+            self.source(own, poll=function, output=output, every=every, formerly=formerly)
+            return function
+
+        return decorate
+
     def stream(self, **options: Any) -> Callable[[Function], Function]:
         """Decorator of a function from messages to messages; its name is the processor's, unless `name` is given.
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from detent.errors import Conflict, Fenced, Invalid
+from detent.processor.declaration import Processor
 from detent.processor.records import Record
 from detent.processor.runner import Runner
 from detent.shard import operations as ops
@@ -38,21 +39,21 @@ class Life:
 
     def __init__(
         self,
-        name: str,
+        processor: Processor,
         consumer: str,
         make: Callable[[], Runner],
         store: Store,
-        journals: list[str],
         *,
         member: str,
         lease_ms: int,
         on_event: Event,
     ) -> None:
-        self.name = name
+        self.processor = processor
+        self.name = processor.name
         self.consumer = consumer
         self._make = make
         self._store = store
-        self._journals = journals
+        self._journals = [one.journal for one in processor.inputs if not one.store]
         self._member = member
         self._lease_ms = lease_ms
         self._on_event = on_event

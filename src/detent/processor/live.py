@@ -15,7 +15,7 @@ from detent.errors import DetentError, Invalid, NotFound, Unavailable
 from detent.journal import Appended, Message
 from detent.loading import refuse_while_loading
 from detent.loops import call_on, loop_in_thread
-from detent.processor import renaming, resetting, status, tracing
+from detent.processor import renaming, resetting, settling, status, tracing
 from detent.processor.checks import errors_of
 from detent.processor.declaration import Processor
 from detent.processor.graph import Graph
@@ -36,9 +36,6 @@ BEATS: Final = 5
 
 REPORT_S: Final = 1.0
 STOP_TIMEOUT: Final = "60s"
-LOOK_S: Final = 0.02
-"""How often somebody who waits for a graph looks again."""
-
 logger = logging.getLogger("detent.processor")
 
 
@@ -142,11 +139,10 @@ class LiveGraph:
         if known is not None and known.is_alive:
             return known
         life = Life(
-            processor.name,
+            processor,
             consumer_name(self.graph.name, processor.name),
             lambda: self._runner(processor, migrate),
             self.store,
-            [one.journal for one in processor.inputs if not one.store],
             member=self._member,
             lease_ms=self.graph.lease_ms,
             on_event=self._on_event,
@@ -293,9 +289,10 @@ class LiveGraph:
 
     # -- looking and steering -----------------------------------------------------------------------------------
 
-    def status(self) -> list[status.ProcessorStatus]:
-        """How each processor is doing, as the store knows it: also those that run elsewhere."""
-        return status.statuses(self)
+    def status(self, *, latency: bool = True) -> list[status.ProcessorStatus]:
+        """How each processor is doing, as the store knows it: also those that run elsewhere. For the `latency` the last
+        messages of every output are read."""
+        return status.statuses(self, latency=latency)
 
     def local_error(self, name: str) -> BaseException | None:
         """Why a processor of this process failed last, if it has not run since."""
@@ -303,30 +300,9 @@ class LiveGraph:
         return None if life is None else life.error
 
     def settle(self, timeout: Duration | None = "60s", *, stopping: threading.Event | None = None) -> None:
-        """Wait until every processor of this process has done all that there is to do. Raises what made one fail;
-        `Unavailable` after the timeout."""
-        deadline = None if timeout is None else time.monotonic() + milliseconds(timeout) / 1000
-        while not self._has_settled():
-            for life in self._lives.values():
-                if life.status == "failed" and life.error is not None:
-                    raise life.error
-            if stopping is not None and stopping.is_set():
-                return
-            if deadline is not None and time.monotonic() > deadline:
-                busy = [life.name for life in self._lives.values() if not _is_idle(life, self.stores)]
-                raise Unavailable(f"not settled within {timeout}: {', '.join(busy) or 'nobody'} still at work")
-            time.sleep(LOOK_S)
-
-    def _has_settled(self) -> bool:
-        """Whether all stood still with nothing before them, at one moment: their steps are counted before and after."""
-        before = self._steps()
-        return all(_is_idle(life, self.stores) for life in self._lives.values()) and self._steps() == before
-
-    def _steps(self) -> list[tuple[int, int]]:
-        return [
-            (life.restarts, 0 if life.runner is None or life.runner.record is None else life.runner.record.totals.steps)
-            for life in self._lives.values()
-        ]
+        """Wait until the processors that were started here have done all that there is to do, also those of them that
+        another process runs. Raises what made one fail; `Unavailable` after the timeout."""
+        settling.settle(self._lives.values(), self.stores, timeout, stopping)
 
     def reset(
         self, name: str, to: str | int | Mapping[str, int] = "earliest", *, time: Any = None
@@ -342,20 +318,6 @@ class LiveGraph:
     def forget(self, name: str) -> None:
         """Delete the progress of a processor, which the graph need not have any more. One of that name begins anew."""
         resetting.forget(self, name)
-
-
-def _is_idle(life: Life, stores: Mapping[str, Store]) -> bool:
-    """Whether a processor waits, and not for us: no input set is complete."""
-    runner = life.runner
-    if life.status == "standby" or not life.is_alive:
-        return True
-    if runner is None or runner.is_stopping or runner.record is None:
-        return False
-    if not runner.is_waiting or runner.record.snapshot.chosen:
-        return False
-    processor, positions = runner.processor, runner.record.snapshot.positions
-    ahead = [stores[one.store].reader.next_offset(one.journal) > positions[str(one)] for one in processor.inputs]
-    return not (all(ahead) if processor.mode == "zip" else any(ahead)) or processor.mode == "none"
 
 
 def _ignore(what: str, processor: str, more: str) -> None:

@@ -18,9 +18,10 @@ import msgspec
 from detent import crash
 from detent.engine import Operation, wall_ms
 from detent.errors import Conflict, Corrupt, Fenced
+from detent.journal import JournalReader
 from detent.journal import operations as journal_ops
 from detent.processor.calling import Caller
-from detent.processor.declaration import Processor
+from detent.processor.declaration import Processor, Start
 from detent.processor.inputs import Inputs, Set, Taken, rest_of
 from detent.processor.outcome import Outcome
 from detent.processor.place import Place
@@ -38,6 +39,16 @@ FILTERED_ROWS: Final = 1_000
 def consumer_name(graph: str, processor: str) -> str:
     """Under which name a store keeps a processor's record, and its mark."""
     return f"graph/{graph}/{processor}"
+
+
+def started(reader: JournalReader, place: Place, start: Start) -> int:
+    """Where an input begins that was never read."""
+    if isinstance(start, int):
+        return start
+    found = reader.whereabouts(place.journal)
+    if found is None:
+        return 0
+    return found[2] if start == "latest" else found[1]
 
 
 def new_series() -> str:
@@ -169,16 +180,9 @@ class Runner:
     def _starts(self, found: Record | None) -> dict[str, int]:
         """Where inputs begin of which nothing is known."""
         known = {} if found is None else found.snapshot.positions
-        return {str(place): self._start(place) for place in self.processor.inputs if str(place) not in known}
-
-    def _start(self, place: Place) -> int:
         start = self.processor.start
-        if isinstance(start, int):
-            return start
-        found = self._stores[place.store].reader.whereabouts(place.journal)
-        if found is None:
-            return 0
-        return found[2] if start == "latest" else found[1]
+        new = [place for place in self.processor.inputs if str(place) not in known]
+        return {str(place): started(self._stores[place.store].reader, place, start) for place in new}
 
     # -- running ------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ from detent.errors import NotFound
 from detent.processor.checks import writes
 from detent.processor.place import place
 from detent.processor.records import Record
-from detent.processor.runner import consumer_name
+from detent.processor.runner import consumer_name, started
 from detent.shard import operations as ops
+from detent.shard.members import has_died
 
 if TYPE_CHECKING:
     from detent.processor.live import LiveGraph
@@ -29,7 +30,7 @@ class InputStatus(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessorStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One processor: who runs it, how far it is, and what became of its input sets.
 
-    `status` is "running", "failed", "standby", "stopped", or "new" for one that never ran. `owed` says how many
+    `status` is "running", "failed", "stopped", "died", or "new" for one that never ran. `owed` says how many
     messages other stores may not have yet. `latency` are the times from the sources to its outputs.
     """
 
@@ -80,25 +81,32 @@ def records(live: LiveGraph) -> dict[str, tuple[ops.ShardDescription, Record | N
     return found
 
 
-def statuses(live: LiveGraph) -> list[ProcessorStatus]:
+def statuses(live: LiveGraph, *, latency: bool = True) -> list[ProcessorStatus]:
     """All processors that run, in their order, and then those that are not declared any more."""
     found = records(live)
     declared = [one.name for one in live.graph.in_order() if one.runs]
     gone = sorted(set(found) - set(declared))
     nothing: tuple[ops.ShardDescription | None, Record | None] = (None, None)
     return [
-        _status(live, name, *(found.get(name) or nothing), declared=name in declared) for name in [*declared, *gone]
+        _status(live, name, *(found.get(name) or nothing), declared=name in declared, latency=latency)
+        for name in [*declared, *gone]
     ]
 
 
 def _status(
-    live: LiveGraph, name: str, shard: ops.ShardDescription | None, record: Record | None, *, declared: bool
+    live: LiveGraph,
+    name: str,
+    shard: ops.ShardDescription | None,
+    record: Record | None,
+    *,
+    declared: bool,
+    latency: bool,
 ) -> ProcessorStatus:
-    said = "new" if shard is None or record is None else (shard.status if shard.holder else "stopped") or "running"
+    said = _said(shard, record)
     totals = None if record is None else record.totals
     kind = live.graph.processor(name).kind if declared else ("" if record is None else record.shape.kind)
     outputs = writes(live.graph.processor(name), None) if declared else []
-    latency = {str(one): live.latency(str(one)) for one in outputs}
+    took = {str(one): live.latency(str(one)) for one in outputs} if latency else {}
     return ProcessorStatus(
         name=name,
         kind=kind,
@@ -111,15 +119,33 @@ def _status(
         errors=0 if totals is None else totals.errors,
         nils=0 if totals is None else totals.nils,
         owed=0 if record is None or record.attempt is None else sum(len(one.bodies) for one in record.attempt.owed),
-        inputs=[] if record is None else _inputs(live, record),
-        latency={where: msgspec.to_builtins(one) for where, one in latency.items() if one is not None},
+        inputs=_inputs(live, _positions(live, name, record, declared=declared)),
+        latency={where: msgspec.to_builtins(one) for where, one in took.items() if one is not None},
         declared=declared,
     )
 
 
-def _inputs(live: LiveGraph, record: Record) -> list[InputStatus]:
+def _said(shard: ops.ShardDescription | None, record: Record | None) -> str:
+    if shard is None or record is None:
+        return "new"
+    if not shard.holder:
+        return "stopped"
+    return "died" if has_died(shard.holder) else shard.status or "running"
+
+
+def _positions(live: LiveGraph, name: str, record: Record | None, *, declared: bool) -> dict[str, int]:
+    """How far a processor is; for one that never ran, where it would begin."""
+    if record is not None:
+        return record.snapshot.positions
+    if not declared:
+        return {}
+    processor = live.graph.processor(name)
+    return {str(one): started(live.stores[one.store].reader, one, processor.start) for one in processor.inputs}
+
+
+def _inputs(live: LiveGraph, positions: dict[str, int]) -> list[InputStatus]:
     inputs = []
-    for name, position in record.snapshot.positions.items():
+    for name, position in positions.items():
         where = place(name)
         store = live.stores.get(where.store)
         end = position if store is None else store.reader.next_offset(where.journal)

@@ -1,0 +1,83 @@
+"""Whether a graph has done all that there is to do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from detent.durations import Duration, milliseconds
+from detent.errors import Unavailable
+from detent.processor.life import Life
+from detent.processor.records import Record
+from detent.shard import operations as ops
+
+if TYPE_CHECKING:
+    from detent.store import Store
+
+LOOK_S: Final = 0.02
+"""How often somebody who waits for a graph looks again."""
+
+
+def settle(
+    lives: Iterable[Life],
+    stores: Mapping[str, Store],
+    timeout: Duration | None,
+    stopping: threading.Event | None,
+) -> None:
+    """Return when no processor has anything to do, also those that other processes run. Raises what made one of this
+    process fail; `Unavailable` after the timeout."""
+    lives = list(lives)
+    deadline = None if timeout is None else time.monotonic() + milliseconds(timeout) / 1000
+    while not _has_settled(lives, stores):
+        for life in lives:
+            if life.status == "failed" and life.error is not None:
+                raise _named(life.error, life.name)
+        if stopping is not None and stopping.is_set():
+            return
+        if deadline is not None and time.monotonic() > deadline:
+            busy = [life.name for life in lives if not _is_idle(life, stores)]
+            raise Unavailable(f"not settled within {timeout}: {', '.join(busy) or 'nobody'} still at work")
+        time.sleep(LOOK_S)
+
+
+def _named(error: BaseException, name: str) -> BaseException:
+    note = f"raised in the processor {name!r}"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+    return error
+
+
+def _has_settled(lives: list[Life], stores: Mapping[str, Store]) -> bool:
+    """Whether all stood still with nothing before them, at one moment: their steps are counted before and after."""
+    before = [_steps(life, stores) for life in lives]
+    return all(_is_idle(life, stores) for life in lives) and [_steps(life, stores) for life in lives] == before
+
+
+def _steps(life: Life, stores: Mapping[str, Store]) -> tuple[int, int]:
+    record = _record(life, stores)
+    return life.restarts, 0 if record is None else record.totals.steps
+
+
+def _record(life: Life, stores: Mapping[str, Store]) -> Record | None:
+    """What is durable of a processor, wherever it runs."""
+    runner = life.runner
+    if life.status != "standby":
+        return None if runner is None else runner.record
+    found: ops.ShardOpened = stores[""].commit([ops.FindShard(life.consumer, 0)])[0]
+    return None if found.checkpoint is None else Record.decode(found.checkpoint)
+
+
+def _is_idle(life: Life, stores: Mapping[str, Store]) -> bool:
+    """Whether a processor has no complete input set before it, and none in hand."""
+    if not life.is_alive:
+        return True
+    record, runner = _record(life, stores), life.runner
+    if record is None or record.snapshot.chosen:
+        return False
+    if life.status != "standby" and (runner is None or runner.is_stopping or not runner.is_waiting):
+        return False
+    processor, positions = life.processor, record.snapshot.positions
+    ahead = [stores[one.store].reader.next_offset(one.journal) > positions.get(str(one), 0) for one in processor.inputs]
+    return not (all(ahead) if processor.mode == "zip" else any(ahead)) or processor.mode == "none"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ LEASE = "500ms"
 
 TRAIL = "trail"
 EFFECTS = "effects"
+
+Order = dict[str, Any]
 
 
 def url_of(folder: Path, store: str = "") -> str:
@@ -209,6 +211,89 @@ def polling(folder: Path, *, far: bool = False, count: int = 6) -> Graph:
     return graph
 
 
+NOISE = 5
+FAILING = 11
+"""Of so many orders one is none, and one cannot be done."""
+
+
+def storming(folder: Path, *, far: bool = True) -> Graph:
+    """Twelve processors with everything that there is: orders are filtered, checked, routed, worked on in two ways and
+    brought together again; events are labelled, joined with themselves, copied, archived elsewhere and entered in a
+    book outside."""
+    assert far
+    graph = new_graph(folder, "storming", stores=["b"], errors="failed")
+    graph.source("orders")
+    graph.source("events")
+
+    @graph.stream(input="orders", output="kept", types="order", batch=60)
+    def keep(order: Order, step: Step) -> Any:
+        enter(folder, step)
+        return order
+
+    @graph.stream(input="kept", output="valid", batch=40)
+    def examine(order: Order, step: Step) -> Any:
+        enter(folder, step)
+        if order["id"] % FAILING == 5:
+            raise ValueError("no order")
+        return order
+
+    @graph.stream(input="valid", outputs={"small": "small", "big": "big", "audit": "audit@b"}, batch=40)
+    def route(order: Order, step: Step) -> dict[str, Any]:
+        enter(folder, step)
+        number = order["id"]
+        return {"big" if number % 2 else "small": order, "audit": number if number % 3 == 0 else None}
+
+    @graph.stream(input="small", output="priced", parallel=3, batch=30)
+    def price(order: Order, step: Step) -> Any:
+        enter(folder, step)
+        return {**order, "how": "priced"}
+
+    @graph.stream(input="big", output="weighed", batch=30)
+    def weigh(order: Order, step: Step) -> Iterator[Any]:
+        enter(folder, step)
+        yield {**order, "how": "weighed"}
+
+    @graph.stream(any_of=["priced", "weighed"], output="merged", batch=40)
+    def merge(order: Order, step: Step) -> Any:
+        enter(folder, step)
+        return order
+
+    @graph.stream(input="merged", output="totals", whole=True, batch=25)
+    def total(orders: list[Order], step: Step) -> list[int]:
+        enter(folder, step)
+        return [order["id"] for order in orders]
+
+    _storm_of_events(graph, folder)
+    return graph
+
+
+def _storm_of_events(graph: Graph, folder: Path) -> None:
+    @graph.stream(input="events", output="labelled", batch=70)
+    def label(event: int, step: Step) -> list[Any]:
+        enter(folder, step)
+        return ["label", event]
+
+    @graph.stream(join=["labelled", "events"], output="paired", batch=50)
+    def pair(label: list[Any], event: int, step: Step) -> list[int]:
+        enter(folder, step)
+        return [label[1], event]
+
+    @graph.stream(input="paired", outputs=["left", "right"], batch=60)
+    def spread(both: list[int], step: Step) -> dict[str, int]:
+        enter(folder, step)
+        return {"left": both[0], "right": both[1]}
+
+    @graph.stream(input="left", output="archived@b", batch=50)
+    def archive(event: int, step: Step) -> int:
+        enter(folder, step)
+        return event
+
+    @graph.sink(input="right", batch=50)
+    def book(event: int, step: Step) -> None:
+        enter(folder, step)
+        write_line(folder / EFFECTS, step.key, str(event))
+
+
 GRAPHS: dict[str, Callable[..., Graph]] = {
     "sorting": sorting,
     "joining": joining,
@@ -218,6 +303,7 @@ GRAPHS: dict[str, Callable[..., Graph]] = {
     "totalling": totalling,
     "sharing": sharing,
     "polling": polling,
+    "storming": storming,
 }
 
 

@@ -113,9 +113,9 @@ class World:
         """A process that ends with an error of this kind; what it says."""
         child = self.start(**given)
         assert child.wait() == 1, child.errors()
-        last = child.errors().strip().splitlines()[-1]
-        assert error in last, child.errors()
-        return last
+        said = [line for line in child.errors().splitlines() if line.startswith(f"detent.errors.{error}: ")]
+        assert said, child.errors()
+        return said[-1]
 
     def run(self, **given: Any) -> None:
         """The same as `finish`, in this process."""

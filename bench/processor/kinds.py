@@ -26,7 +26,8 @@ KINDS = {
 }
 
 
-def _ways(place: Place) -> dict[str, Way]:
+def ways_of(place: Place) -> dict[str, Way]:
+    """A plain stream, and the others by name."""
     return {
         "plain": ways.graph(),
         "across": ways.across(place),
@@ -41,7 +42,7 @@ def _ways(place: Place) -> dict[str, Way]:
 def kinds_latency(place: Place, size: Size) -> Iterator[Plan]:
     """One message at a time through each kind."""
     count = size.of(200, 50)
-    side: Side = lambda: latency.one_round(place, "file", _ways(place), count)  # noqa: E731
+    side: Side = lambda: latency.one_round(place, "file", ways_of(place), count)  # noqa: E731
     note = "file:, from the moment when the append to the input returns until a tail has the output"
     rows = [
         Row(
@@ -62,12 +63,14 @@ def kinds_throughput(place: Place, size: Size) -> Iterator[Plan]:
     def side(way: Way) -> Side:
         return lambda: throughput.carried(place, "file", way, BATCH, count)
 
+    for way in ways_of(place).values():
+        throughput.carried(place, "file", way, throughput.FIRST, throughput.FIRST)
     note = f"file:, batches of {BATCH}, appended while the processor works"
     rows = [
         Row(f"one hop, {text}, against a plain stream", "msg/s", kind, INFORMATIVE, "plain", note)
         for kind, text in KINDS.items()
     ]
-    yield Plan({kind: side(way) for kind, way in _ways(place).items()}, rows, warm_up=False)
+    yield Plan({kind: side(way) for kind, way in ways_of(place).items()}, rows, warm_up=False)
 
 
 @SUITE.measurement("parallel")

@@ -19,9 +19,12 @@ from bench.processor.ways import Ends, Way
 from detent.journal import Journal
 
 BATCHES = (1, 10, 100, 1_000)
-COUNTS = {1: 1_000, 10: 5_000, 100: 30_000, 1_000: 60_000}
+COUNTS = {1: 1_000, 10: 5_000, 100: 50_000, 1_000: 150_000}
 QUICK_COUNTS = {1: 200, 10: 1_000, 100: 10_000, 1_000: 20_000}
-"""Messages by the size of the batches: about a second's work for a graph."""
+"""Messages by the size of the batches: one or two seconds' work for a graph."""
+
+FIRST = 20
+"""Messages that each way carries before anything is measured: the first ones of a process import and compile."""
 
 BARRED = 100
 THIRD = ratio_at_least(0.3, "at least 0.3 of the raw journal's rate")
@@ -87,6 +90,8 @@ def plan(place: Place, size: Size, kind: str) -> AbstractContextManager[Plan]:
 
     @contextmanager
     def prepared() -> Iterator[Plan]:
+        for way in WAYS.values():
+            carried(place, kind, way, FIRST, FIRST)
         sides = {f"{name}-{batch}": side(way, batch) for batch in BATCHES for name, way in WAYS.items()}
         yield Plan(sides, _rows(kind), warm_up=False)
 

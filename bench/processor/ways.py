@@ -19,8 +19,6 @@ BODY_BYTES = 100
 NAP_S = 0.001
 """How long a function takes that waits for something."""
 
-STORES = ("file", "memory")
-
 
 class Ends(NamedTuple):
     """Where messages go in, and where they come out. Those who send take the inputs in turn."""

@@ -22,6 +22,7 @@ import zygote
 from acceptance.test_cli import environment
 from detent.bus import Envelope, SqlOutbox, schema
 from detent.bus.sql_port import port_of
+from eventlines import Events
 from processes import PATIENCE_S, eventually
 
 COMMANDS = ["run", "show", "outbox", "schema"]
@@ -154,54 +155,11 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-class Running:
+class Running(Events):
     """`detent bus run`, whose events are read all the time."""
 
     def __init__(self, world: World, target: str, *options: str) -> None:
-        self.errors = (world.folder / "errors").open("w+b")
-        self.process = zygote.Forked(
-            world.command("bus", "run", target, "--json", *options),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            cwd=world.folder,
-            env=environment(),
-            start_new_session=True,
-        )
-        self.events: list[dict[str, Any]] = []
-        self._reading = threading.Thread(target=self._read, daemon=True)
-        self._reading.start()
-
-    def _read(self) -> None:
-        for line in self.process.stdout:
-            self.events.append(json.loads(line))
-
-    def until(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
-        """So many events of a kind, once they have come."""
-
-        def found() -> list[dict[str, Any]]:
-            return [event for event in self.events if event["event"] == kind]
-
-        eventually(lambda: len(found()) >= count or not self._reading.is_alive(), what=kind)
-        assert len(found()) >= count, (self.events, self.said())
-        return found()
-
-    def said(self) -> str:
-        self.errors.seek(0)
-        return self.errors.read().decode()
-
-    def wait(self) -> int:
-        code = self.process.wait(PATIENCE_S)
-        self._reading.join(PATIENCE_S)
-        return int(code)
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self._reading.join(PATIENCE_S)
-        self.process.stdout.close()
-        self.errors.close()
+        super().__init__(world.command("bus", "run", target, "--json", *options), world.folder, environment())
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pty
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -25,6 +24,7 @@ from detent.consumer import supervisor
 from detent.consumer.application import Consumer
 from detent.server.access import Grant
 from detent.shard import operations as ops
+from eventlines import Events
 from processes import PATIENCE_S, eventually, has_ended
 from remoteserver import TOKENS, serving
 
@@ -102,63 +102,16 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-class Running:
+class Running(Events):
     """`detent consume`, whose events are read all the time."""
 
     def __init__(self, world: World, *options: str) -> None:
-        self.errors = (world.folder / "errors").open("w+b")
-        self.process = zygote.Forked(
-            [sys.executable, "-m", "detent.cli", "consume", world.app, "--store", world.url, "--json", *options],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            env=environment(),
-            start_new_session=True,
-        )
-        self.events: list[dict[str, Any]] = []
-        self._reading = threading.Thread(target=self._read, daemon=True)
-        self._reading.start()
-
-    def _read(self) -> None:
-        for line in self.process.stdout:
-            self.events.append(json.loads(line))
-
-    def of(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
-        wanted = {"event": kind, **fields}
-        return [event for event in self.events if wanted.items() <= event.items()]
-
-    def until(self, kind: str, count: int = 1, **fields: Any) -> list[dict[str, Any]]:
-        """So many events of a kind, once they have come."""
-        eventually(lambda: len(self.of(kind, **fields)) >= count or not self._reading.is_alive(), what=kind)
-        found = self.of(kind, **fields)
-        assert len(found) >= count, (self.events, self.said())
-        return found
+        run = [sys.executable, "-m", "detent.cli", "consume", world.app, "--store", world.url, "--json", *options]
+        super().__init__(run, world.folder, environment())
 
     def holders(self) -> dict[int, str]:
         """Who took each shard last."""
         return {event["shard"]: event["worker"] for event in self.of("taken")}
-
-    def said(self) -> str:
-        self.errors.seek(0)
-        return self.errors.read().decode()
-
-    def wait(self) -> int:
-        code = self.process.wait(PATIENCE_S)
-        self._reading.join(PATIENCE_S)
-        return int(code)
-
-    def stop(self) -> None:
-        """It ends well when it is told to."""
-        self.process.terminate()
-        assert self.wait() == 0, self.said()
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self._reading.join(PATIENCE_S)
-        self.process.stdout.close()
-        self.errors.close()
 
 
 @pytest.fixture

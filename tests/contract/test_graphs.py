@@ -186,6 +186,40 @@ def test_at_most_once(store: Store) -> None:
     assert len(list(store.journal("x").read())) == 4
 
 
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-most-once"])
+def test_a_step_that_gives_much_is_cut(delivery: Any) -> None:
+    """Into several commits, and nothing falls between them."""
+    given = bytes(1 << 20)
+    graph = graph_of(
+        source("a"),
+        stream("f", lambda number: b"%d" % number + given, input="a", output="x", batch=12),
+        delivery=delivery,
+    )
+    with detent.open("memory:") as store:
+        store.journal("a").append_many([b"%d" % number for number in range(12)])
+        with graph.open(store) as live:
+            live.start()
+            live.settle()
+            assert [int(message.body.partition(b"\0")[0]) for message in live.read("x")] == [*range(12)]
+            (status,) = live.status()
+            assert (status.outputs, 1 < status.steps < 12) == (12, True)
+
+
+def test_batches_of_what_passes_a_filter(store: Store) -> None:
+    """Many messages that are none of its business cost no step each, and a batch holds those that are."""
+    with store.transaction() as transaction:
+        for number in range(2_500):
+            transaction.append("a", b"%d" % number, headers={"type": "t" if number % 250 == 7 else "u"})
+    graph = graph_of(source("a"), stream("f", same, input="a", output="x", types="t", batch=3))
+    with graph.open(store) as live:
+        live.start()
+        live.settle()
+        assert values(live, "x") == [*range(7, 2_500, 250)]
+        (status,) = live.status()
+        assert (status.outputs, status.nils, status.lag) == (10, 2_490, 0)
+        assert status.steps <= 7
+
+
 def test_a_source_that_is_asked(store: Store) -> None:
     pages = [["a", "b"], ["c"], [], ["d"]]
     asked: list[Any] = []
@@ -290,8 +324,9 @@ def test_settling(store: Store) -> None:
         held.set()
         live.settle()
         live.send(0)
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(ZeroDivisionError) as caught:
             live.settle()
+        assert caught.value.__notes__ == ["raised in the processor 'f'"]
         error = live.local_error("f")
         assert isinstance(error, ZeroDivisionError)
         assert live.local_error("g") is None
@@ -310,12 +345,12 @@ def test_status(store: Store) -> None:
         lease="500ms",
     )
     with graph.open(store) as live:
-        assert [(one.name, one.status, one.steps, one.inputs) for one in live.status()] == [
-            ("f", "new", 0, []),
-            ("g", "new", 0, []),
-        ]
         for number in (1, 0, 2, 3):
             live.send(number, "a")
+        assert [(one.name, one.status, one.steps, one.lag) for one in live.status()] == [
+            ("f", "new", 0, 4),
+            ("g", "new", 0, 0),
+        ]
         live.start()
         live.settle()
         eventually(lambda: all(one.status == "running" for one in live.status()))
@@ -324,6 +359,7 @@ def test_status(store: Store) -> None:
         assert (first.error, first.epoch, first.owed, first.lag, first.declared) == ("", 1, 0, 0, True)
         assert [(one.journal, one.position, one.lag) for one in first.inputs] == [("a", 4, 0)]
         assert first.latency["x"]["messages"] == 2
+        assert live.status(latency=False)[0].latency == {}
         assert str(live._member) == first.holder == second.holder
         assert (second.kind, second.steps, second.lag) == ("sink", 0, 2)
         with graph.open(store) as other:  # who only looks sees the same
@@ -380,6 +416,7 @@ def test_resets(store: Store) -> None:
         first = next(live.read("b")).published_at
         assert again(time=first - timedelta(hours=1)) == ({"a": 0, "b": 0}, ["aA", "bB", "cC", "dD"])
         assert len(set(keys)) == len(keys), "what is done again is a new delivery"
+        assert len({key.partition("-")[0] for key in keys}) == 6, "in a series of its own"
         with pytest.raises(NotFound, match="offsets from 0 to 4, and not 5"):
             live.reset("f", 5)
         for wrong in ("newest", 1.5, True, {"a": "first"}):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -10,14 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import detent
-from detent import Conflict, Invalid, Store, Unavailable
+from detent import Conflict, Fenced, Invalid, Store, Unavailable
 from detent.processor import Graph, LiveGraph, Processor, Step, life, sink, source, stream
 from detent.shard import operations as ops
 from processes import PATIENCE_S, Child, Io, Processes, eventually
@@ -95,7 +96,8 @@ def test_a_processor_that_fails_rests_and_goes_on_when_it_is_mended(store: Store
 @pytest.mark.parametrize(
     "options", [{"parallel": 4}, {"whole": True, "batch": 10}, {"retries": 2, "retry_pause": "0ms"}]
 )
-def test_other_ways_to_fail(store: Store, options: dict[str, Any]) -> None:
+def test_other_ways_to_fail(store: Store, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life, "RETRY_S", 0.01)
     mended = threading.Event()
     keys: list[str] = []
 
@@ -194,6 +196,27 @@ def test_a_function_that_calls_exit(store: Store) -> None:
         error = eventually(lambda: live.local_error("f"))
         assert "sys.exit('enough')" in str(error)
         eventually(lambda: values(live) == [1])
+
+
+def test_a_function_whose_own_writer_was_replaced(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """It fails like any other, and rests: nobody has taken the processor itself."""
+    calls: list[int] = []
+
+    def function(number: int) -> None:
+        calls.append(number)
+        raise Fenced("another appender of that name was opened")
+
+    seen: list[str] = []
+    graph = graph_of(sink("f", function, input="a"), errors="e")
+    with graph.open(store, on_event=lambda what, *_: seen.append(what)) as live:
+        live.send(1)
+        with caplog.at_level(logging.WARNING, logger="detent.processor"):
+            live.start()
+            eventually(lambda: len(calls) > 2)
+        assert isinstance(live.local_error("f"), Fenced)
+        assert values(live, "e") == []
+    assert "fenced" not in seen
+    assert len(caplog.records) == len(calls), "each is told, and rested after"
 
 
 def test_a_graph_that_cannot_start_leaves_nothing_running(store: Store) -> None:
@@ -358,8 +381,10 @@ def test_who_stands_by_says_so_once(store: Store) -> None:
     with graph.open(store) as live, graph.open(store, on_event=lambda what, *_: seen.append(what)) as other:
         live.start()
         other.start()
-        other.settle()  # which is not its business
         eventually(lambda: seen)
+        other.send(1)
+        other.settle()  # whoever does it
+        assert values(other) == [1]
         live.stop()
         eventually(lambda: "running" in seen)
     assert seen == ["standby", "running"]
@@ -367,9 +392,9 @@ def test_who_stands_by_says_so_once(store: Store) -> None:
 
 def test_a_consumer_of_the_same_name(store: Store) -> None:
     store.commit([ops.RegisterConsumer("graph/g/f", 2, [])])
-    with graph_of(stream("f", lambda value: value, input="a", output="x")).open(store) as live:
-        with pytest.raises(Invalid, match="'graph/g/f' is a consumer of another kind in this store"):
-            live.start()
+    graph = graph_of(stream("f", lambda value: value, input="a", output="x"))
+    with graph.open(store) as live, pytest.raises(Invalid, match="'graph/g/f' is a consumer of another kind"):
+        live.start()
 
 
 # -- several processes ------------------------------------------------------------------------------------------------
@@ -396,17 +421,16 @@ def has(child: Child, status: str, names: str = "fg") -> Callable[[], bool]:
     return lambda: statuses(child) == dict.fromkeys(names, status)
 
 
+def has_messages(store: Store, journal: str, count: int) -> bool:
+    return store.reader.next_offset(journal) == count
+
+
 def filled(store: Store, *numbers: int, writer: Child) -> None:
     """Send messages, and wait until this process has dealt with them."""
-    count = store.journal("a").next_offset() if store.reader.number("a") is not None else 0
+    count = store.reader.next_offset("a")
     store.journal("a").append_many([b"%d" % number for number in numbers])
     for journal in ("x", "y"):
-        eventually(
-            lambda journal=journal: (
-                store.reader.number(journal) is not None
-                and store.journal(journal).next_offset() == count + len(numbers)
-            )
-        )
+        eventually(functools.partial(has_messages, store, journal, count + len(numbers)))
         found = [message.json() for message in store.journal(journal).read(count)]
         assert found == [[number, writer.pid] for number in numbers]
 
@@ -434,18 +458,16 @@ def test_a_second_process_takes_over_when_the_first_ends(url: str, processes: Pr
 @pytest.mark.parametrize("owns", [True, False])
 def test_a_second_process_takes_over_when_the_first_is_killed(url: str, processes: Processes, owns: bool) -> None:
     """Nobody waits for the end of its lease: on this machine it is seen that it has died."""
-    with detent.open(url) if not owns else pair_nothing():
-        with pair(processes, url, lease="1h") as (first, second), detent.open(url) as store:
-            filled(store, 1, writer=first)
-            first.kill()
-            eventually(has(second, "running"))
-            filled(store, 2, writer=second)
-            second.finish()
-
-
-@contextmanager
-def pair_nothing() -> Iterator[None]:
-    yield
+    with ExitStack() as stack:
+        if not owns:
+            stack.enter_context(detent.open(url))
+        first, second = stack.enter_context(pair(processes, url, lease="1h"))
+        store = stack.enter_context(detent.open(url))
+        filled(store, 1, writer=first)
+        first.kill()
+        eventually(has(second, "running"))
+        filled(store, 2, writer=second)
+        second.finish()
 
 
 def test_a_second_process_takes_over_when_the_first_stands_still(url: str, processes: Processes) -> None:
@@ -464,6 +486,18 @@ def test_a_second_process_takes_over_when_the_first_stands_still(url: str, proce
         first.finish()
 
 
+def test_a_process_that_has_died_is_shown(url: str, processes: Processes) -> None:
+    with detent.open(url) as store:
+        child = processes.start(program, url=url, lease="1h", only=["f"])
+        eventually(has(child, "running", "f"))
+        child.kill()
+        with graph_of(stream("f", lambda value: value, input="a", output="x")).open(store) as live:
+            (status,) = [one for one in live.status() if one.name == "f"]
+            assert (status.status, status.holder != "") == ("died", True)
+            live.start()
+            assert live.status()[0].holder == live._member, "nobody has to wait for the end of its lease"
+
+
 def test_processes_that_run_some_each(url: str, processes: Processes) -> None:
     with detent.open(url) as store:
         one = processes.start(program, url=url, only=["f"])
@@ -472,7 +506,7 @@ def test_processes_that_run_some_each(url: str, processes: Processes) -> None:
         eventually(has(two, "running", "g"))
         store.journal("a").append_many([b"1", b"2"])
         for journal, child in (("x", one), ("y", two)):
-            eventually(lambda journal=journal: store.reader.next_offset(journal) == 2)
+            eventually(functools.partial(has_messages, store, journal, 2))
             assert [message.json()[1] for message in store.journal(journal).read()] == [child.pid] * 2
         one.finish()
         two.finish()
@@ -482,7 +516,12 @@ def test_processes_that_run_some_each(url: str, processes: Processes) -> None:
 def running_until_told(io: Io, url: str) -> None:
     """What a program does that has nothing but a graph."""
     graph = graph_of(stream("f", lambda number: number, input="a", output="x"), lease="1h")
-    threading.Thread(target=lambda: (io.hear(), os.kill(os.getpid(), signal.SIGTERM)), daemon=True).start()
+
+    def end() -> None:
+        io.hear()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end, daemon=True).start()
     graph.run(url)
     io.say("ended")
 
@@ -513,7 +552,8 @@ def open_files() -> list[str]:
 
 
 def threads() -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate())
+    """Who is at work in this process, without the helpers of the server's loop, which come when they are needed."""
+    return sorted(thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_"))
 
 
 def whole_graph(far: str) -> Graph:
@@ -557,7 +597,8 @@ def test_nothing_is_left_when_a_graph_has_ended(kind: str, url: str, tmp_path: P
 
     with serving(f"file:{tmp_path}/served") as server, detent.open(url) as owner:
         assert server.store is not None
-        home: str | Store = {"owner": owner, "client": url, "http": server.url}[kind]
+        homes: dict[str, str | Store] = {"owner": owner, "client": url, "http": server.url}
+        home = homes[kind]
         far = url if kind == "http" else server.url
 
         def left() -> tuple[list[str], list[str], int]:
@@ -571,6 +612,26 @@ def test_nothing_is_left_when_a_graph_has_ended(kind: str, url: str, tmp_path: P
             cycle(home, far)
         after = settled(left)
         assert after == before
+
+
+def test_a_read_that_was_not_finished_is_ended(tmp_path: Path) -> None:
+    """Through a server it holds a connection."""
+    function = Slow()
+    graph = graph_of(sink("f", lambda message: function(0), input="a"))
+    with serving(f"file:{tmp_path}/served") as server, detent.open(server.url) as far:
+        assert server.store is not None
+        for _ in range(30):
+            server.store.journal("a").append_many([b'"%s"' % (b"x" * 100_000)] * 5)
+        with graph.open(far) as live:
+            live.start()
+            assert function.called.wait(PATIENCE_S)
+            owner: Any = far._connection.current
+            assert owner._users == 1
+            timer = threading.Timer(0.01, function.may_end.set)
+            timer.start()
+            live.stop()
+            timer.join()
+            assert (owner._users, function.calls < 150) == (0, True)
 
 
 def settled(look: Callable[[], Any]) -> Any:

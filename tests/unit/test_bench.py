@@ -18,11 +18,14 @@ from bench import harness, report, suites
 from bench.bus import engine, throughput
 from bench.harness import Plan, Row, Size, Skipped, Suite
 from bench.place import Place
+from bench.processor import kinds, latency, ways
+from bench.processor import throughput as hops
 from bench.queue import data, sqlite
 from bench.queue.means import Means
 from bench.syncs import Syncs, count_strace, family, synchronous_descriptors
 
 import detent
+from detent.processor import Out
 
 REQUIRED = {"what", "ours", "other", "ratio", "bar", "ok"}
 
@@ -322,3 +325,28 @@ def test_the_apps_of_the_suite_do_the_same_job(tmp_path: Path, app: str) -> None
 @pytest.mark.parametrize("app", engine.APPS)
 def test_the_apps_without_a_database_do_the_same_job(tmp_path: Path, app: str) -> None:
     assert engine.handled(Place(tmp_path), engine.APPS[app], orders=3) > 0
+
+
+@pytest.mark.parametrize("way", [*hops.WAYS, *kinds.ways_of(Place(Path()))])
+@pytest.mark.parametrize("batch", [1, 10])
+def test_the_ways_of_the_processor_suite_carry_each_message_once(tmp_path: Path, way: str, batch: int) -> None:
+    place = Place(tmp_path)
+    found = {**hops.WAYS, **kinds.ways_of(place)}[way]
+    assert hops.carried(place, "memory", found, batch, count=30) > 0
+
+
+def test_a_way_that_repeats_messages_is_found_out(tmp_path: Path) -> None:
+    def twice(value: bytes) -> list[Out]:
+        return [Out(value), Out(value)]
+
+    with pytest.raises(AssertionError, match="once, in order"):
+        hops.carried(Place(tmp_path), "memory", ways.graph(function=twice), batch=10, count=30)
+
+
+def test_a_hop_and_the_whole_way_are_timed(tmp_path: Path) -> None:
+    chosen = {"raw": ways.raw, "graph": ways.graph()}
+    found = latency.one_round(Place(tmp_path), "memory", chosen, count=3)
+    assert found["graph.whole.median"] > found["graph.hop.median"]
+    assert set(found) == {
+        f"{way}.{what}.{row}" for way in chosen for what in ("hop", "whole") for row in ("median", "p99")
+    }

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from detent import Invalid
 from detent.codec.block import HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_BYTES_MAX
+from detent.errors import Busy, Fenced, Invalid, OutcomeUnknown, Unavailable
 from detent.loops import call_on, loop_in_thread
 from detent.processor import Message, Out, Polled, Processor, Step, provenance_of, sink, source, stream
 from detent.processor.calling import Caller
@@ -67,6 +67,22 @@ def sets_of(*bodies: Any, keys: str = "") -> list[tuple[Message, ...]]:
         key = keys[offset].encode() if keys and keys[offset] != "-" else None
         found.append((a_message(body, key=key, offset=offset),))
     return found
+
+
+def shown(value: Any) -> str:
+    """A name for a case, the same in every process."""
+    if value is DEEP or isinstance(value, memoryview | Unheard):
+        return type(value).__name__
+    return repr(value[:10] if isinstance(value, bytes) else value)[:40]
+
+
+class Unheard:
+    pass
+
+
+DEEP: list[Any] = []
+for _ in range(100_000):
+    DEEP = [DEEP]
 
 
 class Ran:
@@ -304,7 +320,7 @@ def test_a_message_that_does_not_become_the_parameter_is_an_error() -> None:
         (Out(b"6", to="x"), b"6"),
         ([Out(7)], b"7"),
     ],
-    ids=lambda value: repr(value)[:30],
+    ids=shown,
 )
 def test_answers_of_one_message(answer: Any, body: bytes) -> None:
     found = answering(answer)
@@ -382,7 +398,7 @@ def test_dictionaries_of_outputs() -> None:
         (Out(1, to="y"), [[], [b"1"]]),
         ([Out(1, to="y"), Out(2, to="x"), Out(3, to="y")], [[b"2"], [b"1", b"3"]]),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_several_outputs(answer: Any, bodies: list[list[bytes]]) -> None:
     found = answering(answer, outputs=["x", "y"])
@@ -393,15 +409,6 @@ def test_several_outputs(answer: Any, bodies: list[list[bytes]]) -> None:
 def test_a_dictionary_is_a_value_where_there_is_one_output() -> None:
     assert answering({"x": 1}).bodies() == [b'{"x":1}']
     assert answering({"x": 1}, outputs={"x": "x"}).bodies() == [b'{"x":1}']
-
-
-class Unheard:
-    pass
-
-
-DEEP: list[Any] = []
-for _ in range(100_000):
-    DEEP = [DEEP]
 
 
 @pytest.mark.parametrize(
@@ -429,7 +436,7 @@ for _ in range(100_000):
         ([Out(bytes(13 << 20))] * 4, {}, "bytes came of one input set"),
         (bytes(OWED_BYTES_MAX), {"output": "x@far"}, "of them for other stores"),
     ],
-    ids=lambda value: repr(value)[:40] if not isinstance(value, list | bytes) else type(value).__name__,
+    ids=shown,
 )
 def test_answers_that_cannot_be_written_are_errors(answer: Any, options: dict[str, Any], said: str) -> None:
     """Of the function, for this input: the processor goes on."""
@@ -724,6 +731,22 @@ def test_who_is_told_to_stop_rests_no_longer(errors: str | None) -> None:
     caller = Caller("g", processor, None if errors is None else place(errors), None)
     outcome, error = caller.run(sets_of(1, 2), SERIES, 0)
     assert (calls, outcome.sets, type(error)) == ([1], 0, ConnectionError)
+
+
+@pytest.mark.parametrize(
+    "error", [Unavailable("away"), OutcomeUnknown("away"), Busy("full"), Fenced("replaced")], ids=repr
+)
+def test_what_is_away_is_no_error_of_the_message(error: Exception) -> None:
+    """It is tried again, as if there were no error journal: the next message would fail the same way."""
+    calls = []
+
+    def function(value: Any) -> None:
+        calls.append(value)
+        if value == 2:
+            raise error
+
+    found = seen_by(function, sets_of(1, 2, 3), retries=1, retry_pause="0ms")
+    assert (calls, found.counts, found.error) == ([1, 2, 2], (0, 0, 1), error)
 
 
 def test_what_is_no_exception_is_nobodys_error() -> None:

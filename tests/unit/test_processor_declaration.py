@@ -41,6 +41,7 @@ def test_decorators_and_values_declare_the_same() -> None:
     assert graph.source("a") == "a"
     assert graph.source("web", output="b", formerly="www") == "b"
     assert graph.source("asked", poll=one, every="3s") == "asked"
+    assert graph.poll(every="2s", output="c", formerly="many")(one) is one
     decorated = graph.stream(
         join=["a", "b"],
         outputs={"good": "x", "bad": "y@far"},
@@ -61,6 +62,7 @@ def test_decorators_and_values_declare_the_same() -> None:
         source("a"),
         source("web", output="b", formerly="www"),
         source("asked", one, every=timedelta(seconds=3)),
+        source("one", one, every="2000ms", output="c", formerly="many"),
         stream(
             "two",
             two,

@@ -140,7 +140,7 @@ def test_c5_what_was_done_at_most_once_is_not_done_again(simulate: Make, point: 
     world.check_all()
 
 
-def test_c6_keys_of_a_million_deliveries_differ() -> None:
+def test_c6_and_k23_keys_of_a_million_deliveries_differ() -> None:
     """32 bits would do for 9,300 deliveries, and one in a hundred of those who have as many would lose an effect. These
     have 128 random bits for each processor, and a number that counts."""
     names = [new_series() for _ in range(1_000)]
@@ -503,6 +503,38 @@ def test_a_processor_is_forgotten_in_a_graph_of_several_stores(simulate: Make) -
         _live(world).forget("sort")
 
 
+@pytest.mark.parametrize("at", range(5))
+def test_who_dies_while_forgetting_can_do_it_again(simulate: Make, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Until it is forgotten it can be run, too: nothing is missing, and nothing is done twice."""
+    for again in ("forget", "run"):
+        world = simulate("sorting", True)
+        world.fill()
+        world.dies("after_output", 4)
+        with monkeypatch.context() as patch, suppress(Died):
+            patch.setattr(Store, "commit", dying_after(at))
+            _live(world).forget("sort")
+        if again == "run" and world.records():
+            world.run()
+            world.check_all()
+        elif again == "forget" and world.records():
+            _live(world).forget("sort")
+            assert world.look().kept == {}
+
+
+def dying_after(count: int) -> Callable[..., list[Any]]:
+    """`Store.commit`, for a process that dies after so many that change what a processor has."""
+    commit, writes = Store.commit, itertools.count()
+
+    def dies(self: Store, some: Any) -> list[Any]:
+        answers = commit(self, some)
+        changes = any(isinstance(one, ops.CommitShard | ops.DeleteConsumer | ops.OpenShard) for one in some)
+        if changes and next(writes) == count:
+            raise Died
+        return answers
+
+    return dies
+
+
 @BOTH
 @pytest.mark.parametrize("at", range(9))
 def test_a_processor_is_renamed_and_dies_at_every_commit(
@@ -512,18 +544,9 @@ def test_a_processor_is_renamed_and_dies_at_every_commit(
     world = simulate("sorting", far, **ELSEWHERE)
     world.fill()
     world.dies("after_commit", 3)
-    commit, writes = Store.commit, itertools.count()
-
-    def dies(self: Store, some: Any) -> list[Any]:
-        answers = commit(self, some)
-        changes = any(isinstance(one, ops.CommitShard | ops.DeleteConsumer | ops.OpenShard) for one in some)
-        if changes and next(writes) == at:
-            raise Died
-        return answers
-
     renamed = {"name": "sieve", "formerly": "sort"}
     with monkeypatch.context() as patch, suppress(Died):
-        patch.setattr(Store, "commit", dies)
+        patch.setattr(Store, "commit", dying_after(at))
         renaming.take_over(_live(world, **renamed), _live(world, **renamed).graph.processors)
     with _running(_live(world, **renamed)) as live:
         live.settle()

@@ -240,7 +240,7 @@ class Shard:
                     return False
                 if time.monotonic() - self._busy_at >= SETTLE_S:
                     self._settle()
-            self._bell.wait(IDLE_S)
+            self._sources.wait(IDLE_S)
         return False
 
     def _settle(self) -> None:
@@ -288,7 +288,7 @@ class Shard:
             waits_for_more = elapsed < app.min_s or self._sources.has_pending
             if self._committer.is_idle and not (waits_for_more and not self._stopping):
                 return
-            self._bell.wait(max(0.0, (app.min_s if elapsed < app.min_s else app.max_s) - elapsed))
+            self._sources.wait(max(0.0, (app.min_s if elapsed < app.min_s else app.max_s) - elapsed))
 
     def _is_full(self, transaction: ConsumerTransaction) -> bool:
         """Whether the transaction takes no more messages. Asked before each one, it looks at the clock only, and now

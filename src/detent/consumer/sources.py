@@ -1,12 +1,11 @@
 """What a shard reads: its journals, each in order, taken in turns.
 
 A journal is read up to where it ended at some moment, so that messages which were acknowledged together are read
-together. Whoever waits is woken by a bell: one thread a journal watches for growth.
+together. Whoever waits is woken by a bell, which a journal rings that has grown.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 
 from detent.consumer.application import Source
-from detent.errors import Conflict, DetentError, NotFound, Unavailable
+from detent.errors import Conflict, NotFound
+from detent.growth import Growth
 from detent.journal import JournalInfo, Message
 from detent.journal.message import messages_of
 from detent.message import Checkpoint as RawCheckpoint
@@ -28,17 +28,8 @@ if TYPE_CHECKING:
 READ_ROWS: Final = 65_536
 """Messages that one look at a journal plans for."""
 
-BELL_MS: Final = 20
-BELL_MS_MAX: Final = 1_000
-"""How often a thread that watches a journal looks whether it is still needed: at first, and when nothing happens for
-long."""
-
 DEADLINES: Final = 2
 """After so many transaction deadlines of a journal, by its own clock, a transaction is not waited for any more."""
-
-RETRY_S: Final = 0.1
-
-logger = logging.getLogger("detent.consumer")
 
 Mine = Callable[[Message], bool]
 
@@ -141,6 +132,11 @@ class CommittedSource(_Place):
         """The committed offset up to which everything is consumed."""
         return self.at
 
+    @property
+    def awaited(self) -> int:
+        """The committed offset that would be news."""
+        return self.read_to
+
     def drained(self) -> None:
         """All messages that were handed out are consumed."""
         self.at = self.read_to
@@ -188,6 +184,11 @@ class RawSource(_Place):
         if self._sequencer.offset(self.journal) >= position:
             self._done = offset
         return self._done
+
+    @property
+    def awaited(self) -> int:
+        """The committed offset that would be news."""
+        return self._mark[1]
 
     def take(self) -> list[Message]:
         """The next committed message, alone: it counts as consumed when the one after it is looked for."""
@@ -255,7 +256,7 @@ class Sources:
         self._bell = bell
         self._sources: dict[str, CommittedSource | RawSource] = {}
         self._turn = 0
-        self._watches: list[_Watch] = []
+        self._growths: dict[str, Growth] = {}
 
     def add(self, journal: str, source: Source, checkpoint: Checkpoint, mine: Mine | None) -> None:
         """Read a journal, from the checkpoint on if it names it."""
@@ -271,7 +272,7 @@ class Sources:
         else:
             made = CommittedSource(self._store, journal, source, checkpoint.offsets.get(journal), number, mine)
         self._sources[journal] = made
-        self._watches.append(_Watch(self._store, made, self._bell))
+        self._growths[journal] = Growth(self._store, journal, self._bell)
 
     def __contains__(self, journal: str) -> bool:
         return journal in self._sources
@@ -308,56 +309,22 @@ class Sources:
         """Up to which committed offset each source is consumed."""
         return {name: one.done for name, one in self._sources.items()}
 
+    def wait(self, seconds: float) -> None:
+        """Return when a journal has something new, when the bell rings, or after some seconds."""
+        try:
+            grown = [self._growths[name].expect(one.awaited) for name, one in self._sources.items()]
+            if not any(grown):
+                self._bell.wait(seconds)
+        finally:
+            for growth in self._growths.values():
+                growth.stop()
+
     def close(self) -> None:
-        """Stop watching."""
-        for watch in self._watches:
-            watch.stop()
-        for watch in self._watches:
-            watch.join()
-
-
-class _Watch:
-    """A thread that rings when a journal has grown past what was read."""
-
-    def __init__(self, store: Store, source: CommittedSource | RawSource, bell: threading.Event) -> None:
-        self._store = store
-        self._source = source
-        self._bell = bell
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"detent-watch-{source.journal}", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        source, slice_ms = self._source, BELL_MS
-        seen = 0  # what is news to a raw source, which counts positions: what was committed since it was rung last
-        while not self._stopped.is_set():
-            try:
-                at = source.read_to if isinstance(source, CommittedSource) else seen
-                if not self._store.wait(source.journal, at, slice_ms):
-                    slice_ms = min(BELL_MS_MAX, slice_ms * 2)
-                    continue
-                slice_ms = BELL_MS
-                self._bell.set()
-                if isinstance(source, CommittedSource):
-                    self._pause_at(source, at)
-                else:
-                    seen = self._store.reader.next_offset(source.journal)
-            except (DetentError, OSError) as error:
-                if not isinstance(error, Unavailable):
-                    logger.warning("watching %r: %s", source.journal, error)
-                self._stopped.wait(RETRY_S)
-
-    def _pause_at(self, source: CommittedSource, at: int) -> None:
-        """Until somebody has read on: a shard that is busy is not to be rung all the time."""
-        pause = 0.0005
-        while source.read_to <= at and not self._stopped.wait(pause):
-            pause = min(pause * 2, 0.05)
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def join(self) -> None:
-        self._thread.join()
+        """Stop waiting, for good."""
+        for growth in self._growths.values():
+            growth.stop()  # all of them first: where a server is asked, they end at the same time
+        for growth in self._growths.values():
+            growth.close()
 
 
 def key_filter(shard: int, shards: int) -> Mine:

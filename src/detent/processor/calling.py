@@ -1,20 +1,19 @@
-"""Calling a processor's function: its parameters from messages, its answer as messages, tried again as declared."""
+"""Running input sets through a processor's function: filtered, tried again, in parallel; what comes of them."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import threading
-import types
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final
 
 import msgspec
 
 from detent.errors import Busy, Fenced, Invalid, Unavailable
 from detent.journal import Message
 from detent.processor.declaration import Processor
+from detent.processor.function import Function
 from detent.processor.inputs import Set
 from detent.processor.outcome import (
     ERROR_TYPE,
@@ -31,99 +30,11 @@ from detent.processor.place import Place
 from detent.processor.provenance import HEADER
 from detent.processor.step import Polled, Step
 
-STEP: Final = "step"
-"""The name of the parameter that gets the step."""
-
 RETRY_PAUSE_S_MAX: Final = 30.0
 
 NOT_OUTPUTS: Final = (Unavailable, Busy, Fenced)
 """Failures that are nobody's output: what the message needs is away, or this process was replaced. It is tried again,
 under the same key, by whoever runs the processor then."""
-
-Convert = Callable[[Message], Any]
-
-
-class Function:
-    """A processor's function, and how its parameters are filled."""
-
-    def __init__(self, processor: Processor, run_coroutine: Callable[[Any], Any] | None) -> None:
-        assert processor.function is not None
-        self._function = processor.function
-        self._run = run_coroutine if processor.is_async else None
-        self.yields = processor.is_generator
-        self.whole = processor.whole
-        inputs = len(processor.inputs) if processor.mode == "zip" else 1
-        self.converts, self.wants_step = _parameters(processor, inputs)
-        self._convert = self.converts[0] if len(self.converts) == 1 else None
-        self.is_plain = self._convert is not None and not (self.wants_step or self.yields or self.whole)
-
-    def call(self, messages: Set | Sequence[Set], step: Step | None) -> Any:
-        """Its answer for an input set, or for a whole batch of them."""
-        if self.whole:
-            arguments: list[Any] = [
-                [None if one[index] is None else convert(one[index]) for one in messages]  # type: ignore[index]
-                for index, convert in enumerate(self.converts)
-            ]
-        elif self._convert is not None:
-            arguments = [self._convert(messages[0])]  # type: ignore[arg-type]
-        else:
-            arguments = [
-                None if message is None else convert(message)  # type: ignore[arg-type]
-                for convert, message in zip(self.converts, messages, strict=True)
-            ]
-        answer = self._function(*arguments, step=step) if self.wants_step else self._function(*arguments)
-        return answer if self._run is None else self._run(answer)
-
-    def call_plain(self, message: Message) -> Any:
-        """Its answer for one message, where nothing else is asked for."""
-        assert self._convert is not None
-        answer = self._function(self._convert(message))
-        return answer if self._run is None else self._run(answer)
-
-    def ask(self, cursor: Any, step: Step | None) -> Any:
-        """The answer of a source."""
-        answer = self._function(cursor, step=step) if self.wants_step else self._function(cursor)
-        return answer if self._run is None else self._run(answer)
-
-
-def _parameters(processor: Processor, inputs: int) -> tuple[list[Convert], bool]:
-    """How each input becomes an argument, and whether the function wants the step."""
-    function = processor.function
-    assert function is not None
-    named = f"the function of {processor.name!r}"
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError) as error:
-        raise Invalid(f"{named} does not say which parameters it has: {error}") from error
-    wants_step = STEP in parameters
-    while isinstance(function, functools.partial):
-        function = function.func
-    try:
-        hints = get_type_hints(function if inspect.isroutine(function) else type(function).__call__)
-    except (NameError, TypeError, AttributeError):  # names that are only there for a type checker
-        hints = {}
-    positional = [one for name, one in parameters.items() if name != STEP and one.kind in _POSITIONAL]
-    required = [one for one in positional if one.default is one.empty]
-    varied = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
-    demanded = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY and one.default is one.empty]
-    if len(required) > inputs or (len(positional) < inputs and not varied) or set(demanded) - {STEP}:
-        what = "a list for each of its inputs" if processor.whole else "a parameter for each of its inputs"
-        raise Invalid(
-            f"{named} takes {what}, {inputs} in all, and if it wants one named {STEP!r}; it has "
-            f"{', '.join(parameters) or 'none'}"
-        )
-    kinds = [hints.get(one.name, Any) for one in positional[:inputs]]
-    kinds += [Any] * (inputs - len(kinds))
-    return [_convert(_element(kind) if processor.whole else kind) for kind in kinds], wants_step
-
-
-_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-def _element(kind: Any) -> Any:
-    """What a list is of."""
-    arguments = getattr(kind, "__args__", ())
-    return arguments[0] if arguments else Any
 
 
 def _ran(answer: Any) -> Written:
@@ -134,23 +45,6 @@ def _ran(answer: Any) -> Written:
             f"the function answered {answer!r}, which nobody runs: declare it as `async def`, or do the work in it"
         )
     return []
-
-
-def _convert(kind: Any) -> Convert:
-    """From a message to what a parameter is declared to be: a `Message`, its bytes, or JSON. A message that a filter
-    holds back is None, so that parameters may say so, too."""
-    if get_origin(kind) in {Union, types.UnionType} and {Message, bytes}.intersection(get_args(kind)):
-        rest = [one for one in get_args(kind) if one is not type(None) and get_origin(one) is not list]  # of a batch
-        kind = rest[0] if len(rest) == 1 else kind
-    if kind is Message:
-        return lambda message: message
-    if kind is bytes:
-        return lambda message: message.body
-    try:
-        decode = msgspec.json.Decoder(kind).decode
-    except TypeError as error:
-        raise Invalid(f"a message does not become a {kind}: {error}") from error
-    return lambda message: decode(message.body)
 
 
 class Caller:

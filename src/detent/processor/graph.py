@@ -168,7 +168,7 @@ class Graph:
 
     def check(self) -> None:
         """`Invalid`, with all that is wrong, unless this is a graph that can run."""
-        from detent.processor.calling import Function as Called
+        from detent.processor.function import Function as Called
 
         if not self.processors:
             raise Invalid(f"the graph {self.name!r} has no processors: declare one with @graph.stream(...)")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from detent.errors import Conflict, Fenced, Invalid
+from detent.errors import Conflict, DetentError, Fenced, Invalid
 from detent.processor.declaration import Processor
 from detent.processor.records import Record
 from detent.processor.runner import Runner
@@ -60,6 +60,7 @@ class Life:
         self._wake = threading.Event()
         self._stopping = False
         self._retry_s = RETRY_S
+        self._fence = 0
         self._number: int | None = None
         """Which record of that name it is. One that was deleted meanwhile is not begun anew by whoever had it."""
         self._thread: threading.Thread | None = None
@@ -147,14 +148,25 @@ class Life:
                 self._wake.wait(STANDBY_S)
                 return
             self._work()
-        except Fenced as error:  # taken over, or reset: the lease says which
-            self._say("fenced", str(error))
+        except Fenced as error:
+            if self._was_replaced():  # taken over, or reset: the lease says which
+                self._say("fenced", str(error))
+            else:  # what its function writes to was: the same would happen at once again
+                self._failed(error, started)
         except Exception as error:  # noqa: BLE001 - it is kept, shown and tried again
             self._failed(error, started)
         except SystemExit as error:  # or the thread would end without a word
             failure = RuntimeError(f"its function called sys.exit({error.code!r})")
             failure.__cause__ = error
             self._failed(failure, started)
+
+    def _was_replaced(self) -> bool:
+        """Whether somebody has raised this processor's fence since it began."""
+        try:
+            found: ops.ShardOpened = self._store.commit([ops.FindShard(self.consumer, 0)])[0]
+        except DetentError:  # it fails the same way when it begins again
+            return False
+        return found.fence != self._fence
 
     def _failed(self, error: Exception, started: float) -> None:
         """Say so, and rest."""
@@ -181,7 +193,7 @@ class Life:
             self.error = None
             runner.run()
         finally:
-            self.record = runner.record
+            self.record, self._fence = runner.record, runner.fence
             self.runner = None
             runner.close()
 

@@ -13,7 +13,7 @@ from detent.errors import Conflict, Fenced, Invalid, NotFound
 from detent.processor.declaration import Processor
 from detent.processor.place import Place
 from detent.processor.records import Mark, Record
-from detent.processor.recovery import moved
+from detent.processor.recovery import moved, settled
 from detent.processor.runner import consumer_name, new_series
 from detent.processor.status import described
 from detent.shard import operations as ops
@@ -105,26 +105,30 @@ def forget(live: LiveGraph, name: str) -> None:
         raise NotFound(f"there is nothing to forget: the graph {live.graph.name!r} has no progress of {name!r}")
     if found.states[0].holder:
         raise Conflict(f"{name!r} is run by {found.states[0].holder}: stop it first")
-    _check_owes_nothing(live, consumer, name)
+    _settle(live, consumer, name)
     for store in live.stores.values():
         if store is not live.store and described(store, consumer) is not None:
             store.commit([ops.OpenShard(consumer, 0), ops.DeleteConsumer(consumer, force=True)])
     live.store.commit([ops.OpenShard(consumer, 0), ops.DeleteConsumer(consumer)])
 
 
-def _check_owes_nothing(live: LiveGraph, consumer: str, name: str) -> None:
-    """Nobody else knows what a processor owes to other stores."""
-    opened: ops.ShardOpened = live.store.commit([ops.FindShard(consumer, 0)])[0]
-    record = None if opened.checkpoint is None else Record.decode(opened.checkpoint)
-    if record is None or record.attempt is None:
+def _settle(live: LiveGraph, consumer: str, name: str) -> None:
+    """Write a record that needs no marks, so that they can go first. `Conflict` if something is owed, which nobody else
+    knows."""
+    opened: ops.ShardOpened = live.store.commit([ops.OpenShard(consumer, 0)])[0]
+    if opened.checkpoint is None:
         return
-    for one in record.attempt.owed:
+    record = Record.decode(opened.checkpoint)
+    owed, end = ([], 0) if record.attempt is None else (record.attempt.owed, record.attempt.end)
+    for one in owed:
         store = live.stores.get(one.store)
-        if store is None or _mark(store, consumer) < record.attempt.end:
+        if store is None or _mark(store, consumer) < end:
             raise Conflict(
                 f"{name!r} owes messages to {one.journal!r} in the store {one.store!r}: start it once, so that they "
                 "get there, and forget it then"
             )
+    record = msgspec.structs.replace(settled(record), given={})
+    live.store.commit([ops.CommitShard(consumer, 0, opened.fence, record.encode())])
 
 
 def _mark(store: Store, consumer: str) -> int:

@@ -57,7 +57,7 @@ class Growth:
         """Whether the journal has a message at this offset. If not, the bell rings when it has; the one before is not
         expected any more."""
         self.stop()
-        if self._store.reader.next_offset(self._journal) > offset:
+        if self._has(offset):
             return True
         self._forget = self._store.on_growth(self._journal, offset, self._bell.set)
         if self._forget is None:
@@ -65,10 +65,21 @@ class Growth:
                 self._asker = _Asker(self._store, self._journal, self._bell)
             self._asker.ask(offset)
             return False
-        if self._store.reader.next_offset(self._journal) > offset:  # it has grown just before
+        if self._has(offset):  # it has grown just before
             self.stop()
             return True
         return False
+
+    def is_still(self, offset: int) -> bool:
+        """Whether this offset is known to be the next one, without a look: the owner is in this process, and has
+        announced just that. A look costs more than all else that somebody does who waits for each message.
+
+        A journal that was deleted since is still, too: look now and then.
+        """
+        return self._store.announced(self._journal) == offset
+
+    def _has(self, offset: int) -> bool:
+        return not self.is_still(offset) and self._store.reader.next_offset(self._journal) > offset
 
     def stop(self) -> None:
         """Expect nothing."""

@@ -378,6 +378,12 @@ class Store(Ledgers, Consumers):
         owner = self._connection.at_hand
         return owner.journals.watch.add(journal, offset, wake) if isinstance(owner, LocalOwner) else None
 
+    def announced(self, journal: str) -> int | None:
+        """The next offset of a journal as its last commit announced it, without a look at the journal. None if that is
+        not known, or if another process owns the store."""
+        owner = self._connection.at_hand
+        return owner.journals.watch.announced(journal) if isinstance(owner, LocalOwner) else None
+
     def _wait_at_owner(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """True when an owner was asked; without one the caller looks for itself, a little later."""
         if self._connection.role == "reader" and self._connection.server is None:

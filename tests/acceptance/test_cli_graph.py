@@ -263,7 +263,10 @@ def test_once_ends_with_what_failed(world: World) -> None:
     assert done.returncode == 1
     assert done.stdout.decode().splitlines()[2].split() == ["note", "0", "0", "0", "1"]
     (said,) = done.stderr.decode().splitlines()
-    assert said.startswith("error: the processor 'note' failed: KeyError: 'no such book'; nothing came of that input")
+    assert said.startswith(
+        "error: the processor 'note' failed: KeyError: 'no such book'; shop/note was at totals#0, under"
+    )
+    assert "; nothing came of that input" in said
     done = world.run("run", "shop.py", "--once", "--json")
     assert json.loads(done.stdout)["problem"] == done.stderr.decode().removeprefix("error: ").strip()
     (world.folder / "broken").unlink()
@@ -325,9 +328,10 @@ def test_failures_are_told_and_end_by_themselves(world: World, start: Callable[.
     world.send(1)
     running = start()
     failed = running.until("failed")[0]
-    assert failed == {"event": "failed", "processor": "note", "text": "KeyError: 'no such book'"}
+    assert (failed["event"], failed["processor"]) == ("failed", "note")
+    assert failed["text"].startswith("KeyError: 'no such book'; shop/note was at totals#0, under the key ")
     seen = eventually(lambda: (found := world.processors())["note"]["status"] == "failed" and found, what="the report")
-    assert seen["note"]["error"] == "KeyError: 'no such book'"
+    assert seen["note"]["error"] == failed["text"]
     assert "KeyError: 'no such book'" in world.ok("status", "shop.py")
     status = running.until("status")[-1]["processors"]
     assert [one["processor"] for one in status] == ["total", "note"]
@@ -467,7 +471,7 @@ def test_where_a_message_comes_from(world: World) -> None:
     hop = world.document("trace", "shop.py", "failed", "0")
     assert (hop["processor"], hop["inputs"][0]["journal"], hop["inputs"][0]["offset"]) == ("shop/total", "orders", 2)
     assert hop["total_ms"] >= hop["hop_ms"] >= 0
-    assert world.refused("trace", "shop.py", "totals", "2") == "error: there is no message 2 in 'totals'\n"
+    assert world.refused("trace", "shop.py", "totals", "2") == "error: there is no message 2 in the journal 'totals'\n"
 
 
 # -- steering ---------------------------------------------------------------------------------------------------------

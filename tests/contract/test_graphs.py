@@ -315,7 +315,8 @@ def test_settling(store: Store) -> None:
     ]
     graph = graph_of(*processors)
     with graph.open(store) as live:
-        live.settle()  # nothing runs, so nothing is left to do
+        with pytest.raises(Invalid, match="nothing was started here"):
+            live.settle()
         live.start()
         live.settle()
         live.send(1)
@@ -326,7 +327,8 @@ def test_settling(store: Store) -> None:
         live.send(0)
         with pytest.raises(ZeroDivisionError) as caught:
             live.settle()
-        assert caught.value.__notes__ == ["raised in the processor 'f'"]
+        (note,) = caught.value.__notes__
+        assert note.startswith("g/f was at a#1, under the key ")
         error = live.local_error("f")
         assert isinstance(error, ZeroDivisionError)
         assert live.local_error("g") is None
@@ -706,3 +708,22 @@ def test_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DETENT_URL", "memory:")
     with graph.open() as live:
         assert live.send(1).offset == 0
+
+
+def test_a_graph_that_is_refused_has_done_nothing(store: Store) -> None:
+    first = graph_of(source("a"), source("b"), sink("g", lambda value: None, input="a"))
+    with first.open(store) as live:
+        live.start()
+        live.send(1, "a")
+        live.settle()
+    changed = graph_of(
+        source("a"),
+        source("b"),
+        stream("f", lambda value: value, input="a", output="x"),
+        sink("g", lambda value, other: None, join=["a", "b"]),
+    )
+    with changed.open(store) as live:
+        with pytest.raises(Conflict, match="was a sink of a, and is a sink that joins a, b now"):
+            live.start()
+        assert list(live.read("x")) == []
+        assert {one.name: one.status for one in live.status()} == {"f": "new", "g": "stopped"}

@@ -8,7 +8,7 @@ import guide
 from processes import Io, Processes
 
 PAGE = Path(__file__).parents[2] / "docs" / "processors.md"
-BLOCKS = 10
+BLOCKS = 11
 SECONDS = 120
 SAID = (
     "total o-1 750",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import product
 
+import pyarrow as pa
 import pytest
 
 import detent
 from detent import NotFound, Store
 from detent.journal import following
+from detent.journal import reader as journal_reader
 from detent.journal.following import Following
 from remoteserver import serving
 
@@ -136,6 +139,56 @@ def test_a_journal_that_does_not_exist_yet(store: Store) -> None:
 def test_a_place_in_a_journal_that_does_not_exist(store: Store) -> None:
     with pytest.raises(NotFound, match="which is not there"):
         follow(store, 1).take(1)
+
+
+@pytest.mark.parametrize(("plan", "view"), [(1_024, 1 << 20), (2, 1 << 20), (2, 1), (1, 1)])
+def test_one_look_finds_what_several_find(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch, plan: int, view: int
+) -> None:
+    """Where a journal is and what comes next, over blocks and fragments, in plans and views of any size; also through a
+    server."""
+    monkeypatch.setattr(journal_reader, "PLAN_RUNS", plan)
+    with serving(f"file:{tmp_path}/store") as server, detent.open(server.url) as far:
+        store = server.store
+        assert store is not None
+        monkeypatch.setattr(type(store.reader._reader), "view_bytes", view)
+        for reader in (store.reader, far.reader):
+            found, batches = reader.ahead("j", 0, 5)
+            assert (found, list(batches)) == (None, [])
+        for _ in range(2):
+            fill(store, 3, blocks=3)
+            numbers = range(store.journal("j").next_offset(), store.journal("j").next_offset() + 3)
+            store.journal("j").adopt(
+                [store.journal("j").write_fragment(pa.table({"body": [b"%d" % n for n in numbers]}))]
+            )
+        store.journal("j").trim(2)
+        number = store.journal("j").info().id
+        for reader, start, rows in product((store.reader, far.reader), range(14), (1, 2, 4, 100)):
+            found, batches = reader.ahead("j", start, rows)
+            assert found == (number, 2, 12) == reader.whereabouts("j")
+            expected = range(start, min(12, start + rows)) if start >= 2 else range(0)
+            read = [(at + n, body) for at, batch in batches for n, body in enumerate(batch["body"].to_pylist())]
+            assert read == [(n, b"%d" % n) for n in expected]
+            assert list(reader.ahead("j", start, rows, journal=number + 1)[1]) == []
+
+
+def test_few_messages_are_one_look(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    view = store.reader._reader.view
+
+    def counted() -> object:
+        nonlocal looks
+        looks += 1
+        return view()
+
+    monkeypatch.setattr(store.reader._reader, "view", counted)
+    store.journal("j").append(b"0")
+    place = follow(store)
+    for number in range(1, 4):
+        looks = 0
+        assert bodies(place.take(10)) == [number - 1]
+        assert looks == 1
+        store.journal("j").append(b"%d" % number)
 
 
 def test_trimmed_past_the_place(store: Store) -> None:

@@ -15,6 +15,7 @@ import pytest
 import detent
 from detent import Invalid, Store, Unavailable, growth
 from detent.growth import Growth
+from detent.journal import watch
 from detent.remote import LocalOwner
 from processes import PATIENCE_S, eventually
 from remoteserver import serving
@@ -135,8 +136,56 @@ def test_the_owners_commits_need_no_thread_and_leave_nothing(store: Store) -> No
         assert askers() == []
 
 
-def test_grown_while_it_was_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the first look and the waiting: found by the second look, and nothing is left waiting."""
+def test_who_knows_that_nothing_is_there_does_not_look(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    bell = threading.Event()
+    with growing(store, bell) as grown:
+        assert not grown.is_still(0)  # nobody has announced anything yet
+        store.journal("j").append(b"x")
+        assert [grown.is_still(offset) for offset in range(3)] == [False, True, False]
+        with monkeypatch.context() as patch:
+            patch.setattr(store.reader, "next_offset", None)
+            assert not grown.expect(1)
+            assert waiters(store) == 1
+        store.journal("j").append(b"x")
+        assert bell.is_set()
+        assert grown.expect(1)
+
+
+def test_only_the_owner_knows_without_a_look(other: tuple[Store, Store]) -> None:
+    waits, writes = other
+    with growing(waits, threading.Event()) as grown:
+        writes.journal("j").append(b"x")
+        assert grown.is_still(1) is (waits is writes)
+
+
+def test_what_is_known_of_a_journal_that_was_deleted_is_not_believed(store: Store) -> None:
+    """Otherwise somebody who waits for its first message would be told for ever that it is there."""
+    store.journal("j").append(b"x")
+    store.journal("j").delete()
+    with growing(store, threading.Event()) as grown:
+        assert not grown.expect(0)
+        store.journal("j").append(b"x")
+        assert grown.expect(0)
+        assert not grown.expect(1)
+
+
+def test_what_was_announced_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "ANNOUNCED_MAX", 3)
+    made = watch.Watch()
+    for number in range(10):
+        made.changed = {"j": number, f"j{number}": 5}
+        made.announce()
+        assert made.announced("j") == number
+        assert made.announced(f"j{number}") == 5
+        assert sum(made.announced(f"j{n}") is not None for n in range(10)) < 3
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_grown_while_it_was_asked(store: Store, monkeypatch: pytest.MonkeyPatch, before: int) -> None:
+    """Between the first look, or what was known instead, and the waiting: found by the second look, and nothing is left
+    waiting."""
+    for _ in range(before):
+        store.journal("j").append(b"x")
     watch = store.on_growth
 
     def on_growth(journal: str, offset: int, wake: Callable[[], None]) -> Callable[[], None] | None:
@@ -145,7 +194,7 @@ def test_grown_while_it_was_asked(store: Store, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(store, "on_growth", on_growth)
     with growing(store, threading.Event()) as grown:
-        assert grown.expect(0)
+        assert grown.expect(before)
         assert waiters(store) == 0
 
 

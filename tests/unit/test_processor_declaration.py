@@ -146,10 +146,10 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"input": "a", "join": ["a", "b"]}, "one of input"),
     ({"input": 5}, "named by text"),
     ({"input": "no spaces please"}, "journal"),
-    ({"join": ["a"]}, f"2 to {INPUTS_MAX} different inputs to join"),
+    ({"join": ["a"]}, f"2 to {INPUTS_MAX} different journals, not a"),
     ({"join": "orders"}, "2 to"),
     ({"join": 5}, "join are a list"),
-    ({"any_of": ["a", "a"]}, f"2 to {INPUTS_MAX} different inputs to choose"),
+    ({"any_of": ["a", "a"]}, f"2 to {INPUTS_MAX} different journals, not a, a"),
     ({"any_of": [f"j{n}" for n in range(INPUTS_MAX + 1)]}, "2 to"),
     ({"input": "a", "delivery": "at-least-once"}, "'exactly-once' or 'at-most-once', not 'at-least-once'"),
     ({"input": "a", "start": "newest"}, "'earliest', 'latest' or an offset"),
@@ -226,7 +226,7 @@ def test_wrong_names(name: Any) -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        ("one", "needs a function, not 'one'"),
+        ("one", "needs a function, not str"),
         (None, "needs a function, not None"),
         (generating, "async generator: return a list of Out"),
         (GeneratingObject(), "async generator"),
@@ -472,3 +472,28 @@ def test_a_function_that_does_not_say_what_it_takes() -> None:
 def test_a_picture_is_of_a_graph_that_can_run() -> None:
     with pytest.raises(Invalid, match="nobody's output"):
         a_graph(sink("f", one, input="z")).draw()
+
+
+def test_options_that_there_are_not() -> None:
+    graph = Graph("g")
+    with pytest.raises(Invalid, match="'f' has no option 'batches': did you mean 'batch'"):
+        graph.stream(name="f", input="a", output="x", batches=3)(lambda value: value)
+    with pytest.raises(Invalid, match="'f' has no option 'output'"):
+        graph.sink(name="f", input="a", output="x")(lambda value: value)
+    with pytest.raises(Invalid, match="'f' has no option 'inputs': did you mean 'input'"):
+        graph.sink(name="f", inputs=["a"])(lambda value: value)
+    with pytest.raises(Invalid, match="a lambda has no name"):
+        graph.sink(input="a")(lambda value: value)
+    for decorator in (graph.stream, graph.sink):
+        with pytest.raises(Invalid, match=r"write @graph\..*input="):
+            decorator(lambda value: value)
+    assert graph.processors == []
+
+
+def test_progress_is_taken_over_by_one() -> None:
+    graph = Graph("g")
+    graph.source("a")
+    for name in ("f", "h"):
+        graph.sink(name=name, input="a", formerly="old")(lambda value: None)
+    with pytest.raises(Invalid, match="several processors say formerly='old'"):
+        graph.check()

@@ -18,6 +18,7 @@ from detent.processor.records import Snapshot
 
 SERIES = "0" * 32
 LONG_S = 60.0
+MODES: tuple[tuple[Mode, list[str]], ...] = (("one", ["a"]), ("zip", ["a", "b"]), ("any", ["a", "b"]))
 
 
 @pytest.fixture
@@ -338,4 +339,41 @@ def test_a_join_waits_only_for_what_is_missing(store: Store) -> None:
     fill(store, b=1)
     assert waiting.ends()
     assert bodies(inputs.take(5)) == ["a0 b0"]
+    inputs.close()
+
+
+def test_what_is_known_to_be_still(store: Store) -> None:
+    one, join, any_of = (inputs_of(store, mode, *names) for mode, names in MODES)
+    all_three = (one, join, any_of)
+    assert [inputs.is_still() for inputs in all_three] == [False] * 3  # nobody knows
+    fill(store, a=2, b=1)
+    assert [inputs.is_still() for inputs in all_three] == [False] * 3
+    assert bodies(one.take(1)) == ["a0"]
+    assert not one.is_still()  # the next one is at hand
+    assert bodies(one.take(1)) == ["a1"]
+    assert one.is_still()
+    assert bodies(join.take(5)) == ["a0 b0"]
+    assert join.is_still()  # a1 is at hand, and has no other half
+    any_of.take_chosen([("a", 2)])
+    assert not any_of.is_still()
+    any_of.take_chosen([("b", 1)])
+    assert any_of.is_still()
+    fill(store, a=1, b=1)
+    assert [inputs.is_still() for inputs in all_three] == [False] * 3
+    for inputs in all_three:
+        inputs.close()
+
+
+def test_a_join_does_not_look_at_what_is_known_to_be_missing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(store, a=2, b=1)
+    bell = threading.Event()
+    inputs = inputs_of(store, "zip", "a", "b", bell=bell)
+    assert bodies(inputs.take(5)) == ["a0 b0"]
+    with monkeypatch.context() as patch:
+        patch.setattr(store.reader._reader, "view", None)
+        inputs.wait(lambda: False, 0)
+    assert watched(store) == 0
+    fill(store, b=1)
+    inputs.wait(lambda: False, LONG_S)
+    assert bodies(inputs.take(5)) == ["a1 b1"]
     inputs.close()

@@ -245,8 +245,12 @@ def test_a_trace_of_messages_that_are_gone() -> None:
         found = live.trace("x", 0)
         assert all(one.published_ms is None for one in found.inputs)
         assert (found.hop_ms, found.total_ms is None, len(found.inputs)) == (None, False, 4)
-        for journal, offset in (("x", 1), ("nowhere", 0), ("a", 0)):
-            with pytest.raises(NotFound, match=f"there is no message {offset} in '{journal}'"):
+        for journal, offset, missing in (
+            ("x", 1, "message 1 in the journal"),
+            ("nowhere", 0, "journal"),
+            ("a", 0, "journal"),
+        ):
+            with pytest.raises(NotFound, match=f"there is no {missing} '{journal}'"):
                 live.trace(journal, offset)
 
 

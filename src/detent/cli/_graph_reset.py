@@ -25,11 +25,14 @@ def wanted(
 ) -> dict[str, int]:
     """The offsets that a processor is to go on at, by input."""
     if not processor.inputs:
-        raise Invalid(f"the source {processor.name!r} reads nothing: --forget has it asked from its beginning")
+        then = "--forget has it asked from its beginning" if processor.runs else "it is a journal that others write"
+        raise Invalid(f"the source {processor.name!r} reads nothing: {then}")
     if inputs:
         return dict(_pair(text, processor) for text in inputs)
     if to not in {"earliest", "latest"} and not _is_number(to):
-        raise click.UsageError(f"{to!r} is no place in a journal: write 'earliest', 'latest' or an offset")
+        raise click.UsageError(
+            f"{to!r} is no place in a journal: write 'earliest', 'latest' or an offset; a time is --time"
+        )
     return {str(place): _offset(live, place, to, time) for place in processor.inputs}
 
 
@@ -53,7 +56,11 @@ def _offset(live: LiveGraph, place: Place, to: str, time: datetime | None) -> in
     _, first, end = (0, 0, 0) if found is None else found
     if time is not None:
         return first if found is None else store.journal(place.journal).offset_at(time)
-    return int(to) if _is_number(to) else end if to == "latest" else first
+    if not _is_number(to):
+        return end if to == "latest" else first
+    if not first <= int(to) <= end:
+        raise NotFound(f"{str(place)!r} has the offsets from {first} to {end}, and not {to}")
+    return int(to)
 
 
 def reset(live: LiveGraph, name: str, offsets: dict[str, int], *, yes: bool, as_json: bool) -> None:

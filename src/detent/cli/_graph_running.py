@@ -124,14 +124,20 @@ def _settled(live: LiveGraph, tally: Tally, stopping: threading.Event) -> Detent
 
 def _problem(live: LiveGraph, tally: Tally, error: BaseException) -> DetentError:
     """Which processor failed, of what, and what that means."""
+    from detent.processor.checks import errors_of
+    from detent.processor.life import told
+
     failed = [name for name in tally.restarts if live.local_error(name) is error]
     if not failed:
         return error if isinstance(error, DetentError) else Invalid(f"{type(error).__name__}: {error}")
     one = live.graph.processor(failed[0])
     dropped = (one.delivery or live.graph.delivery) == "at-most-once"
     then = "its input counts as done" if dropped else "nothing came of that input, and the next run begins with it"
-    hint = "" if one.kind == "source" else "; with errors='...' it would be written to a journal, and passed by"
-    return Invalid(f"the processor {one.name!r} failed: {type(error).__name__}: {error}; {then}{hint}")
+    has_journal = errors_of(one, live.graph.errors) is not None
+    hint = "; with errors='...' it would be written to a journal, and passed by"
+    if has_journal or one.kind == "source" or isinstance(error, DetentError):
+        hint = ""  # it is not the message that is wrong
+    return Invalid(f"the processor {one.name!r} failed: {told(error)}; {then}{hint}")
 
 
 @contextmanager

@@ -82,7 +82,7 @@ _NO_HEADERS: Final = no_headers(1)
 def content_of(
     bodies: Sequence[bytes],
     keys: Sequence[bytes | None] | None = None,
-    headers: Sequence[dict[str, str] | None] | None = None,
+    headers: Sequence[dict[str, str] | None] | Any = None,
     sizes: Any = None,
 ) -> list[Any]:
     """The content columns (key, headers, body) as Arrow arrays. One message without extras is the fast case.
@@ -106,7 +106,7 @@ def content_of(
     if headers is None:
         header_array = _NO_HEADERS if rows == 1 else no_headers(rows)
     else:
-        header_array = _header_array(headers)
+        header_array = headers if isinstance(headers, pa.Array) else _header_array(headers)
     return [key_array, header_array, body_array]
 
 
@@ -117,12 +117,13 @@ def _header_array(headers: Sequence[dict[str, str] | None]) -> Any:
     some = [one for one in headers if one]
     names, values = [name for one in some for name in one], [value for one in some for value in one.values()]
     entries = pa.StructArray.from_arrays(
-        [_text_array(names), _text_array(values)], fields=[HEADERS.key_field, HEADERS.item_field]
+        [text_array(names), text_array(values)], fields=[HEADERS.key_field, HEADERS.item_field]
     )
     return _from_buffers(HEADERS, len(headers), [None, pa.py_buffer(offsets)], children=[entries])
 
 
-def _text_array(texts: list[str]) -> Any:
+def text_array(texts: Sequence[str]) -> Any:
+    """A column of texts."""
     whole = "".join(texts)
     sizes = map(len, texts) if whole.isascii() else (len(text.encode()) for text in texts)
     offsets = np.zeros(len(texts) + 1, np.int32)
@@ -133,9 +134,9 @@ def _text_array(texts: list[str]) -> Any:
 def content_batch(
     bodies: Sequence[bytes],
     keys: Sequence[bytes | None] | None = None,
-    headers: Sequence[dict[str, str] | None] | None = None,
+    headers: Sequence[dict[str, str] | None] | Any = None,
 ) -> Any:
-    """The content columns as one record batch."""
+    """The content columns as one record batch. The headers may be a column already."""
     sizes = np.fromiter(map(len, bodies), np.int64, len(bodies))
     return pa.RecordBatch.from_arrays(content_of(bodies, keys, headers, sizes), schema=CONTENT_SCHEMA)
 
@@ -211,19 +212,21 @@ def _content_column(table: Any, field: Any) -> Any:
 def check_content(batch: Any) -> None:
     """Refuse messages and headers beyond the limits, and headers without a value."""
     rows = batch.num_rows
-    sizes = np.diff(_offsets(batch.column("body"))).astype(np.int64)
+    if _is_small(batch):
+        return
+    sizes = np.diff(offsets(batch.column("body"))).astype(np.int64)
     if batch.column("key").null_count < rows:
-        sizes += np.diff(_offsets(batch.column("key")))
+        sizes += np.diff(offsets(batch.column("key")))
     headers = batch.column("headers")
-    counts = np.diff(_offsets(headers))
+    counts = np.diff(offsets(headers))
     if counts.any():
         if int(counts.max()) > HEADERS_MAX:
             raise LimitExceeded(f"a message has at most {HEADERS_MAX} headers, not {int(counts.max())}")
         if headers.keys.null_count or headers.items.null_count:
             raise Invalid("a header has a name and a value")
-        text = np.diff(_offsets(headers.keys)).astype(np.int64) + np.diff(_offsets(headers.items))
+        text = np.diff(offsets(headers.keys)).astype(np.int64) + np.diff(offsets(headers.items))
         ends = np.concatenate(([0], np.cumsum(text)))
-        bounds = _offsets(headers).astype(np.int64) - int(_offsets(headers)[0])
+        bounds = offsets(headers).astype(np.int64) - int(offsets(headers)[0])
         per_message = ends[bounds[1:]] - ends[bounds[:-1]]
         if int(per_message.max()) > HEADER_BYTES_MAX:
             raise LimitExceeded(f"headers of {int(per_message.max())} bytes are over the limit of {HEADER_BYTES_MAX}")
@@ -232,7 +235,19 @@ def check_content(batch: Any) -> None:
         raise LimitExceeded(f"a message of {int(sizes.max())} bytes is over the limit of {MESSAGE_BYTES_MAX}")
 
 
-def _offsets(array: Any) -> Any:
+def _is_small(batch: Any) -> bool:
+    """Whether all messages together are within the limits of one. Columns may share their bytes, so that names and
+    values have up to twice as many as there are."""
+    headers = batch.column("headers")
+    names, values = headers.keys, headers.items
+    return (
+        len(names) <= HEADERS_MAX
+        and not (names.null_count or values.null_count)
+        and batch.get_total_buffer_size() <= HEADER_BYTES_MAX // 2
+    )
+
+
+def offsets(array: Any) -> Any:
     """The 32-bit offsets of a binary, text or map array."""
     return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, 4 * array.offset)
 

@@ -73,9 +73,15 @@ class RowsChunk:
         return self.size >= block.BLOCK_BYTES_TARGET or len(self.bodies) >= CHUNK_ROWS_MAX
 
     @property
-    def is_plain_single(self) -> bool:
-        """One message outside of transactions, without key and headers."""
-        return len(self.bodies) == 1 and not (self.has_keys or self.has_headers or self.flags[0])
+    def is_single(self) -> bool:
+        """One message outside of transactions."""
+        return len(self.bodies) == 1 and not self.flags[0]
+
+    def single(self, now_ms: int) -> bytes:
+        """The block of the one message."""
+        key = self.keys[0] if self.keys else None
+        headers = self.headers[0] if self.headers else None
+        return encode_single(self.producers, self.clocks[0], now_ms, self.bodies[0], key, headers)
 
     def truncate(self, rows: int) -> None:
         """Take back what a refused transaction added."""
@@ -121,8 +127,8 @@ def times(rows: int, now_ms: int) -> Any:
 
 def encode_chunk(chunk: Chunk, now_ms: int) -> Iterable[tuple[int, bytes]]:
     """The chunk's blocks: (base position, value)."""
-    if isinstance(chunk, RowsChunk) and chunk.is_plain_single:
-        return ((chunk.base, encode_single(chunk.producers, chunk.clocks[0], now_ms, chunk.bodies[0])),)
+    if isinstance(chunk, RowsChunk) and chunk.is_single:
+        return ((chunk.base, chunk.single(now_ms)),)
     batch = chunk.batch(now_ms)
     if chunk.size <= block.BLOCK_BYTES_TARGET:  # Arrow's own count is slow, and only needed where it comes to cutting
         return ((chunk.base, block.encode_block(batch, now_ms, now_ms)),)

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator
 from typing import Any, Final
 
 from detent.errors import NotFound
+from detent.journal.columns import Columns, Rows
 from detent.journal.message import Message, messages_of
 from detent.journal.reader import JournalReader
 
@@ -46,7 +47,8 @@ class Following:
         self.number = number
         """The journal's number, which another one of the same name does not have; None until it exists."""
         self._batches: Iterator[tuple[int, Any]] = iter(())
-        self._ready: list[Message] = []
+        self._columns: Columns | None = None
+        self._made: list[Message] | None = []
         self._next = 0
         self._back_rows = BACK_ROWS_FIRST
 
@@ -60,6 +62,19 @@ class Following:
         self._next += len(taken)
         self.at += len(taken)
         return taken
+
+    def take_rows(self, limit: int) -> Rows | None:
+        """What `take` takes, by column: for those who hardly ever need a whole message. None if there are none."""
+        if self._columns is None:
+            self._drop()  # what was read on the way back is read again
+        if not self.ready:
+            self._fill()
+        taken = min(limit, self.ready)
+        if not taken or self._columns is None:
+            return None
+        self._next += taken
+        self.at += taken
+        return Rows(self._columns, self._next - taken, self._next)
 
     def take_all(self, limit: int) -> list[Message]:
         """Up to so many messages, and fewer only if there are no more by now."""
@@ -84,7 +99,19 @@ class Following:
     @property
     def ready(self) -> int:
         """How many messages are read and not taken."""
-        return len(self._ready) - self._next
+        return self._rows - self._next
+
+    @property
+    def _ready(self) -> list[Message]:
+        """What was read last, as messages: made when somebody asks for one."""
+        if self._made is None:
+            assert self._columns is not None
+            self._made = self._columns.messages
+        return self._made
+
+    @property
+    def _rows(self) -> int:
+        return len(self._columns) if self._columns is not None else len(self._ready)
 
     # -- backward -----------------------------------------------------------------------------------------------
 
@@ -113,7 +140,7 @@ class Following:
     def move(self, at: int) -> None:
         """Go on from another offset of the same journal."""
         back = self.at - self._next
-        if back <= at <= back + len(self._ready):  # it is among what was read last
+        if back <= at <= back + self._rows:  # it is among what was read last
             self._next, self.at = at - back, at
             return
         self._drop()
@@ -132,7 +159,7 @@ class Following:
 
     def _drop(self) -> None:
         self._stop()
-        self._ready, self._next = [], 0
+        self._columns, self._made, self._next = None, [], 0
 
     def _stop(self) -> None:
         """End the read that is under way. Through a server, it holds a connection."""
@@ -151,7 +178,7 @@ class Following:
             return
         offset, batch = found
         assert offset == self.at, f"read {offset} of {self.label!r} instead of {self.at}"
-        self._ready, self._next = list(messages_of(batch, offset=offset, journal=self.label)), 0
+        self._columns, self._made, self._next = Columns(batch, offset, self.label), None, 0
 
     def _fill_back(self) -> None:
         found = self.find()
@@ -161,29 +188,32 @@ class Following:
         start = max(first, self.at - self._back_rows)
         batches = list(self._reader.committed(self.journal, start, self.at, journal=number))
         self._stop()
-        self._ready = [
+        self._columns = None
+        self._made = [
             message for offset, batch in batches for message in messages_of(batch, offset=offset, journal=self.label)
         ]
-        self._next = len(self._ready)
+        self._next = len(self._made)
         is_much = sum(batch.nbytes for _, batch in batches) > BACK_BYTES
         self._back_rows = max(1, self._back_rows // 2) if is_much else min(BACK_ROWS, self._back_rows * 2)
 
     def _plan(self) -> Iterator[tuple[int, Any]]:
         """What the journal has by now."""
-        found = self.find()
-        if found is None or self.at == found[2]:
-            return iter(())
-        number, _, end = found
-        return self._reader.committed(self.journal, self.at, min(end, self.at + PLAN_ROWS), journal=number)
+        found, batches = self._reader.ahead(self.journal, self.at, PLAN_ROWS, journal=self.number)
+        self._check(found)
+        return batches
 
     def find(self) -> tuple[int, int, int] | None:
         """The journal's number, its first and its next offset; None if it does not exist yet. `NotFound` if it is not
         the one that was read, or if the place is not there."""
         found = self._reader.whereabouts(self.journal)
+        self._check(found)
+        return found
+
+    def _check(self, found: tuple[int, int, int] | None) -> None:
         if found is None:
             if self.number is not None or self.at:
                 raise self._vanished()
-            return None
+            return
         number, first, end = found
         self.number = number if self.number is None else self.number
         if number != self.number or self.at > end:
@@ -193,7 +223,6 @@ class Following:
                 f"the journal {self.label!r} begins at {first} now, and was read to {self.at}: messages were "
                 f"forgotten before they were read. Move to {first} to go on without them"
             )
-        return found
 
     def _vanished(self) -> NotFound:
         return NotFound(

@@ -239,11 +239,15 @@ def check_append(operation: Append) -> tuple[int, int, Any]:
         for headers in operation.headers:
             if headers:
                 check_headers(headers)
-    sizes = None if rows == 1 else np.fromiter(map(len, operation.bodies), np.int64, rows)
-    total = len(operation.bodies[0]) if sizes is None else int(sizes.sum())
+    if rows == 1:
+        total = len(operation.bodies[0]) + sum(operation.extra_bytes())
+        _check_sizes(total, total)
+        return 1, total, None
+    sizes = np.fromiter(map(len, operation.bodies), np.int64, rows)
+    total = int(sizes.sum())
     extra = operation.extra_bytes()
     if extra or total > MESSAGE_BYTES_MAX:
-        whole = (np.array([total]) if sizes is None else sizes) + (np.array(extra, np.int64) if extra else 0)
+        whole = sizes + (np.array(extra, np.int64) if extra else 0)
         total = int(whole.sum())
         _check_sizes(int(whole.max()), total)
     return rows, total, sizes

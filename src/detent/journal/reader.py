@@ -146,12 +146,15 @@ class JournalReader:
     def whereabouts(self, name: str) -> tuple[int, int, int] | None:
         """The journal's number, its first and its next committed offset, at one moment; None if there is none."""
         with self._reader.view() as view:
-            try:
-                journal = self._listing(view, name).journal
-            except NotFound:
-                return None
-            head = self._head(view, journal)
-            return journal, head.first_offset, head.next_offset
+            return self._whereabouts(view, name)
+
+    def _whereabouts(self, view: View, name: str) -> tuple[int, int, int] | None:
+        try:
+            journal = self._listing(view, name).journal
+        except NotFound:
+            return None
+        head = self._head(view, journal)
+        return journal, head.first_offset, head.next_offset
 
     def extents(self, prefix: str = "") -> dict[str, tuple[int, int]]:
         """The first and the next committed offset of each journal whose name starts with `prefix`, at one moment."""
@@ -202,9 +205,36 @@ class JournalReader:
             at += sum(run.rows for run in plan)
             yield from self._follow(journal, at, plan)
 
+    def ahead(
+        self, name: str, start: int, rows: int, *, journal: int | None = None
+    ) -> tuple[tuple[int, int, int] | None, Iterator[tuple[int, Any]]]:
+        """Where a journal is, as `whereabouts` tells, and up to so many of its messages from `start` on, as `committed`
+        gives them. Both are found in one look, which for a few messages is what a read costs. There are no messages if
+        `start` is not in the journal, or if it does not have the number that is given."""
+        with self._reader.view() as view:
+            found = self._whereabouts(view, name)
+            end = ahead_to(found, start, rows, journal)
+            if found is None or end is None:
+                return found, iter(())
+            plan = self._runs(view, found[0], start, end)
+            planned = start + sum(run.rows for run in plan)
+            pieces = [] if plan[0].fragment else self._read_blocks(view, found[0], plan, start)
+        return found, self._go_on(name, found[0], pieces, plan, planned, end)
+
+    def _go_on(
+        self, name: str, journal: int, pieces: list[tuple[int, Any]], plan: deque[Run], planned: int, end: int
+    ) -> Iterator[tuple[int, Any]]:
+        """What was read, then the rest of the plan, then what is behind it."""
+        yield from _merge(pieces)
+        yield from self._follow(journal, planned, plan)
+        yield from self.committed(name, planned, end, journal=journal)
+
     def _plan(self, view: View, journal: int, start: int, end: int) -> deque[Run]:
         """The next runs of the index. They stay true after the view has ended: what is committed does not change."""
         self._require_range(view, journal, start, end)
+        return self._runs(view, journal, start, end)
+
+    def _runs(self, view: View, journal: int, start: int, end: int) -> deque[Run]:
         plan: deque[Run] = deque()
         at = start
         for offset, run in runs_from(view, journal, start):
@@ -327,6 +357,13 @@ def check_range(start: int, end: int) -> None:
     """Refuse what is no range of offsets or positions."""
     if start < 0 or end < start:
         raise Invalid(f"[{start}, {end}) is no range")
+
+
+def ahead_to(found: tuple[int, int, int] | None, start: int, rows: int, journal: int | None) -> int | None:
+    """Up to where a read of so many messages from `start` on goes; None if there is nothing to be read."""
+    if found is None or journal not in {None, found[0]} or not found[1] <= start < found[2]:
+        return None
+    return min(found[2], start + rows)
 
 
 def _merge(pieces: list[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:

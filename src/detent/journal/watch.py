@@ -10,6 +10,9 @@ from detent.errors import LimitExceeded
 
 WAITERS_MAX: Final = 10_000
 
+ANNOUNCED_MAX: Final = 10_000
+"""Journals whose last announcement is kept; beyond this all are forgotten, and who asks looks for itself."""
+
 
 class Watch:
     """Waiters by journal. A waiter is called once, from the committing thread, and must return at once."""
@@ -18,6 +21,7 @@ class Watch:
         self.changed: dict[str, int] = {}
         self._lock = threading.Lock()
         self._waiters: dict[str, list[tuple[int, Callable[[], None]]]] = {}
+        self._announced: dict[str, int] = {}
 
     def add(self, journal: str, offset: int, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` once the journal's next offset is above `offset`. Returns how to stop waiting.
@@ -40,9 +44,20 @@ class Watch:
 
         return remove
 
+    def announced(self, journal: str) -> int | None:
+        """The journal's next offset, as it was announced last; None if that is not known.
+
+        Whoever `add`s first and then finds here the offset that he waits for has missed nothing: what is announced
+        later wakes him. Of a journal that was deleted it says nothing.
+        """
+        return self._announced.get(journal)
+
     def announce(self) -> None:
         """Wake those whose journal has grown far enough in the group that was just committed."""
         changed, self.changed = self.changed, {}
+        if len(self._announced) + len(changed) > ANNOUNCED_MAX:
+            self._announced.clear()
+        self._announced.update(changed)  # before anybody is looked for who waits
         if not self._waiters:
             return
         ready: list[Callable[[], None]] = []

@@ -60,4 +60,7 @@ def parse_url(url: str) -> Location:
         if not parts.netloc or parts.query or parts.fragment or "@" in parts.netloc:
             raise Invalid(f"write {scheme}://BUCKET/PREFIX; credentials come from the environment, never from the URL")
         return Location(scheme, parts.netloc, parts.path.strip("/"))
-    raise Invalid(f"unknown kind of store {scheme!r}: use memory:, file:PATH, s3://BUCKET/PREFIX, gs:// or az://")
+    raise Invalid(
+        f"unknown kind of store {scheme!r}: use memory:, file:PATH, s3://BUCKET/PREFIX, gs:// or az://, or "
+        "https://HOST:PORT for a server's"
+    )

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
-from detent.errors import Busy, Fenced, Invalid, Unavailable
+from detent.errors import Busy, Corrupt, Fenced, Invalid, Unavailable
 from detent.journal import Message
 from detent.processor.declaration import Processor
 from detent.processor.function import Function
-from detent.processor.inputs import Set
+from detent.processor.inputs import Set, Singles
 from detent.processor.outcome import (
     ERROR_TYPE,
     STEP_BYTES_MAX,
@@ -27,14 +27,21 @@ from detent.processor.outcome import (
     error_body,
 )
 from detent.processor.place import Place
-from detent.processor.provenance import HEADER
+from detent.processor.provenance import HEADER, named_inputs, origin_of, origins_of
 from detent.processor.step import Polled, Step
 
 RETRY_PAUSE_S_MAX: Final = 30.0
 
-NOT_OUTPUTS: Final = (Unavailable, Busy, Fenced)
-"""Failures that are nobody's output: what the message needs is away, or this process was replaced. It is tried again,
-under the same key, by whoever runs the processor then."""
+NOT_OUTPUTS: Final = (Unavailable, Busy, Fenced, Corrupt)
+"""Failures that are nobody's output: what the message needs is away or broken, or this process was replaced. It is
+tried again, under the same key, by whoever runs the processor then."""
+
+
+def noted(error: Exception, note: str) -> Exception:
+    """The error, with a note on it, once."""
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+    return error
 
 
 def _ran(answer: Any) -> Written:
@@ -143,7 +150,7 @@ class Caller:
             failure = None
             pause_s = min(RETRY_PAUSE_S_MAX, pause_s * 2)
         if self._errors is None or isinstance(failure, NOT_OUTPUTS):
-            raise failure
+            raise noted(failure, f"{self._name} was at {named_inputs(messages)}, under the key {series}-{number}")
         key = f"{series}-{number}"
         body = error_body(self._name, key, failure, messages, attempt)
         headers = {HEADER: self._writer.stamp(key, messages), TYPE: ERROR_TYPE}
@@ -184,14 +191,14 @@ class Caller:
     def _run_plain(self, sets: Sequence[Set], series: str, first: int, outcome: Outcome) -> BaseException | None:
         """The most usual kind of function, in the fewest steps: one input, one output, and nothing asked for. It does
         what `_run_one` does, for half the price of a message."""
-        call, only, headers = self._function.call_plain, self._writer.only, self._writer.plain_stamp(series)
+        call, only, stamp = self._function.plain(), self._writer.only, self._writer.begun_stamp(series)
         assert only is not None
-        for number, one in enumerate(sets, first):
-            message = one[0]
+        columns = zip(*_columns(sets, self._function.takes_message), strict=True)
+        for number, (taken, key, origin) in enumerate(columns, first):
             try:
-                answer = call(message)
+                answer = call(taken)
             except Exception as failure:  # noqa: BLE001 - tried again, written or raised
-                error = self._run_one(one, series, number, first, outcome, failure)
+                error = self._run_one(sets[number - first], series, number, first, outcome, failure)
                 if error is not None:
                     return error
                 continue
@@ -200,12 +207,12 @@ class Caller:
                 outcome.outputs += 1
                 outcome.bytes += len(answer)
                 out.bodies.append(answer)
-                out.keys.append(message.key)
-                out.headers.append(headers(number, message))
+                out.keys.append(key)
+                out.tags.append(f"{stamp}{number} {origin}")
             elif answer is None:
                 outcome.nils += 1
             else:
-                error = self._run_one(one, series, number, first, outcome, answer=answer)
+                error = self._run_one(sets[number - first], series, number, first, outcome, answer=answer)
                 if error is not None:
                     return error
             if outcome.bytes > STEP_BYTES_MAX:
@@ -289,13 +296,23 @@ class Caller:
         return None
 
 
+def _columns(sets: Sequence[Set], as_messages: bool) -> tuple[Sequence[Any], list[bytes | None], list[str]]:
+    """Of input sets of one message each: what a plain function takes, their keys, and what outputs say of them."""
+    if isinstance(sets, Singles):
+        rows = sets.rows
+        return rows.messages if as_messages else rows.bodies, rows.keys, origins_of(rows)
+    messages = [one[0] for one in sets]
+    taken = messages if as_messages else [message.body for message in messages]
+    return taken, [message.key for message in messages], [origin_of(message) for message in messages]
+
+
 def _add(outcome: Outcome, part: Outcome) -> None:
     for place, out in part.outgoing.items():
         outcome_out = outcome.outgoing.setdefault(place, out)
         if outcome_out is not out:
             outcome_out.bodies += out.bodies
             outcome_out.keys += out.keys
-            outcome_out.headers += out.headers
+            outcome_out.tags += out.tags
     outcome.bytes += part.bytes
     outcome.outputs += part.outputs
     outcome.errors += part.errors

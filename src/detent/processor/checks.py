@@ -59,9 +59,13 @@ def _duplicates(processors: Sequence[Processor]) -> list[str]:
         seen[one.name] = seen.get(one.name, 0) + 1
     twice = [name for name, count in seen.items() if count > 1]
     old = [one.formerly for one in processors if one.formerly in seen]
-    return [f"{name!r} is declared twice: each processor has a name of its own" for name in twice] + [
-        f"{name!r} is declared, and another processor says that it was called so formerly" for name in old
-    ]
+    claimed = [one.formerly for one in processors if one.formerly is not None]
+    shared = sorted({name for name in claimed if claimed.count(name) > 1})
+    return (
+        [f"{name!r} is declared twice: each processor has a name of its own" for name in twice]
+        + [f"{name!r} is declared, and another processor says that it was called so formerly" for name in old]
+        + [f"several processors say formerly={name!r}: one of them takes over its progress" for name in shared]
+    )
 
 
 def _unknown_stores(processors: Sequence[Processor], errors: Place | None, stores: set[str]) -> list[str]:

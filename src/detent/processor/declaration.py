@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ OUTPUTS_MAX: Final = 64
 
 BATCH_MAX: Final = 10_000
 """Input sets in one step: all of them are in memory, and in one transaction."""
+
+EVERY_MS_MIN: Final = 1
+"""A source that is asked without a pause would be all that its process does."""
 
 PARALLEL_MAX: Final = 256
 RETRIES_MAX: Final = 1_000
@@ -91,6 +95,9 @@ def source(
     With a function it is asked every so often: the function gets what it answered last as its `cursor` (None at first),
     and answers ``Polled(values, cursor)``. Values and cursor are committed together, so none is lost or repeated.
     """
+    every_ms = milliseconds(every)
+    if every_ms < EVERY_MS_MIN:
+        raise Invalid(f"the source {name!r} is asked every {EVERY_MS_MIN} ms at most, not every {every}")
     return Processor(
         name=_name(name),
         kind="source",
@@ -108,7 +115,7 @@ def source(
         retries=0,
         retry_pause_ms=0,
         start="earliest",
-        every_ms=milliseconds(every),
+        every_ms=every_ms,
         formerly=None if formerly is None else _name(formerly),
         errors_off=True,
     )
@@ -198,15 +205,30 @@ def _processor(
 
 
 def _name(name: Any) -> str:
-    names.check_name(name, "processor")
-    if "/" in name or len(name) > NAME_MAX:
+    if name == "<lambda>":
+        raise Invalid("a lambda has no name: give name='...'")
+    if isinstance(name, str) and ("/" in name or len(name) > NAME_MAX):
         raise Invalid(f"a processor's name has up to {NAME_MAX} letters and no '/', not {name!r}")
+    names.check_name(name, "processor")
     return str(name)
+
+
+def check_options(name: str, declare: Callable[..., Processor], options: Mapping[str, Any]) -> None:
+    """`Invalid`, with what was meant, for options that there are not."""
+    known = [*inspect.signature(declare).parameters, *inspect.signature(_processor).parameters]
+    allowed = [one for one in known if one not in {"name", "kind", "function", "inputs", "options"}]
+    allowed = [one for one in allowed if declare is not sink or one != "outputs"]
+    for option in options:
+        if option not in allowed:
+            near = difflib.get_close_matches(option, allowed, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(dict.fromkeys(allowed))}"
+            raise Invalid(f"{name!r} has no option {option!r}: {hint}")
 
 
 def _function(function: Any, name: str) -> Callable[..., Any]:
     if not callable(function):
-        raise Invalid(f"the processor {name!r} needs a function, not {function!r}")
+        hint = ": decorate one with its .sink" if callable(getattr(function, "sink", None)) else ""
+        raise Invalid(f"the processor {name!r} needs a function, not {type(function).__name__}{hint}")
     if _is(inspect.isasyncgenfunction, function):
         raise Invalid(f"{name!r} is an async generator: return a list of Out from an async function instead")
     return function  # type: ignore[no-any-return]
@@ -225,7 +247,10 @@ def _inputs(name: str, one: Any, join: Any, any_of: Any) -> tuple[Mode, tuple[Pl
         return "one", (place(one),)
     places = tuple(place(text) for text in _listed(given[0], "join" if join is not None else "any_of"))
     if not 2 <= len(places) <= INPUTS_MAX or len(set(places)) != len(places):
-        raise Invalid(f"{name!r} has 2 to {INPUTS_MAX} different inputs to {'join' if join is not None else 'choose'}")
+        what = "join" if join is not None else "any_of"
+        raise Invalid(
+            f"{what} of {name!r} names 2 to {INPUTS_MAX} different journals, not {', '.join(map(str, places))}"
+        )
     return ("zip" if join is not None else "any"), places
 
 

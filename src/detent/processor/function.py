@@ -20,6 +20,7 @@ STEP: Final = "step"
 """The name of the parameter that gets the step."""
 
 Convert = Callable[[Message], Any]
+Decode = Callable[[bytes], Any]
 
 
 class Function:
@@ -32,9 +33,13 @@ class Function:
         self.yields = processor.is_generator
         self.whole = processor.whole
         inputs = len(processor.inputs) if processor.mode == "zip" else 1
-        self.converts, self.wants_step = _parameters(processor, inputs)
-        self._convert = self.converts[0] if len(self.converts) == 1 else None
+        decoders, self.wants_step = _parameters(processor, inputs)
+        self.converts = [_convert(decode) for decode in decoders]
+        self._convert = self.converts[0] if len(decoders) == 1 else None
+        self._decode = decoders[0] if len(decoders) == 1 else None
         self.is_plain = self._convert is not None and not (self.wants_step or self.yields or self.whole)
+        self.takes_message = self.is_plain and self._decode is None
+        """Whether `plain` takes messages, and no bodies."""
 
     def call(self, messages: Set | Sequence[Set], step: Step | None) -> Any:
         """Its answer for an input set, or for a whole batch of them."""
@@ -53,11 +58,14 @@ class Function:
         answer = self._function(*arguments, step=step) if self.wants_step else self._function(*arguments)
         return answer if self._run is None else self._run(answer)
 
-    def call_plain(self, message: Message) -> Any:
-        """Its answer for one message, where nothing else is asked for."""
-        assert self._convert is not None
-        answer = self._function(self._convert(message))
-        return answer if self._run is None else self._run(answer)
+    def plain(self) -> Callable[[Any], Any]:
+        """From one message, or its body, to an answer: where nothing else is asked for."""
+        function, decode, run = self._function, self._decode, self._run
+        if run is not None:
+            return lambda taken: run(function(taken if decode is None else decode(taken)))
+        if decode is None or decode is bytes:
+            return function
+        return lambda body: function(decode(body))
 
     def ask(self, cursor: Any, step: Step | None) -> Any:
         """The answer of a source."""
@@ -65,8 +73,9 @@ class Function:
         return answer if self._run is None else self._run(answer)
 
 
-def _parameters(processor: Processor, inputs: int) -> tuple[list[Convert], bool]:
-    """How each input becomes an argument, and whether the function wants the step."""
+def _parameters(processor: Processor, inputs: int) -> tuple[list[Decode | None], bool]:
+    """How the body of each input becomes an argument, None where the whole message does, and whether the function wants
+    the step."""
     function = processor.function
     assert function is not None
     named = f"the function of {processor.name!r}"
@@ -93,7 +102,7 @@ def _parameters(processor: Processor, inputs: int) -> tuple[list[Convert], bool]
         )
     kinds = [hints.get(one.name, Any) for one in positional[:inputs]]
     kinds += [Any] * (inputs - len(kinds))
-    return [_convert(_element(kind) if processor.whole else kind) for kind in kinds], wants_step
+    return [_decoder(_element(kind) if processor.whole else kind) for kind in kinds], wants_step
 
 
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -105,18 +114,26 @@ def _element(kind: Any) -> Any:
     return arguments[0] if arguments else Any
 
 
-def _convert(kind: Any) -> Convert:
-    """From a message to what a parameter is declared to be: a `Message`, its bytes, or JSON. A message that a filter
-    holds back is None, so that parameters may say so, too."""
+def _decoder(kind: Any) -> Decode | None:
+    """From a body to what a parameter is declared to be: its bytes, or JSON; None for a `Message`. A message that a
+    filter holds back is None, so that parameters may say so, too."""
     if get_origin(kind) in {Union, types.UnionType} and {Message, bytes}.intersection(get_args(kind)):
         rest = [one for one in get_args(kind) if one is not type(None) and get_origin(one) is not list]  # of a batch
         kind = rest[0] if len(rest) == 1 else kind
     if kind is Message:
-        return lambda message: message
+        return None
     if kind is bytes:
-        return lambda message: message.body
+        return bytes
     try:
-        decode = msgspec.json.Decoder(kind).decode
+        decode: Decode = msgspec.json.Decoder(kind).decode
     except TypeError as error:
         raise Invalid(f"a message does not become a {kind}: {error}") from error
+    return decode
+
+
+def _convert(decode: Decode | None) -> Convert:
+    if decode is None:
+        return lambda message: message
+    if decode is bytes:
+        return lambda message: message.body
     return lambda message: decode(message.body)

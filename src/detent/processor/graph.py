@@ -121,7 +121,7 @@ class Graph:
 
         return decorate
 
-    def stream(self, **options: Any) -> Callable[[Function], Function]:
+    def stream(self, *function: Any, **options: Any) -> Callable[[Function], Function]:
         """Decorator of a function from messages to messages; its name is the processor's, unless `name` is given.
 
         Inputs, one of: `input` a journal; `join` several, one message of each at a time; `any_of` several, a message
@@ -139,27 +139,30 @@ class Graph:
         is "earliest", "latest" or an offset, for inputs that were never read. `formerly` is the name that the processor
         had before, whose progress it takes over.
         """
-        return self._decorator(declaration.stream, options)
+        return self._decorator(declaration.stream, function, options)
 
-    def sink(self, **options: Any) -> Callable[[Function], Function]:
+    def sink(self, *function: Any, **options: Any) -> Callable[[Function], Function]:
         """Decorator of a function that has its effects outside. It is called at least once, always with the same
         ``step.key``: see `SqlSink`, `ObjectSink`, `HttpSink` and `FileSink` for effects that happen exactly once.
 
         Options are those of `stream`, without outputs.
         """
-        return self._decorator(declaration.sink, options)
+        return self._decorator(declaration.sink, function, options)
 
-    def _decorator(self, declare: Callable[..., Processor], options: dict[str, Any]) -> Callable[[Function], Function]:
+    def _decorator(
+        self, declare: Callable[..., Processor], given: tuple[Any, ...], options: dict[str, Any]
+    ) -> Callable[[Function], Function]:
+        if given:
+            kind = declare.__name__
+            raise Invalid(f"write @graph.{kind}(input='...'), or graph.add({kind}('name', function, input='...'))")
         name = options.pop("name", None)
 
         def decorate(function: Function) -> Function:
             own = name or getattr(function, "__name__", None)
             if own is None:
                 raise Invalid(f"{function!r} has no name: give name='...'")
-            try:
-                self.add(declare(own, function, **options))
-            except TypeError as error:
-                raise Invalid(f"{own!r}: {error}") from error
+            declaration.check_options(own, declare, options)
+            self.add(declare(own, function, **options))
             return function
 
         return decorate

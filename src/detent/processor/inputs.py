@@ -7,13 +7,14 @@ inputs of a join, or is stopped there, has taken neither.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, overload
 
 from detent.errors import NotFound
 from detent.growth import Growth
 from detent.journal import Message
+from detent.journal.columns import Rows
 from detent.journal.following import Following
 from detent.processor.declaration import Mode
 from detent.processor.place import Place
@@ -27,6 +28,33 @@ SLICE_S: Final = 5.0
 
 Set = tuple[Message, ...]
 Chosen = list[tuple[str, int]]
+
+
+class Singles(Sequence[Set]):
+    """Input sets of one message each. Whoever needs only some columns of them takes those of `rows`."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Set: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Set]: ...
+
+    def __getitem__(self, index: int | slice) -> Set | Sequence[Set]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            return Singles(self.rows.part(start, max(start, stop))) if step == 1 else list(self)[index]
+        return (self.rows.message(index),)
+
+    def __iter__(self) -> Iterator[Set]:
+        return zip(self.rows.messages, strict=True)
 
 
 @dataclass(slots=True)
@@ -86,10 +114,8 @@ class Inputs:
         """Up to so many input sets of a single input or a join; None if there is none yet."""
         before = self.positions()
         if self._mode == "one":
-            messages = self._followed[self._names[0]].take(limit)
-            if not messages:
-                return None
-            return Taken([(message,) for message in messages], lambda count: _plus(before, count))
+            rows = self._followed[self._names[0]].take_rows(limit)
+            return None if rows is None else Taken(Singles(rows), lambda count: _plus(before, count))
         ready = min(one.look() for one in self._followed.values())
         if not ready:
             return None
@@ -145,15 +171,24 @@ class Inputs:
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
+    def is_still(self) -> bool:
+        """Whether there is nothing to take, as far as that is known without a look. Take all the same after a wait: it
+        may have ended because a look is due."""
+        still = map(self._is_still, self._names)
+        return any(still) if self._mode == "zip" else all(still)
+
+    def _is_still(self, name: str) -> bool:
+        one = self._followed[name]
+        return not one.ready and self._growths[name].is_still(one.at)
+
     def wait(self, stopping: Callable[[], bool], seconds: float = SLICE_S) -> None:
         """Return when there may be something to take, when the bell rings, or after some seconds."""
         self._bell.clear()
         if stopping():
             return
+        missing = self._names
         if self._mode == "zip":
-            missing = [name for name, one in self._followed.items() if not one.look()]
-        else:
-            missing = self._names
+            missing = [name for name in missing if self._is_still(name) or not self._followed[name].look()]
         try:
             grown = [self._growths[name].expect(self._followed[name].at) for name in missing]
             if missing and not any(grown):

@@ -34,6 +34,11 @@ Event = Callable[[str, str, str], None]
 """Is told what happens to a processor: (what, which, more)."""
 
 
+def told(error: BaseException) -> str:
+    """What went wrong, with what is known of where."""
+    return "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+
+
 class Life:
     """One processor of a graph that runs in this process, in a thread of its own."""
 
@@ -67,6 +72,8 @@ class Life:
         self.runner: Runner | None = None
         self.record: Record | None = None
         """The last one that was durable when it ended."""
+        self.generation: int | None = None
+        """The newest reset of which the store told, as long as this process has the lease."""
         self.status = "stopped"
         self.error: BaseException | None = None
         self.restarts = 0
@@ -118,6 +125,8 @@ class Life:
 
     def join(self, deadline: float | None) -> bool:
         """Wait for its end. False if it has not come by then."""
+        if self._thread is threading.current_thread():
+            return False  # a function of the graph's cannot wait for itself
         while self._thread is not None and self._thread.is_alive():
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
@@ -174,7 +183,7 @@ class Life:
             self._retry_s = RETRY_S
         self.restarts += 1
         self.error = error
-        self._say("failed", f"{type(error).__name__}: {error}")
+        self._say("failed", told(error))
         text = "the processor %s failed, and starts over in %.1f s"
         logger.warning(text, self.name, self._retry_s, exc_info=error)
         self._wake.wait(self._retry_s)
@@ -209,10 +218,11 @@ class Life:
         register = ops.RegisterConsumer(self.consumer, 1, self._journals)
         lease = ops.LeaseShard(self.consumer, 0, self._member, self._lease_ms)
         try:
-            self._store.commit([register, lease])
+            leased: ops.Leased = self._store.commit([register, lease])[1]
+            self.generation = leased.generation
             return True
         except Conflict:
-            pass
+            self.generation = None
         question = ops.DescribeConsumers(name=self.consumer)
         found = self._store.commit([question])[0].consumers
         holder = found[0].states[0].holder if found else ""

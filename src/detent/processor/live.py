@@ -19,10 +19,11 @@ from detent.processor import renaming, resetting, settling, status, tracing
 from detent.processor.checks import errors_of
 from detent.processor.declaration import Processor
 from detent.processor.graph import Graph
-from detent.processor.life import Event, Life
+from detent.processor.life import Event, Life, told
 from detent.processor.outcome import encoded, headers_of
 from detent.processor.place import Place, place
 from detent.processor.runner import Runner, consumer_name
+from detent.processor.shapes import check_same_inputs, shape_of
 from detent.processor.step import Out
 from detent.shard import operations as ops
 from detent.shard.members import new_member
@@ -123,7 +124,9 @@ class LiveGraph:
         chosen = self.graph.in_order() if only is None else [self.graph.processor(name) for name in only]
         for name in migrate:
             self.graph.processor(name)
-        renaming.take_over(self, [one for one in chosen if one.runs])
+        running = [one for one in chosen if one.runs]
+        self._check_shapes([one for one in running if one.name not in migrate])
+        renaming.take_over(self, running)
         for processor in chosen:
             if processor.runs:
                 self._life(processor, processor.name in migrate).start()
@@ -132,6 +135,19 @@ class LiveGraph:
             self._beating = threading.Thread(target=self._beat, name=f"detent-graph-{self.graph.name}", daemon=True)
             self._beating.start()
         self._wait_until_started([one.name for one in chosen if one.runs])
+
+    def _check_shapes(self, processors: Sequence[Processor]) -> None:
+        """Refuse what cannot go on, before anybody has begun. (Each looks again when it opens its record: that is what
+        counts.)"""
+        known = status.records(self)
+        for processor in processors:
+            found = known.get(processor.name) or (known.get(processor.formerly) if processor.formerly else None)
+            if found is not None and found[1] is not None:
+                shape = shape_of(processor, errors_of(processor, self.graph.errors), self._delivery(processor))
+                check_same_inputs(f"{self.graph.name}/{processor.name}", found[1].shape, shape)
+
+    def _delivery(self, processor: Processor) -> str:
+        return processor.delivery or self.graph.delivery
 
     def _life(self, processor: Processor, migrate: bool) -> Life:
         """The supervised processor; made anew unless it is at work."""
@@ -156,7 +172,7 @@ class LiveGraph:
             processor,
             self.stores,
             errors=errors_of(processor, self.graph.errors),
-            delivery=processor.delivery or self.graph.delivery,
+            delivery=self._delivery(processor),
             system=self.graph.system,
             run_coroutine=self._run_coroutine,
             migrate=migrate,
@@ -207,12 +223,12 @@ class LiveGraph:
         period_s = min(REPORT_S, self.graph.lease_ms / 1000 / BEATS)
         while not self._ended.wait(period_s):
             for life in list(self._lives.values()):
-                if life.status != "standby" and life.record is not None:
-                    self._report(life, life.record.generation)
+                if life.generation is not None:
+                    self._report(life, life.generation)
 
     def _report(self, life: Life, generation: int) -> None:
         """Each processor by itself: one whose record was deleted must not cost the others their leases."""
-        text = "" if life.error is None else f"{type(life.error).__name__}: {life.error}"
+        text = "" if life.error is None else told(life.error)
         said = text[: ops.ERROR_CHARACTERS_MAX]
         try:
             found: ops.ConsumerDescription = self.store.commit(
@@ -302,6 +318,8 @@ class LiveGraph:
     def settle(self, timeout: Duration | None = "60s", *, stopping: threading.Event | None = None) -> None:
         """Wait until the processors that were started here have done all that there is to do, also those of them that
         another process runs. Raises what made one fail; `Unavailable` after the timeout."""
+        if not self._lives:
+            raise Invalid("nothing was started here: live.start() comes first")
         settling.settle(self._lives.values(), self.stores, timeout, stopping)
 
     def reset(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -13,12 +13,13 @@ from typing import Any, Final
 import msgspec
 
 from detent.codec.block import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX, content_batch
+from detent.codec.one_header import header_column
 from detent.engine import Operation
 from detent.errors import Invalid, LimitExceeded
 from detent.journal import Message
 from detent.journal import operations as journal_ops
 from detent.processor.place import Place
-from detent.processor.provenance import HEADER, born_ms, born_of, named_inputs
+from detent.processor.provenance import HEADER, born_ms, named_inputs
 from detent.processor.records import Owed
 from detent.processor.step import Out
 
@@ -55,19 +56,28 @@ _json: Final = msgspec.json.Encoder(order="deterministic").encode
 class Outgoing:
     """Messages for one journal, in columns."""
 
-    __slots__ = ("bodies", "headers", "keys")
+    __slots__ = ("bodies", "keys", "tags")
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.keys: list[bytes | None] = []
-        self.headers: list[dict[str, str] | None] = []
+        self.tags: list[dict[str, str] | str] = []
+        """The headers of each. A text is what the one says that all outputs carry, where it has no other: most have
+        not, and need no dictionary then."""
+
+    @property
+    def headers(self) -> list[dict[str, str] | None]:
+        """The headers of each."""
+        return [{HEADER: tag} if isinstance(tag, str) else tag for tag in self.tags]
 
     def operation(self, journal: str) -> Operation:
         """Their append."""
         keys = self.keys if any(key is not None for key in self.keys) else None
         if len(self.bodies) < BATCH_FROM:
             return journal_ops.Append(journal, self.bodies, keys, self.headers)
-        return journal_ops.AppendBatch(journal, content_batch(self.bodies, keys, self.headers))
+        tags: list[Any] = self.tags
+        headers = header_column(HEADER, tags) if set(map(type, tags)) == {str} else self.headers
+        return journal_ops.AppendBatch(journal, content_batch(self.bodies, keys, headers))
 
     def owed(self, place: Place) -> Owed:
         """The same, for another store."""
@@ -111,7 +121,7 @@ class Outcome:
             self.bytes += len(body) + sum(len(name) + len(value) for name, value in headers.items())
             outgoing.bodies.append(body)
             outgoing.keys.append(key)
-            outgoing.headers.append(headers)
+            outgoing.tags.append(headers)
         if is_error:
             self.errors += 1
         elif empty:
@@ -145,16 +155,9 @@ class Writer:
         """The output, where there is one."""
         return self._only
 
-    def plain_stamp(self, series: str) -> Callable[[int, Message], dict[str, str]]:
-        """The headers of the most usual outputs, which are made from one message, in the fewest steps."""
-        prefix = f"{self._prefix}{series}-"
-
-        def headers(number: int, message: Message) -> dict[str, str]:
-            text = message.headers.get(HEADER)
-            born = message.published_ms if text is None else born_of(text, message)
-            return {HEADER: f"{prefix}{number} {born} {message.journal}#{message.offset}"}
-
-        return headers
+    def begun_stamp(self, series: str) -> str:
+        """How all the stamps of a series begin: the number of the input set comes next, and what `origin_of` says."""
+        return f"{self._prefix}{series}-"
 
     def written(self, answer: Any, key: str, messages: Sequence[Message]) -> Written:
         """The messages that an answer means. `Invalid` if it means none that could be written."""

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from detent.errors import Corrupt
 from detent.journal import Message
+from detent.journal.columns import Rows
 from detent.processor.place import Place, place
 
 HEADER: Final = "detent"
@@ -72,19 +73,33 @@ def born_ms(messages: Iterable[Message]) -> int:
     """When the oldest of these, or of what they were made from, entered a graph."""
     return min(
         (
-            message.published_ms if (text := message.headers.get(HEADER)) is None else born_of(text, message)
+            message.published_ms
+            if (text := message.headers.get(HEADER)) is None
+            else born_of(text, message.published_ms)
             for message in messages
         ),
         default=0,
     )
 
 
-def born_of(text: str, message: Message) -> int:
+def born_of(text: str, published_ms: int) -> int:
     """When the oldest part of a message with this header entered a graph. A header of somebody else's says nothing."""
     parts = text.split(" ", 4)
     if len(parts) > 3 and parts[3].isdecimal() and len(parts[3]) <= _DIGITS_MAX:
-        return int(parts[3]) or message.published_ms  # 0: it was born there
-    return message.published_ms
+        return int(parts[3]) or published_ms  # 0: it was born there
+    return published_ms
+
+
+def origin_of(message: Message) -> str:
+    """What the header of an output says behind its key, where it is made from one message."""
+    return f"{born_ms((message,))} {named_inputs((message,))}"
+
+
+def origins_of(rows: Rows) -> list[str]:
+    """The same for each of these."""
+    at, texts = rows.journal, rows.values(HEADER)
+    times = [time if text is None else born_of(text, time) for text, time in zip(texts, rows.times, strict=True)]
+    return [f"{born} {at}#{offset}" for offset, born in enumerate(times, rows.offset)]
 
 
 def named_inputs(messages: Iterable[Message]) -> str:

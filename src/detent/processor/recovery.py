@@ -15,6 +15,7 @@ import msgspec
 
 from detent.errors import Conflict, Corrupt
 from detent.processor.records import Attempt, Mark, Owed, Record, Shape, Snapshot
+from detent.processor.shapes import check_same_inputs, described
 
 
 class Fresh(NamedTuple):
@@ -115,12 +116,8 @@ def _reshaped(
     old = found.shape
     if old == shape:
         return found
-    if (old.kind, old.mode, old.inputs) != (shape.kind, shape.mode, shape.inputs) and not migrate:
-        raise Conflict(
-            f"{name} was a {_described(old)}, and is a {_described(shape)} now. Declare it as it was; or let it go on "
-            f"so, each input from where it was and new ones from their start: migrate=[{name.partition('/')[2]!r}], or "
-            f"--migrate {name.partition('/')[2]}; or give it another name, to begin anew"
-        )
+    if not migrate:
+        check_same_inputs(name, old, shape)
     snapshot = found.snapshot
     _check_choice(name, snapshot, old, shape)
     known = set(shape.inputs)
@@ -142,14 +139,9 @@ def _check_choice(name: str, snapshot: Snapshot, old: Shape, shape: Shape) -> No
     missing = sorted({one for one, _ in snapshot.chosen if one} - set(shape.inputs))
     if missing or (old.mode, old.whole) != (shape.mode, shape.whole):
         raise Conflict(
-            f"{name} has begun a step with messages of {', '.join(missing or old.inputs)}, as a {_described(old)}: "
+            f"{name} has begun a step with messages of {', '.join(missing or old.inputs)}, as a {described(old)}: "
             "declare it so until that step has ended, or reset it"
         )
-
-
-def _described(shape: Shape) -> str:
-    reads = {"one": "of", "zip": "that joins", "any": "of any of", "none": ""}.get(shape.mode, shape.mode)
-    return f"{shape.kind} {reads} {', '.join(shape.inputs)}".strip()
 
 
 def _reset(record: Record, generation: int, resets: Mapping[str, int], fresh: Fresh) -> Record:

@@ -34,9 +34,10 @@ def take_over(live: LiveGraph, processors: Sequence[Processor]) -> None:
             continue
         for name, (_, record) in known.items():
             if name not in declared and record is not None and _is_alike(record, processor):
+                lost = f"there is no progress of {processor.formerly!r}. " if processor.formerly else ""
                 raise Conflict(
-                    f"{processor.name!r} is new, and reads what {name!r} has read, which the graph does not have any "
-                    f"more. If it is the same one, say formerly={name!r}; if not, forget the old one: detent graph "
+                    f"{lost}{processor.name!r} is new, and reads what {name!r} has read, which the graph does not have "
+                    f"any more. If it is the same one, say formerly={name!r}; if not, forget the old one: detent graph "
                     f"reset ... --forget {name}"
                 )
 

@@ -29,7 +29,10 @@ TRIES: Final = 10
 def reset(live: LiveGraph, processor: Processor, to: str | int | Mapping[str, int], time: Any) -> dict[str, int]:
     """Move a processor's inputs. Whoever runs it is fenced, and goes on from there."""
     if not processor.inputs:
-        raise Invalid(f"the source {processor.name!r} reads nothing: forget it, to have it asked from its beginning")
+        then = (
+            "forget it, to have it asked from its beginning" if processor.runs else "it is a journal that others write"
+        )
+        raise Invalid(f"the source {processor.name!r} reads nothing: {then}")
     if isinstance(to, Mapping) and (unknown := sorted(set(to) - {str(one) for one in processor.inputs})):
         reads = ", ".join(map(str, processor.inputs))
         raise Invalid(f"{processor.name!r} does not read {', '.join(map(repr, unknown))}: it reads {reads}")

@@ -191,8 +191,11 @@ class Runner:
         assert self._inputs is not None, "open() comes first"
         while not self._stopping and self.processor.mode == "none":
             self._poll()
+        taken = None
         while not self._stopping:
-            taken = self._take(self._inputs)
+            # Behind a step there is often nothing more, and it is known. Whoever has waited looks for himself.
+            is_still = taken is not None and not self._snapshot.chosen and self._inputs.is_still()
+            taken = None if is_still else self._take(self._inputs)
             if taken is None:
                 self.is_waiting = True
                 self._inputs.wait(lambda: self._stopping)

@@ -33,20 +33,13 @@ def settle(
     while not _has_settled(lives, stores):
         for life in lives:
             if life.status == "failed" and life.error is not None:
-                raise _named(life.error, life.name)
+                raise life.error
         if stopping is not None and stopping.is_set():
             return
         if deadline is not None and time.monotonic() > deadline:
             busy = [life.name for life in lives if not _is_idle(life, stores)]
             raise Unavailable(f"not settled within {timeout}: {', '.join(busy) or 'nobody'} still at work")
         time.sleep(LOOK_S)
-
-
-def _named(error: BaseException, name: str) -> BaseException:
-    note = f"raised in the processor {name!r}"
-    if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
-    return error
 
 
 def _has_settled(lives: list[Life], stores: Mapping[str, Store]) -> bool:

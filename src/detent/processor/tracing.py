@@ -59,7 +59,9 @@ def trace(stores: Mapping[str, Store], place: Place, offset: int) -> Hop:
     room = [HOPS_MAX]
     found = _read(stores, place, offset)
     if found is None:
-        raise NotFound(f"there is no message {offset} in {str(place)!r}")
+        is_there = stores[place.store].reader.number(place.journal) is not None
+        what = f"message {offset} in the journal" if is_there else "journal"
+        raise NotFound(f"there is no {what} {str(place)!r}")
     return _hop(stores, place, offset, found, room)
 
 

@@ -14,7 +14,7 @@ import httpx
 from detent.errors import Corrupt, NotFound
 from detent.journal import JournalInfo, JournalReader
 from detent.journal.operations import check_name
-from detent.journal.reader import check_range
+from detent.journal.reader import ahead_to, check_range
 from detent.remote import batches
 from detent.remote.answers import Disconnected, decoded
 from detent.remote.line import Line
@@ -51,6 +51,15 @@ class RemoteJournalReader(JournalReader):
         except NotFound:
             return None
         return info.id, info.first_offset, info.next_offset
+
+    def ahead(
+        self, name: str, start: int, rows: int, *, journal: int | None = None
+    ) -> tuple[tuple[int, int, int] | None, Iterator[tuple[int, Any]]]:
+        found = self.whereabouts(name)
+        end = ahead_to(found, start, rows, journal)
+        if found is None or end is None:
+            return found, iter(())
+        return found, self.committed(name, start, end, journal=found[0])
 
     def extents(self, prefix: str = "") -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = self._ask("/extents", dict[str, tuple[int, int]], prefix=prefix)

@@ -261,14 +261,20 @@ def test_objects_methods_and_partials() -> None:
 
 
 def test_names_that_only_a_type_checker_knows() -> None:
-    """The annotation cannot be read, so the message comes as JSON."""
+    """What a function returns may be one; a parameter would be filled with something else than it says."""
     seen = []
 
-    def function(value: Fraction) -> None:
+    def returns(value: bytes) -> Fraction | None:
         seen.append(value)
 
-    seen_by(function, sets_of(5))
-    assert seen == [5]
+    seen_by(returns, sets_of(5))
+    assert seen == [b"5"]
+
+    def takes(value: Fraction) -> None:
+        seen.append(value)
+
+    with pytest.raises(Invalid, match="annotation that cannot be found when it runs: name 'Fraction'"):
+        seen_by(takes, sets_of(5))
 
 
 def test_parameters_of_a_join_are_in_the_order_of_the_inputs() -> None:

@@ -22,7 +22,8 @@ import detent
 from detent import Conflict, NotFound, Store
 from detent.engine import Operation
 from detent.journal import operations as journal_ops
-from detent.processor import Graph, LiveGraph, Step, inputs, life, provenance_of, renaming
+from detent.processor import Graph, LiveGraph, Step, inputs, life, provenance_of, renaming, resetting
+from detent.processor.outcome import STEP_BYTES_MAX
 from detent.processor.runner import new_series
 from detent.remote import LocalOwner
 from detent.shard import operations as ops
@@ -108,8 +109,9 @@ def test_c3_a_choice_is_made_once(simulate: Make, far: bool) -> None:
 
 
 @BOTH
-def test_c4_a_key_does_not_change_with_the_inputs(simulate: Make, far: bool) -> None:
-    """An input is added in the middle of a step, which ends then, and its process right after: it has one output."""
+def test_c4_a_key_that_is_computed_anew_changes_with_the_inputs(simulate: Make, far: bool) -> None:
+    """An input is added in the middle of a step, which ends then, and its process right after: it has one output. These
+    are other inputs, under another key; which they keep."""
     world = simulate("joining", far)
     world.fill()
     world.send("top", 20, 21, 22)
@@ -118,11 +120,13 @@ def test_c4_a_key_does_not_change_with_the_inputs(simulate: Make, far: bool) -> 
     with pytest.raises(Conflict, match="migrate"):
         world.run(options={"inputs": ["left", "right", "top"]})
     world.options["inputs"] = ["left", "right", "top"]
+    world.die_at("pair")
+    world.dies(migrate=["pair"])
     world.dies("after_commit", migrate=["pair"])
-    world.run()
+    world.run(migrate=["pair"])
     check_values(world.values("pairs@b" if far else "pairs"), [[0, 10, 20], [1, 11, 21], [2, 12, 22]], "pairs")
-    assert world.trail()[0][0] == world.trail()[1][0]
-    assert world.trail()[1][1] == "left#0,right#0,top#0"
+    check_trail(world.trail())
+    assert [inputs for _, inputs in world.trail()][:3] == ["left#0,right#0", *["left#0,right#0,top#0"] * 2]
 
 
 @BOTH
@@ -142,7 +146,7 @@ def test_c5_what_was_done_at_most_once_is_not_done_again(simulate: Make, point: 
 
 def test_c6_and_k23_keys_of_a_million_deliveries_differ() -> None:
     """32 bits would do for 9,300 deliveries, and one in a hundred of those who have as many would lose an effect. These
-    have 128 random bits for each processor, and a number that counts."""
+    have the time and 80 random bits for each processor, and a number that counts."""
     names = [new_series() for _ in range(1_000)]
     assert all(re.fullmatch("[0-9a-f]{32}", name) for name in names)
     keys = {Step("g", "p", name, number, 0, ()).key for name in names for number in range(1_000)}
@@ -298,18 +302,24 @@ def test_c10_keys_run_side_by_side_and_each_in_order(store: Store) -> None:
     assert [int(message.body) for message in store.journal("out").read()] == list(range(10))
 
 
-def test_c11_nobody_waits_who_is_gone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After waits that ended with a message, by themselves, and because the graph was stopped."""
-    owner = store._connection.current
-    assert isinstance(owner, LocalOwner)
-    waits: list[float] = []
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Processors that wait look again soon; one entry for each time."""
+    made: list[float] = []
     wait = inputs.Inputs.wait
 
     def counted(self: inputs.Inputs, stopping: Callable[[], bool], seconds: float = 0.01) -> None:
-        waits.append(seconds)
+        made.append(seconds)
         wait(self, stopping, seconds)
 
     monkeypatch.setattr(inputs.Inputs, "wait", counted)
+    return made
+
+
+def test_c11_nobody_waits_who_is_gone(store: Store, waits: list[float]) -> None:
+    """After waits that ended with a message, by themselves, and because the graph was stopped."""
+    owner = store._connection.current
+    assert isinstance(owner, LocalOwner)
     graph = Graph("g", store="memory:")
     for name in ("left", "right"):
         graph.source(name)
@@ -327,6 +337,43 @@ def test_c11_nobody_waits_who_is_gone(store: Store, monkeypatch: pytest.MonkeyPa
             live.stop()
             assert len(owner.journals.watch) == 0
     assert len(list(store.journal("pairs").read())) == 5
+
+
+# -- one side after the other, one part after the other -----------------------------------------------------------
+
+
+def test_a_join_that_waits_for_a_side_has_not_taken_the_other(store: Store, waits: list[float]) -> None:
+    """Its sides come one after the other, in the same life: each of one goes with its own of the other."""
+    graph = Graph("g", store="memory:")
+    for name in ("left", "right"):
+        graph.source(name)
+    graph.stream(name="pair", join=["left", "right"], output="pairs", batch=3)(lambda left, right: [left, right])
+    with graph.open(store) as live:
+        live.start()
+        for number in range(6):
+            sides = ["left", "right"] if number % 2 else ["right", "left"]
+            for side in sides:
+                live.send(number, side)
+                waits.clear()
+                eventually(lambda: len(waits) > 1, what="a look at what was sent")
+        live.settle()
+    assert [message.body for message in store.journal("pairs").read()] == [b"[%d,%d]" % (n, n) for n in range(6)]
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-most-once"])
+def test_a_step_that_ends_early_goes_on_where_it_ended(store: Store, parallel: int, delivery: str) -> None:
+    """A batch whose outputs are too much for one commit is made in several: no message is passed over."""
+    body = b"x" * (STEP_BYTES_MAX // 3)
+    graph = _doubling(lambda number: b"%d " % number + body, batch=10, parallel=parallel, delivery=delivery)
+    with graph.open(store) as live:
+        store.journal("in").append_many([b"%d" % number for number in range(10)])
+        live.start()
+        live.settle()
+        status = live.status()[0]
+    assert [int(message.body[:2]) for message in store.journal("out").read()] == list(range(10))
+    assert (status.outputs, status.lag) == (10, 0)
+    assert status.steps > 1
 
 
 # -- everywhere ---------------------------------------------------------------------------------------------------
@@ -471,20 +518,28 @@ def test_a_processor_is_reset_in_a_graph_of_several_stores(simulate: Make) -> No
 
 
 def test_a_processor_that_fails_is_reset(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It starts over all the time, and takes its fence each time: the reset gets through all the same."""
-    monkeypatch.setattr(life, "RETRY_S", 0.0)
+    """It starts over again and again, and takes the fence while it is being reset: that gets through all the same."""
+    monkeypatch.setattr(life, "RETRY_S", 0.001)
+    rebased = resetting._rebased
+    fences: list[int] = []
 
-    def double(number: int) -> int:
-        return 2 // number
+    def fence() -> int:
+        return int(store.commit([ops.FindShard("graph/g/double", 0)])[0].fence)
 
-    with _doubling(double).open(store) as live:
+    def slowly(*arguments: Any) -> Any:
+        if len(fences) < 3:
+            fences.append(fence())
+            eventually(lambda: fence() > fences[-1], what="another start")
+        return rebased(*arguments)
+
+    monkeypatch.setattr(resetting, "_rebased", slowly)
+    with _doubling(lambda number: 2 // number).open(store) as live:
         live.send(0)
         live.send(1)
         live.start()
-        for _ in range(20):
-            live.reset("double", 0)
-        live.reset("double", 1)
+        assert live.reset("double", 1) == {"in": 1}
         eventually(lambda: "out" in store.journals(), what="an output")
+    assert len(fences) == 3
     assert [message.body for message in store.journal("out").read()] == [b"2"]
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from functools import partialmethod
 
 import pytest
 
 import detent
 from detent import NotFound, Store
 from detent.journal import following
+from detent.processor import stream
 from detent.processor.declaration import Mode
 from detent.processor.inputs import Inputs, Taken
 from detent.processor.place import place
 from detent.processor.records import Snapshot
+from detent.processor.runner import Runner
+from processes import eventually
 
 SERIES = "0" * 32
 LONG_S = 60.0
@@ -377,3 +381,30 @@ def test_a_join_does_not_look_at_what_is_known_to_be_missing(store: Store, monke
     inputs.wait(lambda: False, LONG_S)
     assert bodies(inputs.take(5)) == ["a1 b1"]
     inputs.close()
+
+
+def test_one_who_waits_looks_now_and_then(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is known that nothing has come: a journal that was deleted says nothing more."""
+    monkeypatch.setattr(Inputs, "wait", partialmethod(Inputs.wait, seconds=0.01))
+    fill(store, a=1)
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            runner.run()
+        except NotFound as error:
+            failures.append(error)
+
+    runner = Runner("g", stream("f", unchanged, input="a", output="x"), {"": store}, errors=None, delivery="")
+    runner.open()
+    thread = threading.Thread(target=run)
+    thread.start()
+    eventually(lambda: runner.is_waiting and store.journal("x").next_offset() == 1)
+    store.journal("a").delete()
+    thread.join(LONG_S)
+    runner.close()
+    assert [str(error) for error in failures if "was deleted" in str(error)]
+
+
+def unchanged(value: bytes) -> bytes:
+    return value

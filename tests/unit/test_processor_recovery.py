@@ -120,9 +120,11 @@ def test_other_inputs_are_refused_unless_asked_for() -> None:
     with pytest.raises(Conflict, match=r"migrate=\['p'\]"):
         recovered(one, {"b": 5, "c": 5}, shape=shape)
     found = recovered(one, {"b": 5, "c": 4}, shape=shape, migrate=True)
-    assert found.record.snapshot == Snapshot(SERIES, 5, {"left": 5, "top": 3}, {"left": 7})
+    assert found.record.snapshot == Snapshot(FRESH.series, 5, {"left": 5, "top": 3}, {"left": 7})
     assert (found.record.epoch, found.record.shape, found.is_new) == (2, shape, True)
     assert [owed.store for owed in found.owed] == ["c"]
+    again = recovered(found.record, {"b": 5, "c": 5}, shape=shape, migrate=True)
+    assert not again.is_new, "it is asked for once, and goes on under the same keys then"
 
 
 @pytest.mark.parametrize(
@@ -170,6 +172,8 @@ def test_what_was_chosen_keeps_its_keys(
 def test_batches_that_are_taken_whole_from_now_on_have_other_keys() -> None:
     one = record(shape=replace(WHOLE, whole=False))
     assert recovered(one, shape=WHOLE).record.snapshot.series == FRESH.series
+    late = replace(one, snapshot=replace(one.snapshot, series="e" * 32))
+    assert recovered(late, shape=WHOLE).record.snapshot.series > "e" * 32, "sinks refuse what is older"
     back = recovered(record(shape=WHOLE), shape=replace(WHOLE, whole=False))
     assert back.record.snapshot.series == SERIES, "a batch is chosen durably, so none was begun"
 

@@ -63,15 +63,24 @@ def _offset(live: LiveGraph, place: Place, to: str, time: datetime | None) -> in
     return int(to)
 
 
-def reset(live: LiveGraph, name: str, offsets: dict[str, int], *, yes: bool, as_json: bool) -> None:
-    """Say what becomes of the messages between, ask, and move the processor to exactly these offsets."""
+def reset(
+    live: LiveGraph,
+    name: str,
+    offsets: dict[str, int],
+    to: str | int | dict[str, int],
+    time: datetime | None,
+    *,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Say what would become of the messages between, ask, and move the processor: to where "latest" is by then."""
     known = _known(live, name)
     if known is not None:
         for line in _consequences(known, offsets):
             note(line)
         what = f"moves {name}, whose deliveries have new keys from there on"
         confirm(f"This {what}. Go on?", what, yes=yes)
-    moved = live.reset(name, offsets)
+    moved = live.reset(name, to, time=time)
     if as_json:
         print_json({"processor": name, "offsets": moved})
     else:

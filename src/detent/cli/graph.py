@@ -303,7 +303,8 @@ def reset(
             _graph_reset.forget(live, name, yes=yes, as_json=as_json)
             return
         wanted = _graph_reset.wanted(live, found.processor(name), to or "earliest", time, inputs)
-        _graph_reset.reset(live, name, wanted, yes=yes, as_json=as_json)
+        place = wanted if inputs else int(to) if to and to.isdigit() else to or "earliest"
+        _graph_reset.reset(live, name, wanted, place, time, yes=yes, as_json=as_json)
 
 
 @graph.command()

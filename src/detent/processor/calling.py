@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -32,6 +32,12 @@ from detent.processor.step import Polled, Step
 
 RETRY_PAUSE_S_MAX: Final = 30.0
 
+CURSOR_BYTES_MAX: Final = 1 << 20
+"""It is written with every answer of its source."""
+
+LOT: Final = 8
+"""Input sets a thread that are run before what came of them is looked at."""
+
 NOT_OUTPUTS: Final = (Unavailable, Busy, Fenced, Corrupt)
 """Failures that are nobody's output: what the message needs is away or broken, or this process was replaced. It is
 tried again, under the same key, by whoever runs the processor then."""
@@ -42,6 +48,12 @@ def noted(error: Exception, note: str) -> Exception:
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)
     return error
+
+
+def _seen(passing: Any, *, whole: bool) -> list[Message]:
+    """The messages that a function got to see, of which an output inherits its key."""
+    sets = passing if whole else [passing]
+    return [message for one in sets for message in one if message is not None]
 
 
 def _ran(answer: Any) -> Written:
@@ -64,7 +76,10 @@ class Caller:
         errors: Place | None,
         system: Any,
         run_coroutine: Callable[[Any], Any] | None = None,
+        *,
+        drops: bool = False,
     ) -> None:
+        """`drops` says that input sets which fail for good give nothing, and those behind them are run all the same."""
         self._graph = graph
         self._processor = processor
         self._errors = errors
@@ -74,6 +89,12 @@ class Caller:
         self._writer = Writer(self._name, processor.outputs)
         self._filters = bool(processor.types or processor.topics)
         self._is_plain = self._function.is_plain and not self._filters and self._writer.only is not None
+        self.identity = ""
+        """Which processor it is, once that is known."""
+        self._drops = drops
+        self._dropped: list[Exception] = []
+        self._left: dict[int, Outcome] = {}
+        """What came of input sets that were run, and had no room in their step, by number."""
         self._ending = threading.Event()
         self._pool: ThreadPoolExecutor | None = None
         if processor.parallel > 1:
@@ -109,7 +130,8 @@ class Caller:
     # -- one input set ------------------------------------------------------------------------------------------
 
     def _step(self, messages: Sequence[Message], series: str, number: int, floor: int, attempt: int) -> Step:
-        return Step(self._graph, self._processor.name, series, number, floor, messages, self._system, attempt)
+        name, system = self._processor.name, self._system
+        return Step(self._graph, name, series, number, floor, messages, system, attempt, self.identity)
 
     def _call(
         self, one: Any, messages: Sequence[Message], series: str, number: int, floor: int, attempt: int
@@ -118,11 +140,11 @@ class Caller:
         step = self._step(messages, series, number, floor, attempt) if function.wants_step else None
         answer = function.call(one, step)
         key = f"{series}-{number}"
-        if function.yields:
-            return self._writer.many(answer, key, messages)
-        if not self._processor.outputs:
+        if not self._processor.outputs and not function.yields:
             return _ran(answer)  # what a sink answers is nobody's business otherwise
-        return self._writer.written(answer, key, messages)
+        seen = messages if not self._filters else _seen(one, whole=function.whole)
+        write = self._writer.many if function.yields else self._writer.written
+        return write(answer, key, messages, seen)
 
     def _tried(
         self,
@@ -163,36 +185,55 @@ class Caller:
         answer = function.ask(msgspec.json.decode(cursor), step)
         if not isinstance(answer, Polled):
             raise Invalid(f"the source {self._name} answers Polled(values, cursor), not {type(answer).__name__}")
+        if isinstance(answer.values, str | bytes | Mapping):
+            raise Invalid(f"Polled takes a list of values, not {type(answer.values).__name__}: each is a message")
         outcome = Outcome()
         key = f"{series}-{number}"
         outcome.gave(self._writer.many(answer.values, key, ()))
-        return outcome, encoded(answer.cursor)
+        after = encoded(answer.cursor)
+        if len(after) > CURSOR_BYTES_MAX:
+            raise Invalid(f"a cursor of {len(after)} bytes is over the limit of {CURSOR_BYTES_MAX}")
+        return outcome, after
 
     # -- a step -------------------------------------------------------------------------------------------------
 
     def run(self, sets: Sequence[Set], series: str, first: int) -> tuple[Outcome, BaseException | None]:
         """Run input sets in order. Ends at the first that fails for good: answers what came of those before, and the
-        error."""
+        error. (Where such are dropped, it goes on, and answers the first error in the end.)"""
         outcome = Outcome()
+        self._dropped = []
         if self._function.whole:
-            return outcome, self._run_whole(sets, series, first, outcome)
-        if self._pool is not None and len(sets) > 1:
-            return outcome, self._run_parallel(sets, series, first, outcome)
-        if self._is_plain:
-            return outcome, self._run_plain(sets, series, first, outcome)
-        for index, one in enumerate(sets):
-            error = self._run_one(one, series, first + index, first, outcome)
+            run = self._run_whole
+        elif self._pool is not None and len(sets) > 1:
+            run = self._run_parallel
+        else:
+            run = self._run_plain if self._is_plain else self._run_each
+        error = run(sets, series, first, outcome)
+        return outcome, error or next(iter(self._dropped), None)
+
+    def _run_each(self, sets: Sequence[Set], series: str, first: int, outcome: Outcome) -> BaseException | None:
+        for number, one in enumerate(sets, first):
+            error = self._run_one(one, series, number, first, outcome)
             if error is not None:
-                return outcome, error
+                return error
             if outcome.bytes > STEP_BYTES_MAX:
                 break
-        return outcome, None
+        return None
+
+    def _failed(self, error: Exception, outcome: Outcome, sets: int = 1) -> BaseException | None:
+        """Input sets that failed for good: an end, or nothing."""
+        if not self._drops:
+            return error
+        self._dropped.append(error)
+        outcome.nothing(sets)
+        return None
 
     def _run_plain(self, sets: Sequence[Set], series: str, first: int, outcome: Outcome) -> BaseException | None:
         """The most usual kind of function, in the fewest steps: one input, one output, and nothing asked for. It does
         what `_run_one` does, for half the price of a message."""
         call, only, stamp = self._function.plain(), self._writer.only, self._writer.begun_stamp(series)
         assert only is not None
+        out = outcome.to(only)
         columns = zip(*_columns(sets, self._function.takes_message), strict=True)
         for number, (taken, key, origin) in enumerate(columns, first):
             try:
@@ -202,10 +243,10 @@ class Caller:
                 if error is not None:
                     return error
                 continue
-            if type(answer) is bytes and len(answer) < STEP_BYTES_MAX:
-                out = outcome.to(only)
+            size = len(answer) + len(key or b"") if type(answer) is bytes else STEP_BYTES_MAX
+            if size < STEP_BYTES_MAX:
                 outcome.outputs += 1
-                outcome.bytes += len(answer)
+                outcome.bytes += size
                 out.bodies.append(answer)
                 out.keys.append(key)
                 out.tags.append(f"{stamp}{number} {origin}")
@@ -243,7 +284,7 @@ class Caller:
                     failure = error
             written, is_error = self._tried(passing, one, series, number, floor, failure)
         except Exception as error:  # noqa: BLE001 - the runner raises it, after it has kept what came before
-            return error
+            return self._failed(error, outcome)
         outcome.gave(written, is_error=is_error)
         return None
 
@@ -256,7 +297,7 @@ class Caller:
         try:
             written, is_error = self._tried(passing, messages, series, first, first)
         except Exception as error:  # noqa: BLE001 - the runner raises it
-            return error
+            return self._failed(error, outcome, len(sets))
         rest = Outcome()
         rest.gave(written, is_error=is_error)
         outcome.outgoing = rest.outgoing
@@ -266,34 +307,48 @@ class Caller:
         return None
 
     def _run_parallel(self, sets: Sequence[Set], series: str, first: int, outcome: Outcome) -> BaseException | None:
-        """Input sets of different keys at once, those of one key in order; what comes of them in the order of the
-        input."""
+        """Some input sets after the others, so that little is in memory; of each lot, what comes of them in the order
+        of the input. What was run and has no room any more is kept for the next step: it is not run again."""
+        left, self._left = self._left, {}
+        lot = self._processor.parallel * LOT
+        for start in range(0, len(sets), lot):
+            parts = self._run_lanes(sets[start : start + lot], series, first + start, first, left)
+            for index, (part, error) in enumerate(parts):
+                if outcome.bytes > STEP_BYTES_MAX:
+                    rest = enumerate(parts[index:], first + start + index)
+                    self._left = {number: one for number, (one, wrong) in rest if wrong is None and one.sets}
+                    return None
+                if error is not None:
+                    return error
+                _add(outcome, part)
+            if outcome.bytes > STEP_BYTES_MAX:
+                break
+        return None
+
+    def _run_lanes(
+        self, sets: Sequence[Set], series: str, first: int, floor: int, left: Mapping[int, Outcome]
+    ) -> list[tuple[Outcome, BaseException | None]]:
+        """Input sets of different keys at once, those of one key in order. Those behind a failure in their lane have to
+        wait for it, and are empty."""
         lanes: dict[Any, list[int]] = {}
         for index, one in enumerate(sets):
             key = next((message.key for message in one if message.key is not None), None)
             lanes.setdefault(index if key is None else key, []).append(index)
-        parts: list[tuple[Outcome, BaseException | None] | None] = [None] * len(sets)
+        parts: list[tuple[Outcome, BaseException | None]] = [(Outcome(), None) for _ in sets]
 
         def lane(indexes: list[int]) -> None:
             for index in indexes:
-                part = Outcome()
-                error = self._run_one(sets[index], series, first + index, first, part)
+                known = left.get(first + index)
+                part = Outcome() if known is None else known
+                error = None if known else self._run_one(sets[index], series, first + index, floor, part)
                 parts[index] = (part, error)
                 if error is not None:
-                    return  # those behind it in the lane have to wait for it
+                    return
 
         assert self._pool is not None
         for done in [self._pool.submit(lane, indexes) for indexes in lanes.values()]:
             done.result()
-        for part in parts:
-            if part is None:
-                raise AssertionError("an input set was passed over without an error before it")
-            if part[1] is not None:
-                return part[1]
-            _add(outcome, part[0])
-            if outcome.bytes > STEP_BYTES_MAX:
-                break  # the others are run again, under the same keys
-        return None
+        return parts
 
 
 def _columns(sets: Sequence[Set], as_messages: bool) -> tuple[Sequence[Any], list[bytes | None], list[str]]:

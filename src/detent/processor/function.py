@@ -86,10 +86,7 @@ def _parameters(processor: Processor, inputs: int) -> tuple[list[Decode | None],
     wants_step = STEP in parameters
     while isinstance(function, functools.partial):
         function = function.func
-    try:
-        hints = get_type_hints(function if inspect.isroutine(function) else type(function).__call__)
-    except (NameError, TypeError, AttributeError):  # names that are only there for a type checker
-        hints = {}
+    hints = _hints(function if inspect.isroutine(function) else type(function).__call__, named)
     positional = [one for name, one in parameters.items() if name != STEP and one.kind in _POSITIONAL]
     required = [one for one in positional if one.default is one.empty]
     varied = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
@@ -103,6 +100,28 @@ def _parameters(processor: Processor, inputs: int) -> tuple[list[Decode | None],
     kinds = [hints.get(one.name, Any) for one in positional[:inputs]]
     kinds += [Any] * (inputs - len(kinds))
     return [_decoder(_element(kind) if processor.whole else kind) for kind in kinds], wants_step
+
+
+def _hints(function: Any, named: str) -> dict[str, Any]:
+    """What each parameter is annotated with. What the function returns is nobody's business, and may be a name that is
+    only there for a type checker; a parameter that is annotated so would be filled with something else than it says."""
+    try:
+        written = dict(getattr(function, "__annotations__", {}))
+        return get_type_hints(_Annotated({name: kind for name, kind in written.items() if name != "return"}, function))
+    except (NameError, AttributeError) as error:
+        raise Invalid(
+            f"{named} has an annotation that cannot be found when it runs: {error}. Import it there, or leave it out"
+        ) from error
+    except TypeError:
+        return {}
+
+
+class _Annotated:
+    """Some annotations of a function, for who looks them up where they were written."""
+
+    def __init__(self, annotations: dict[str, Any], function: Any) -> None:
+        self.__annotations__ = annotations
+        self.__globals__ = getattr(inspect.unwrap(function), "__globals__", {})
 
 
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -103,6 +103,7 @@ class Life:
             self.start()
             return
         self._retry_s = RETRY_S
+        self.error, self.status = None, "starting"
         self._wake_up()
 
     def give_way(self, fence: int) -> None:
@@ -164,8 +165,8 @@ class Life:
                 self._failed(error, started)
         except Exception as error:  # noqa: BLE001 - it is kept, shown and tried again
             self._failed(error, started)
-        except SystemExit as error:  # or the thread would end without a word
-            failure = RuntimeError(f"its function called sys.exit({error.code!r})")
+        except BaseException as error:  # noqa: BLE001 - or the thread would end without a word
+            failure = RuntimeError(f"its function raised {error!r}, which ends programs and not messages")
             failure.__cause__ = error
             self._failed(failure, started)
 

@@ -20,7 +20,7 @@ from detent.processor.checks import errors_of
 from detent.processor.declaration import Processor
 from detent.processor.graph import Graph
 from detent.processor.life import Event, Life, told
-from detent.processor.outcome import encoded, headers_of
+from detent.processor.outcome import encoded, headers_of, key_of
 from detent.processor.place import Place, place
 from detent.processor.runner import Runner, consumer_name
 from detent.processor.shapes import check_same_inputs, shape_of
@@ -63,12 +63,24 @@ def opened(
         else:
             own = stack.enter_context(detent.open(store_url(graph, store)))
         stores = {name: stack.enter_context(detent.open(url)) for name, url in graph.stores.items()}
+        _refuse_twins({"": own, **stores})
         run_coroutine = None
         if any(processor.is_async for processor in graph.processors):
             run_coroutine = call_on(stack.enter_context(loop_in_thread()))
         live = LiveGraph(graph, {"": own, **stores}, run_coroutine, on_event, member)
         stack.callback(live.stop)
         yield live
+
+
+def _refuse_twins(stores: Mapping[str, Store]) -> None:
+    """A store under two names has two fences for one processor, which would replace itself again and again."""
+    seen: dict[str, str] = {}
+    for name, store in stores.items():
+        if store.url == "memory:":
+            continue  # each is its own
+        if (other := seen.setdefault(store.url, name)) != name:
+            first = f"the store {other!r}" if other else "the graph's own store"
+            raise Invalid(f"{first} and the store {name!r} are one, {store.url}: use one name for it")
 
 
 def run(
@@ -112,6 +124,7 @@ class LiveGraph:
         self._lives: dict[str, Life] = {}
         self._beating: threading.Thread | None = None
         self._ended = threading.Event()
+        self._steering = threading.RLock()
 
     # -- running ------------------------------------------------------------------------------------------------
 
@@ -121,6 +134,11 @@ class LiveGraph:
 
         `migrate` names processors whose inputs were changed on purpose.
         """
+        with self._steering:
+            names = self._start(only, migrate)
+        self._wait_until_started(names)
+
+    def _start(self, only: Sequence[str] | None, migrate: Sequence[str]) -> list[str]:
         chosen = self.graph.in_order() if only is None else [self.graph.processor(name) for name in only]
         for name in migrate:
             self.graph.processor(name)
@@ -134,7 +152,7 @@ class LiveGraph:
             self._ended.clear()
             self._beating = threading.Thread(target=self._beat, name=f"detent-graph-{self.graph.name}", daemon=True)
             self._beating.start()
-        self._wait_until_started([one.name for one in chosen if one.runs])
+        return [one.name for one in running]
 
     def _check_shapes(self, processors: Sequence[Processor]) -> None:
         """Refuse what cannot go on, before anybody has begun. (Each looks again when it opens its record: that is what
@@ -192,14 +210,17 @@ class LiveGraph:
 
     def stop(self, timeout: Duration = STOP_TIMEOUT) -> None:
         """End all processors, each after the step under way. `Unavailable` if one does not end in time."""
-        for life in self._lives.values():
+        for life in list(self._lives.values()):  # at once, also those that are just being started
             life.stop()
-        deadline = time.monotonic() + milliseconds(timeout) / 1000
-        late = [life.name for life in self._lives.values() if not life.join(deadline)]
-        self._ended.set()
-        if self._beating is not None:
-            self._beating.join()
-            self._beating = None
+        with self._steering:
+            for life in self._lives.values():
+                life.stop()
+            deadline = time.monotonic() + milliseconds(timeout) / 1000
+            late = [life.name for life in self._lives.values() if not life.join(deadline)]
+            self._ended.set()
+            if self._beating is not None:
+                self._beating.join()
+                self._beating = None
         if late:
             raise Unavailable(f"{', '.join(late)} did not end within {timeout}: a function is still at work")
 
@@ -257,7 +278,7 @@ class LiveGraph:
         one source."""
         out = Out(value, key, headers or {}, type, topics)
         where = self._source(to)
-        raw = out.key.encode() if isinstance(out.key, str) else out.key
+        raw = None if out.key is None else key_of(out.key)
         journal = self.stores[where.store].journal(where.journal)
         return journal.append(encoded(value), key=raw, headers=headers_of(out))
 

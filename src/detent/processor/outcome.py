@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from detent.codec.block import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX, content_batch
+from detent.codec.block import MESSAGE_BYTES_MAX, content_batch
 from detent.codec.one_header import header_column
 from detent.engine import Operation
 from detent.errors import Invalid, LimitExceeded
@@ -118,7 +118,7 @@ class Outcome:
         for place, body, key, headers in written:
             empty = False
             outgoing = self.to(place)
-            self.bytes += len(body) + sum(len(name) + len(value) for name, value in headers.items())
+            self.bytes += _size(body, key, headers)
             outgoing.bodies.append(body)
             outgoing.keys.append(key)
             outgoing.tags.append(headers)
@@ -131,11 +131,12 @@ class Outcome:
 
     def operations(self, store: str = "") -> list[Operation]:
         """The appends to one store."""
-        return [out.operation(place.journal) for place, out in self.outgoing.items() if place.store == store]
+        written = ((place, out) for place, out in self.outgoing.items() if out.bodies)
+        return [out.operation(place.journal) for place, out in written if place.store == store]
 
     def owed(self) -> list[Owed]:
         """What is for other stores than the graph's own."""
-        return [out.owed(place) for place, out in self.outgoing.items() if place.store]
+        return [out.owed(place) for place, out in self.outgoing.items() if place.store and out.bodies]
 
 
 class Writer:
@@ -159,17 +160,22 @@ class Writer:
         """How all the stamps of a series begin: the number of the input set comes next, and what `origin_of` says."""
         return f"{self._prefix}{series}-"
 
-    def written(self, answer: Any, key: str, messages: Sequence[Message]) -> Written:
-        """The messages that an answer means. `Invalid` if it means none that could be written."""
+    def written(
+        self, answer: Any, key: str, messages: Sequence[Message], seen: Sequence[Message] | None = None
+    ) -> Written:
+        """The messages that an answer means. `Invalid` if it means none that could be written. `seen` are those of the
+        messages that the function saw, if it did not see all."""
         if answer is None:
             return []
         stamp = self.stamp(key, messages)
-        inherited = next((message.key for message in messages if message.key is not None), None)
+        inherited = next((one.key for one in (messages if seen is None else seen) if one.key is not None), None)
         return checked([self._message(out, stamp, inherited) for one in several(answer) for out in self._outs(one)])
 
-    def many(self, answers: Iterable[Any], key: str, messages: Sequence[Message]) -> Written:
+    def many(
+        self, answers: Iterable[Any], key: str, messages: Sequence[Message], seen: Sequence[Message] | None = None
+    ) -> Written:
         """The same for a function that yields."""
-        return checked([one for answer in list(answers) for one in self.written(answer, key, messages)])
+        return checked([one for answer in list(answers) for one in self.written(answer, key, messages, seen)])
 
     def _outs(self, answer: Any) -> list[Out]:
         """One answer as values with their outputs."""
@@ -202,8 +208,23 @@ class Writer:
     def _message(
         self, out: Out, stamp: str, inherited: bytes | None
     ) -> tuple[Place, bytes, bytes | None, dict[str, str]]:
-        key = out.key.encode() if isinstance(out.key, str) else out.key
-        return self._place(out.to), encoded(out.value), inherited if key is None else key, headers_of(out, stamp)
+        key = inherited if out.key is None else key_of(out.key)
+        return self._place(out.to), encoded(out.value), key, headers_of(out, stamp)
+
+
+def key_of(key: Any) -> bytes:
+    """A key as bytes."""
+    if isinstance(key, str):
+        return key.encode()
+    if isinstance(key, bytes | bytearray | memoryview):
+        return bytes(key)
+    raise Invalid(f"a key is bytes or text, not {type(key).__name__}")
+
+
+def _size(body: bytes, key: bytes | None, headers: Mapping[str, str]) -> int:
+    """How many bytes a message has, as its journal counts them."""
+    text_bytes = journal_ops.text_bytes
+    return len(body) + len(key or b"") + sum(text_bytes(name) + text_bytes(text) for name, text in headers.items())
 
 
 def several(answer: Any) -> Sequence[Any]:
@@ -220,13 +241,15 @@ def checked(written: Written) -> Written:
     """Messages that can be written; `Invalid` if not, which is the function's error, and no reason to stand still."""
     owed = whole = 0
     for place, body, key, headers in written:
-        size = len(body) + len(key or b"") + sum(len(name) + len(value) for name, value in headers.items())
-        if len(body) > MESSAGE_BYTES_MAX - HEADER_BYTES_MAX:
-            raise Invalid(f"a message of {len(body)} bytes for {place} is over the limit of {MESSAGE_BYTES_MAX}")
         try:
             journal_ops.check_headers(headers)
         except LimitExceeded as error:
-            raise Invalid(str(error)) from error
+            raise Invalid(f"{error}, with those of the processor") from error
+        size = _size(body, key, headers)
+        if size > MESSAGE_BYTES_MAX:
+            raise Invalid(
+                f"a message of {size} bytes for {place}, with headers, is over the limit of {MESSAGE_BYTES_MAX}"
+            )
         whole += size
         owed += size if place.store else 0
     if whole > SET_BYTES_MAX or owed > OWED_BYTES_MAX:
@@ -254,6 +277,10 @@ def encoded(value: Any) -> bytes:
 def headers_of(out: Out, stamp: str | None = None) -> dict[str, str]:
     """The headers of a message: the user's, its type and topics, and where it comes from."""
     headers = dict(out.headers)
+    texts = [*headers, *headers.values(), *out.topics, *([] if out.type is None else [out.type])]
+    for text in texts:
+        if not isinstance(text, str):
+            raise Invalid(f"headers, types and topics are text, not {type(text).__name__}")
     if HEADER in headers:
         raise Invalid(f"the header {HEADER!r} is written by processors themselves")
     if out.type is not None:

@@ -8,6 +8,7 @@ it was this one.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from detent.errors import Corrupt
@@ -85,14 +86,21 @@ def born_ms(messages: Iterable[Message]) -> int:
 def born_of(text: str, published_ms: int) -> int:
     """When the oldest part of a message with this header entered a graph. A header of somebody else's says nothing."""
     parts = text.split(" ", 4)
-    if len(parts) > 3 and parts[3].isdecimal() and len(parts[3]) <= _DIGITS_MAX:
-        return int(parts[3]) or published_ms  # 0: it was born there
-    return published_ms
+    born = _number(parts[3]) if len(parts) > 3 and len(parts[3]) <= _DIGITS_MAX else 0
+    return born or published_ms  # 0: it was born there
+
+
+@lru_cache(1024)
+def _number(text: str) -> int:
+    """Messages that follow each other were mostly born at the same time, which is read once."""
+    return int(text) if text.isdecimal() else 0
 
 
 def origin_of(message: Message) -> str:
     """What the header of an output says behind its key, where it is made from one message."""
-    return f"{born_ms((message,))} {named_inputs((message,))}"
+    text = message.headers.get(HEADER)
+    born = message.published_ms if text is None else born_of(text, message.published_ms)
+    return f"{born} {message.journal}#{message.offset}"
 
 
 def origins_of(rows: Rows) -> list[str]:

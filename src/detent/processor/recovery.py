@@ -45,25 +45,33 @@ def recover(
     *,
     fresh: Fresh,
     starts: Mapping[str, int],
+    numbers: Mapping[str, int] | None = None,
     generation: int = 0,
     resets: Mapping[str, int] | None = None,
     migrate: bool = False,
 ) -> Recovery:
     """How a processor goes on, from its record and the marks in all other stores that it writes to.
 
-    `starts` are the offsets at which inputs begin that the record does not know. `resets` are offsets by input that
+    `starts` are the offsets at which inputs begin that the record does not know, `numbers` those of the journals that
+    there are. `resets` are offsets by input that
     somebody asked for in a newer `generation`.
     """
     if found is None:
         for store, mark in marks.items():
             if mark is not None:
                 raise _foreign(name, store)
-        new = Snapshot(fresh.series, positions={one: starts[one] for one in shape.inputs})
+        positions = {one: starts[one] for one in shape.inputs}
+        new = Snapshot(fresh.series, positions=positions, journals=dict(numbers or {}))
         return Recovery(Record(fresh.identity, 1, generation, shape, new), (), is_new=True)
     owed = _owed(name, found, marks)
     record = _reshaped(name, found, shape, starts, fresh, migrate=migrate)
     if generation > found.generation:
         record = _reset(record, generation, resets or {}, fresh)
+    if record.snapshot.positions != found.snapshot.positions:  # those that moved have to be the journals that are there
+        known = {**(numbers or {}), **record.snapshot.journals}
+        journals = {one: number for one, number in known.items() if one in record.snapshot.positions}
+        snapshot = msgspec.structs.replace(record.snapshot, journals=journals)
+        record = msgspec.structs.replace(record, snapshot=snapshot)
     return Recovery(record, owed, is_new=record != found)
 
 
@@ -111,8 +119,8 @@ def _foreign(name: str, store: str) -> Conflict:
 def _reshaped(
     name: str, found: Record, shape: Shape, starts: Mapping[str, int], fresh: Fresh, *, migrate: bool
 ) -> Record:
-    """The record for a processor as it is declared now. Positions go with the names of inputs; the delivery key stays,
-    since what was begun under it is not finished."""
+    """The record for a processor as it is declared now. Positions go with the names of inputs. What was chosen keeps
+    its keys; other input sets than those that may have been tried get other ones."""
     old = found.shape
     if old == shape:
         return found
@@ -121,11 +129,12 @@ def _reshaped(
     snapshot = found.snapshot
     _check_choice(name, snapshot, old, shape)
     known = set(shape.inputs)
-    # Input sets that were tried one by one had a key each: a batch of them that is taken whole is none of those.
-    is_other = shape.whole and not old.whole
+    # The next input sets may have been tried, and had a key each. Those of other inputs, and batches that are taken
+    # whole, are none of those.
+    is_other = (old.mode, old.inputs) != (shape.mode, shape.inputs) or (shape.whole and not old.whole)
     snapshot = msgspec.structs.replace(
         snapshot,
-        series=fresh.series if is_other else snapshot.series,
+        series=_behind(fresh.series, snapshot.series) if is_other and not snapshot.chosen else snapshot.series,
         positions={one: snapshot.positions.get(one, starts.get(one, 0)) for one in shape.inputs},
         journals={one: number for one, number in snapshot.journals.items() if one in known},
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,16 +11,19 @@ import msgspec
 from detent.durations import since_1970_ms
 from detent.errors import Conflict, Fenced, Invalid, NotFound
 from detent.processor.declaration import Processor
-from detent.processor.place import Place
+from detent.processor.place import Place, place
 from detent.processor.records import Mark, Record
 from detent.processor.recovery import moved, settled
 from detent.processor.runner import consumer_name, new_series
-from detent.processor.status import described
+from detent.processor.status import described, mark_of
 from detent.shard import operations as ops
+from detent.shard.members import has_died, new_member
 
 if TYPE_CHECKING:
     from detent.processor.live import LiveGraph
-    from detent.store import Store
+
+FORGETTING_MS: Final = 60_000
+"""How long nobody may begin a processor that is being forgotten."""
 
 TRIES: Final = 10
 """A processor that is fenced, or that fails, starts over at once, and may take the fence back before it is reset."""
@@ -36,25 +39,33 @@ def reset(live: LiveGraph, processor: Processor, to: str | int | Mapping[str, in
     if isinstance(to, Mapping) and (unknown := sorted(set(to) - {str(one) for one in processor.inputs})):
         reads = ", ".join(map(str, processor.inputs))
         raise Invalid(f"{processor.name!r} does not read {', '.join(map(repr, unknown))}: it reads {reads}")
-    consumer = consumer_name(live.graph.name, processor.name)
-    wanted = {str(one): _offset(live, one, to, time) for one in processor.inputs}
-    offsets = {one: offset for one, offset in wanted.items() if offset is not None}
+    if described(live.store, consumer_name(live.graph.name, processor.name)) is None:
+        raise NotFound(f"the processor {processor.name!r} never ran: it begins where its `start` says")
+    _offsets(live, processor, to, time)  # what cannot be is refused before anybody is fenced
     for _ in range(TRIES - 1):
         try:
-            return _reset(live, consumer, processor, offsets)
+            return _reset(live, processor, to, time)
         except Fenced:
             continue
-    return _reset(live, consumer, processor, offsets)
+    return _reset(live, processor, to, time)
 
 
-def _reset(live: LiveGraph, consumer: str, processor: Processor, offsets: dict[str, int]) -> dict[str, int]:
-    """Take the fence, and write another record. `Fenced` if the processor was started in between."""
+def _offsets(live: LiveGraph, processor: Processor, to: str | int | Mapping[str, int], time: Any) -> dict[str, int]:
+    wanted = {str(one): _offset(live, one, to, time) for one in processor.inputs}
+    return {one: offset for one, offset in wanted.items() if offset is not None}
+
+
+def _reset(live: LiveGraph, processor: Processor, to: str | int | Mapping[str, int], time: Any) -> dict[str, int]:
+    """Take the fence, and write another record: what is "latest" is seen behind the fence, where nobody goes on
+    meanwhile. `Fenced` if the processor was started in between."""
+    consumer = consumer_name(live.graph.name, processor.name)
     journals = [one.journal for one in processor.inputs if not one.store]
     register = ops.RegisterConsumer(consumer, 1, journals)
     opened: ops.ShardOpened = live.store.commit([register, ops.OpenShard(consumer, 0)])[1]
     if opened.checkpoint is None:
         raise NotFound(f"the processor {processor.name!r} never ran: it begins where its `start` says")
     record = Record.decode(opened.checkpoint)
+    offsets = _offsets(live, processor, to, time)
     missing = sorted(set(offsets) - set(record.snapshot.positions))
     if missing:
         raise Conflict(f"{processor.name!r} has not read {', '.join(missing)} so far: start it once, then reset it")
@@ -74,28 +85,39 @@ def _rebased(live: LiveGraph, consumer: str, record: Record, offsets: Mapping[st
             opened: ops.ShardOpened = store.commit([ops.OpenShard(consumer, 0)])[0]
             marks[name] = 0 if opened.checkpoint is None else Mark.decode(opened.checkpoint).number
     snapshot = moved(record.snapshot, offsets, new_series())
-    snapshot = msgspec.structs.replace(snapshot, number=max([snapshot.number, *marks.values()]))
+    snapshot = msgspec.structs.replace(
+        snapshot,
+        number=max([snapshot.number, *marks.values()]),
+        journals={**snapshot.journals, **_numbers(live, offsets)},
+    )
     return msgspec.structs.replace(record, snapshot=snapshot, given={})
 
 
-def _offset(live: LiveGraph, place: Place, to: str | int | Mapping[str, int], time: Any) -> int | None:
+def _numbers(live: LiveGraph, inputs: Iterable[str]) -> dict[str, int]:
+    """Which journals these are: others of the same names do not have their offsets."""
+    places = {name: place(name) for name in inputs}
+    found = {name: live.stores[one.store].reader.number(one.journal) for name, one in places.items()}
+    return {name: number for name, number in found.items() if number is not None}
+
+
+def _offset(live: LiveGraph, where: Place, to: str | int | Mapping[str, int], time: Any) -> int | None:
     """From where an input is read on; None if it stays where it is."""
     if isinstance(to, Mapping):
-        if str(place) not in to:
+        if str(where) not in to:
             return None
-        to = to[str(place)]
-    found = live.stores[place.store].reader.whereabouts(place.journal)
+        to = to[str(where)]
+    found = live.stores[where.store].reader.whereabouts(where.journal)
     first, end = (0, 0) if found is None else found[1:]
     if time is not None:
         if not isinstance(time, datetime):
             raise Invalid(f"time is a datetime with its zone, not {time!r}")
-        return first if found is None else live.stores[place.store].reader.offset_at(place.journal, since_1970_ms(time))
+        return first if found is None else live.stores[where.store].reader.offset_at(where.journal, since_1970_ms(time))
     if to in {"earliest", "latest"}:
         return first if to == "earliest" else end
     if not isinstance(to, int) or isinstance(to, bool):
         raise Invalid(f"a reset goes to 'earliest', 'latest' or an offset, not to {to!r}")
     if not first <= to <= end:
-        raise NotFound(f"{str(place)!r} has the offsets from {first} to {end}, and not {to}")
+        raise NotFound(f"{str(where)!r} has the offsets from {first} to {end}, and not {to}")
     return to
 
 
@@ -106,13 +128,23 @@ def forget(live: LiveGraph, name: str) -> None:
     found = described(live.store, consumer)
     if found is None:
         raise NotFound(f"there is nothing to forget: the graph {live.graph.name!r} has no progress of {name!r}")
-    if found.states[0].holder:
-        raise Conflict(f"{name!r} is run by {found.states[0].holder}: stop it first")
-    _settle(live, consumer, name)
-    for store in live.stores.values():
-        if store is not live.store and described(store, consumer) is not None:
-            store.commit([ops.OpenShard(consumer, 0), ops.DeleteConsumer(consumer, force=True)])
-    live.store.commit([ops.OpenShard(consumer, 0), ops.DeleteConsumer(consumer)])
+    holder = found.states[0].holder
+    if holder and has_died(holder):
+        live.store.commit([ops.ReleaseShards(consumer, holder)])
+    member = new_member()
+    try:  # with the lease, nobody begins while its marks go
+        live.store.commit([ops.LeaseShard(consumer, 0, member, FORGETTING_MS)])
+    except Conflict as error:
+        raise Conflict(f"{name!r} is run by {holder}: stop it first") from error
+    try:
+        _settle(live, consumer, name)
+        for store in live.stores.values():
+            if store is not live.store and described(store, consumer) is not None:
+                store.commit([ops.OpenShard(consumer, 0), ops.DeleteConsumer(consumer, force=True)])
+    except BaseException:
+        live.store.commit([ops.ReleaseShards(consumer, member)])
+        raise
+    live.store.commit([ops.OpenShard(consumer, 0), ops.DeleteConsumer(consumer, force=True)])
 
 
 def _settle(live: LiveGraph, consumer: str, name: str) -> None:
@@ -125,18 +157,10 @@ def _settle(live: LiveGraph, consumer: str, name: str) -> None:
     owed, end = ([], 0) if record.attempt is None else (record.attempt.owed, record.attempt.end)
     for one in owed:
         store = live.stores.get(one.store)
-        if store is None or _mark(store, consumer) < end:
+        if store is None or mark_of(store, consumer) < end:
             raise Conflict(
                 f"{name!r} owes messages to {one.journal!r} in the store {one.store!r}: start it once, so that they "
                 "get there, and forget it then"
             )
     record = msgspec.structs.replace(settled(record), given={})
     live.store.commit([ops.CommitShard(consumer, 0, opened.fence, record.encode())])
-
-
-def _mark(store: Store, consumer: str) -> int:
-    """Up to which number a store has a processor's outputs."""
-    if described(store, consumer) is None:
-        return 0
-    opened: ops.ShardOpened = store.commit([ops.FindShard(consumer, 0)])[0]
-    return 0 if opened.checkpoint is None else Mark.decode(opened.checkpoint).number

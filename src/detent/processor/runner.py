@@ -25,8 +25,9 @@ from detent.processor.declaration import Processor, Start
 from detent.processor.inputs import Inputs, Set, Taken, rest_of
 from detent.processor.outcome import Outcome
 from detent.processor.place import Place
-from detent.processor.records import Attempt, Mark, Owed, Record, Shape, Snapshot
+from detent.processor.records import Attempt, Mark, Owed, Record, Snapshot
 from detent.processor.recovery import Fresh, advanced, confirmed, recover, settled
+from detent.processor.shapes import shape_of
 from detent.shard import operations as shard_ops
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Runner:
         self.number: int | None = None
         """Which record of this name in the store it has."""
         self._fences: dict[str, int] = {}
-        self._caller = Caller(graph, processor, errors, system, run_coroutine)
+        self._caller = Caller(graph, processor, errors, system, run_coroutine, drops=delivery == "at-most-once")
         self._inputs: Inputs | None = None
         self.record: Record | None = None
         self.is_waiting = False
@@ -95,15 +96,7 @@ class Runner:
         written = [*processor.outputs.values(), *([] if errors is None else [errors])]
         self._others = sorted({place.store for place in written if place.store})
         self._decides = processor.mode == "any" or processor.whole
-        self._shape = Shape(
-            processor.kind,
-            processor.mode,
-            [str(place) for place in processor.inputs],
-            sorted(str(place) for place in processor.outputs.values()),
-            "" if errors is None else str(errors),
-            delivery,
-            processor.whole,
-        )
+        self._shape = shape_of(processor, errors, delivery)
         self._own_inputs = [place.journal for place in processor.inputs if not place.store]
 
     # -- starting -----------------------------------------------------------------------------------------------
@@ -132,6 +125,7 @@ class Runner:
                 self._shape,
                 fresh=Fresh(new_series(), new_series()),
                 starts=self._starts(found),
+                numbers=self._numbers(),
                 generation=generation,
                 resets=resets,
                 migrate=self._migrate,
@@ -140,6 +134,7 @@ class Runner:
             self._check_fence()
             raise
         self.record = recovery.record
+        self._caller.identity = recovery.record.identity
         self._give(recovery.owed, recovery.record)
         if recovery.is_new:
             crash.point("processor.before_record")
@@ -183,6 +178,12 @@ class Runner:
         start = self.processor.start
         new = [place for place in self.processor.inputs if str(place) not in known]
         return {str(place): started(self._stores[place.store].reader, place, start) for place in new}
+
+    def _numbers(self) -> dict[str, int]:
+        """Which journals the inputs are, as far as they exist."""
+        places = self.processor.inputs
+        found = {str(place): self._stores[place.store].reader.number(place.journal) for place in places}
+        return {name: number for name, number in found.items() if number is not None}
 
     # -- running ------------------------------------------------------------------------------------------------
 
@@ -265,6 +266,9 @@ class Runner:
         if self._caller.filters and not self._decides:
             sets = self._within_batch(inputs, taken)
         if self._at_most_once:
+            if self._others and not self.processor.whole:
+                sets = sets[:1]  # what another store is owed is all that is under way, and survives with the record
+                inputs.move(taken.after(1))
             self._pass_by(inputs, taken, len(sets))
             self._run_passed(sets, snapshot)
             return
@@ -358,26 +362,24 @@ class Runner:
             number = snapshot.number + done
             outcome, error = self._caller.run(sets[done:], snapshot.series, number)
             crash.point("processor.after_function")
-            if outcome.sets:
-                self._write_out(outcome, number)
+            assert outcome.sets, "an input set that fails gives nothing here"
+            self._write_out(outcome, number)
             done += outcome.sets
-            if error is not None:
-                failure = failure or error
-                done = len(sets) if self.processor.whole else done + 1
+            failure = failure or error
         if failure is not None:
             raise failure
 
     def _write_out(self, outcome: Outcome, number: int) -> None:
         """Write what came of input sets that count as done, under the same fences."""
         assert self.record is not None
-        attempt = Attempt(number, outcome.sets, outcome.outputs, outcome.errors, outcome.nils)
-        record = msgspec.structs.replace(self.record, totals=self.record.totals.plus(attempt))
+        owed = outcome.owed()
+        attempt = Attempt(number, outcome.sets, outcome.outputs, outcome.errors, outcome.nils, owed)
+        record = msgspec.structs.replace(self.record, attempt=attempt, totals=self.record.totals.plus(attempt))
         crash.point("processor.before_commit")
         self._home.commit([self._commit_record(record), *outcome.operations()])
         crash.point("processor.after_commit")
         self.record = record
-        if owed := tuple(outcome.owed()):
-            self._give(owed, msgspec.structs.replace(record, attempt=attempt))
+        self._give(tuple(owed), record)
 
     # -- sources ------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from detent.durations import Duration, milliseconds
 from detent.errors import Unavailable
 from detent.processor.life import Life
 from detent.processor.records import Record
+from detent.processor.status import mark_of
 from detent.shard import operations as ops
 
 if TYPE_CHECKING:
@@ -62,12 +63,20 @@ def _record(life: Life, stores: Mapping[str, Store]) -> Record | None:
     return None if found.checkpoint is None else Record.decode(found.checkpoint)
 
 
+def _owes(life: Life, record: Record, stores: Mapping[str, Store]) -> bool:
+    """Whether another process has still to give something to another store."""
+    if life.status != "standby" or record.attempt is None:
+        return False
+    end = record.attempt.end
+    return any(mark_of(stores[one.store], life.consumer) < end for one in record.attempt.owed if one.store in stores)
+
+
 def _is_idle(life: Life, stores: Mapping[str, Store]) -> bool:
     """Whether a processor has no complete input set before it, and none in hand."""
     if not life.is_alive:
         return True
     record, runner = _record(life, stores), life.runner
-    if record is None or record.snapshot.chosen:
+    if record is None or record.snapshot.chosen or _owes(life, record, stores):
         return False
     if life.status != "standby" and (runner is None or runner.is_stopping or not runner.is_waiting):
         return False

@@ -71,14 +71,13 @@ class Notes:
 
     def has(self, step: Step) -> bool:
         """Whether a delivery is in the file; `Fenced` if it is not for this process any more to make it."""
-        known = self._processors.get(step.name)
+        known = self._processors.get(step.owner)
         if known is None:
             return False
         if step.series < known.series or step.series in known.over:
             raise Fenced(
                 f"the deliveries of {step.name} have other keys now, {known.series} instead of {step.series}: it was "
-                "reset, and this process is of the time before; or a graph of the same name in another store writes to "
-                "the same file. In that case give one of them a file of its own"
+                "reset, and this process is of the time before"
             )
         if step.series != known.series:
             return False
@@ -93,7 +92,7 @@ class Notes:
     def entry(self, step: Step, data: bytes) -> Entry:
         """The note of a delivery that is to be made next."""
         checksum = xxhash.xxh64_hexdigest(data)
-        return Entry(step.name, step.series, step.number, step.floor, self.size, len(data), checksum)
+        return Entry(step.owner, step.series, step.number, step.floor, self.size, len(data), checksum)
 
     def add(self, entry: Entry) -> None:
         """A delivery is in the file."""

@@ -95,8 +95,8 @@ class SqlSink(Sink):
     it stands still in the middle of its transaction, whoever takes over waits for that: at the same delivery on
     PostgreSQL, for the whole file on SQLite. End such a process.
 
-    Each processor of a store has its own rows, by the names of graph and processor. Two stores with graphs of the same
-    names need tables of their own.
+    Each processor has rows of its own, under its identity in the graph's store: one that gets another name keeps them,
+    and graphs of the same name in two stores do not meet.
     """
 
     def __init__(self, database: str | Engine, *, table: str = TABLE) -> None:
@@ -150,7 +150,7 @@ class SqlSink(Sink):
 
     def _deliver(self, write: Callable[[Connection], Any], step: Step) -> None:
         engine, rows = self._database()
-        key = {"of_processor": step.name, "of_series": step.series, "of_number": step.number}
+        key = {"of_processor": step.owner, "of_series": step.series, "of_number": step.number}
         self._forget(engine, rows, step)
         for _ in range(ADMISSIONS):
             if _patiently(functools.partial(_once, engine, rows, write, key)):
@@ -161,12 +161,12 @@ class SqlSink(Sink):
     def _forget(self, engine: Engine, rows: DeliveryRows, step: Step) -> None:
         """Now and then, remove the rows below the floor. Before the delivery, so that a failure of it is one."""
         with self._lock:
-            known = self._floors.get(step.name)
+            known = self._floors.get(step.owner)
             since = known[1] if known is not None and known[0] == step.series else 0
             if step.floor - since < FORGET_EVERY:
                 return
-            self._floors[step.name] = (step.series, step.floor)
-        values = {"of_processor": step.name, "of_series": step.series, "new_floor": step.floor}
+            self._floors[step.owner] = (step.series, step.floor)
+        values = {"of_processor": step.owner, "of_series": step.series, "new_floor": step.floor}
 
         def work(connection: Connection) -> None:
             if connection.execute(rows.raise_floor, values).first() is not None:
@@ -176,7 +176,7 @@ class SqlSink(Sink):
             transact(engine, work)
         except BaseException:
             with self._lock:
-                self._floors.pop(step.name, None)
+                self._floors.pop(step.owner, None)
             raise
 
     def _require_one_function(self, processor: str, function: Callable[..., Any]) -> None:
@@ -249,7 +249,7 @@ def _once(engine: Engine, rows: DeliveryRows, write: Callable[[Connection], Any]
             raise Unavailable("the connection was lost in the transaction, and nothing of it was committed")
         if connection.execute(rows.confirm, key).first() is None:
             raise Fenced(
-                f"another process has taken over {key['of_processor']}, and gone on behind number {key['of_number']}: "
+                f"another process has taken this processor over, and gone on behind number {key['of_number']}: "
                 "nothing of this delivery was committed"
             )
     return True
@@ -257,7 +257,7 @@ def _once(engine: Engine, rows: DeliveryRows, write: Callable[[Connection], Any]
 
 def _admit(rows: DeliveryRows, step: Step, connection: Connection) -> None:
     """Have the processor's series be this one, unless it is over; `Fenced` if there is nothing to be delivered."""
-    mine = {"of_processor": step.name, "of_series": step.series, "new_floor": step.floor}
+    mine = {"of_processor": step.owner, "of_series": step.series, "new_floor": step.floor}
     connection.execute(rows.begin, mine)
     series, floor = connection.execute(rows.lock, mine).one()
     if series == step.series:
@@ -270,8 +270,7 @@ def _admit(rows: DeliveryRows, step: Step, connection: Connection) -> None:
     if step.series < series or connection.execute(rows.is_over, mine).first() is not None:
         raise Fenced(
             f"the deliveries of {step.name} have other keys now, {series} instead of {step.series}: it was reset, and "
-            "this process is of the time before; or a graph of the same name in another store delivers to the same "
-            "tables. In that case give one of them a table of its own: SqlSink(..., table='...')"
+            "this process is of the time before"
         )
     old = {**mine, "of_series": series}
     connection.execute(rows.end, old)

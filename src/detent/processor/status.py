@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from detent.errors import NotFound
+from detent.errors import Denied, NotFound
 from detent.processor.checks import writes
 from detent.processor.place import place
-from detent.processor.records import Record
+from detent.processor.records import Mark, Record
 from detent.processor.runner import consumer_name, started
 from detent.shard import operations as ops
 from detent.shard.members import has_died
@@ -65,20 +66,40 @@ def described(store: Store, consumer: str) -> ops.ConsumerDescription | None:
     return found.consumers[0]
 
 
+def mark_of(store: Store, consumer: str) -> int:
+    """Up to which number a store has a processor's outputs."""
+    if described(store, consumer) is None:
+        return 0
+    opened: ops.ShardOpened = store.commit([ops.FindShard(consumer, 0)])[0]
+    return 0 if opened.checkpoint is None else Mark.decode(opened.checkpoint).number
+
+
 def records(live: LiveGraph) -> dict[str, tuple[ops.ShardDescription, Record | None]]:
     """What the store has of all processors of a graph, by name, also of those that are not declared any more."""
     prefix = consumer_name(live.graph.name, "")
     found: dict[str, tuple[ops.ShardDescription, Record | None]] = {}
-    after, more = "", True
-    while more:
-        page = live.store.commit([ops.DescribeConsumers(prefix, after)])[0]
-        for consumer in page.consumers:
-            after = consumer.name
-            opened = live.store.commit([ops.FindShard(consumer.name, 0)])[0]
-            record = None if opened.checkpoint is None else Record.decode(opened.checkpoint)
-            found[consumer.name.removeprefix(prefix)] = (consumer.states[0], record)
-        more = page.more
+    for consumer in _consumers(live, prefix):
+        opened = live.store.commit([ops.FindShard(consumer.name, 0)])[0]
+        record = None if opened.checkpoint is None else Record.decode(opened.checkpoint)
+        found[consumer.name.removeprefix(prefix)] = (consumer.states[0], record)
     return found
+
+
+def _consumers(live: LiveGraph, prefix: str) -> Iterator[ops.ConsumerDescription]:
+    """All that the store keeps of a graph; or, for who may not list what is in the store, of the processors that the
+    graph names."""
+    after, more = "", True
+    try:
+        while more:
+            page = live.store.commit([ops.DescribeConsumers(prefix, after)])[0]
+            yield from page.consumers
+            after, more = page.consumers[-1].name if page.consumers else "", page.more
+    except Denied:
+        names = [name for one in live.graph.processors for name in (one.name, one.formerly) if name and one.runs]
+        for name in names:
+            known = described(live.store, prefix + name)
+            if known is not None:
+                yield known
 
 
 def statuses(live: LiveGraph, *, latency: bool = True) -> list[ProcessorStatus]:

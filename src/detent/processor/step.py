@@ -30,11 +30,19 @@ class Step:
     """What the graph was given for all its processors."""
     attempt: int = 1
     """Which try of these inputs this is in this process."""
+    identity: str = ""
+    """Which processor it is, whatever it is called: what is kept of its deliveries elsewhere is kept under this, and
+    found again under another name."""
 
     @property
     def key(self) -> str:
         """The delivery key."""
         return f"{self.series}-{self.number}"
+
+    @property
+    def owner(self) -> str:
+        """Under what its deliveries are kept elsewhere."""
+        return self.identity or self.name
 
     @property
     def name(self) -> str:

@@ -11,7 +11,12 @@ _HOST_LETTERS: Final = 40
 
 
 def _host() -> str:
-    return socket.gethostname()[:_HOST_LETTERS]
+    """The machine; or the container, which may share the machine's name and does not see the processes of others."""
+    try:
+        space = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # there is none, or nobody may look
+        space = 0
+    return f"{socket.gethostname()[:_HOST_LETTERS]}.{space:x}"
 
 
 def new_member() -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import detent
-from detent import Conflict, Invalid, NotFound, Store, Unavailable
+from detent import Conflict, Denied, Invalid, NotFound, Store, Unavailable
 from detent.processor import (
     Graph,
     LiveGraph,
@@ -27,8 +27,9 @@ from detent.processor import (
     source,
     stream,
 )
+from detent.server.access import Grant
 from processes import eventually
-from remoteserver import serving
+from remoteserver import TOKENS, HttpServer, serving
 
 
 def same(value: Any) -> Any:
@@ -727,3 +728,21 @@ def test_a_graph_that_is_refused_has_done_nothing(store: Store) -> None:
             live.start()
         assert list(live.read("x")) == []
         assert {one.name: one.status for one in live.status()} == {"f": "new", "g": "stopped"}
+
+
+def test_a_key_with_just_the_rights_of_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    granted = [("consume", "consumer", "graph/g/*"), ("consume", "journal", "a"), ("publish", "journal", "x")]
+    monkeypatch.setitem(TOKENS, "graph", tuple(Grant(*one) for one in granted))
+    monkeypatch.setenv("DETENT_TOKEN", "graph")
+    with ExitStack() as stack:
+        server = HttpServer(f"file:{tmp_path}/store", guarded=True)
+        stack.callback(server.stop)
+        server.store.journal("a").append(b"1")
+        opened = stack.enter_context(detent.open(server.url))
+        live = stack.enter_context(graph_of(source("a"), stream("f", same, input="a", output="x")).open(opened))
+        live.start()
+        live.settle()
+        assert [message.body for message in server.store.journal("x").read()] == [b"1"]
+        assert [one.outputs for one in live.status(latency=False)] == [1]
+        with pytest.raises(Denied):
+            live.send(2, "a")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from detent.cli._graph_views import COUNTED, JsonView, LineView, Notice, Seen, Tally, View, fields_of, logs, view_of
-from detent.cli._output import print_table, progress_bar
+from detent.cli._output import note, print_table, progress_bar
 from detent.errors import DetentError, Invalid, Unavailable
 from detent.signals import stop_on_signals
 
@@ -168,6 +168,8 @@ def _moving(move: Callable[[int, int | None], None], live: LiveGraph, tally: Tal
 
 
 def _print_summary(graph: Graph, seen: Sequence[Seen], problem: DetentError | None, view: View) -> None:
+    from detent.processor.checks import errors_of
+
     columns = [*COUNTED, "lag"]
     if isinstance(view, JsonView):
         said = None if problem is None else str(problem)
@@ -175,3 +177,6 @@ def _print_summary(graph: Graph, seen: Sequence[Seen], problem: DetentError | No
         view.say({"event": "summary", "graph": graph.name, "processors": listed, "problem": said})
         return
     print_table(["processor", *columns], [[one.processor, *(str(getattr(one, c)) for c in columns)] for one in seen])
+    failed = {str(errors_of(graph.processor(one.processor), graph.errors)) for one in seen if one.errors}
+    if failed:
+        note(f"what failed is in {' and '.join(sorted(failed))}: `detent journal read` shows it")

@@ -136,7 +136,8 @@ class Inputs:
             if part:
                 chosen.append((name, part))
                 limit -= part
-        self._turn += 1
+        if chosen:
+            self._turn = self._names.index(chosen[0][0]) + 1
         return chosen
 
     def take_chosen(self, chosen: Chosen) -> Taken:

@@ -116,6 +116,9 @@ class KeptPlace:
         self._unsure = True
         try:
             results = self._store.commit([*operations, self._operation(place)])
+        except Fenced as error:
+            self._unsure = False
+            raise self._replaced() from error
         except DetentError as error:
             self._unsure = isinstance(error, OutcomeUnknown)
             raise
@@ -141,11 +144,14 @@ class KeptPlace:
             return False
         found: ops.ShardOpened = self._store.commit([ops.FindShard(self.consumer, 0)])[0]
         if found.fence != self._fence:
-            raise Fenced(f"{self._what} was opened again, by this process or another one: stop, or open it again")
+            raise self._replaced()
         opened: ops.ShardOpened = self._store.commit([ops.OpenShard(self.consumer, 0)])[0]
         self._fence, self._unsure = opened.fence, False
         self.saved = _decoded(opened)
         return was_lost and self.saved != before
+
+    def _replaced(self) -> Fenced:
+        return Fenced(f"{self._what} was opened again, by this process or another one: stop, or open it again")
 
     def _lose(self, current: Transaction | AsyncTransaction | None) -> bool:
         """Whether a transaction has the place that nobody has seen commit, and that is not the one in hand."""

@@ -534,7 +534,7 @@ def test_deleted(store: Store) -> None:
         tailer.read()
     delete_tailer(store, "j", "n")
     assert store.consumers() == []
-    with pytest.raises(NotFound, match="was opened again"):
+    with pytest.raises(NotFound, match="tailer/j/n"):
         delete_tailer(store, "j", "n")
     open_one = Tailer(store, "j", "n")
     assert body(open_one.read()) == "a"

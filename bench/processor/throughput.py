@@ -27,7 +27,7 @@ FIRST = 20
 """Messages that each way carries before anything is measured: the first ones of a process import and compile."""
 
 BARRED = 100
-THIRD = ratio_at_least(0.3, "at least 0.3 of the raw journal's rate")
+THIRD = ratio_at_least(0.3, "at least 0.3 of appending to the same journals and tailing them by hand")
 HOPS = 3
 WAYS = {"graph": ways.graph(HOPS), "raw": ways.raw, "hand": ways.by_hand(HOPS)}
 
@@ -103,10 +103,8 @@ def _rows(kind: str) -> list[Row]:
     for batch in BATCHES:
         bar = THIRD if (kind, batch) == ("file", BARRED) else INFORMATIVE
         text = f"three hops, {kind}:, batches of {batch:,}"
-        rows.append(Row(f"{text}, against one raw journal", "msg/s", f"graph-{batch}", bar, f"raw-{batch}", RAW))
-        rows.append(
-            Row(f"{text}, against the same by hand", "msg/s", f"graph-{batch}", INFORMATIVE, f"hand-{batch}", HAND)
-        )
+        rows.append(Row(f"{text}, against the same by hand", "msg/s", f"graph-{batch}", bar, f"hand-{batch}", HAND))
+        rows.append(Row(f"{text}, against one journal", "msg/s", f"graph-{batch}", INFORMATIVE, f"raw-{batch}", RAW))
     return rows
 
 

@@ -38,7 +38,7 @@ def take_over(live: LiveGraph, processors: Sequence[Processor]) -> None:
                 raise Conflict(
                     f"{lost}{processor.name!r} is new, and reads what {name!r} has read, which the graph does not have "
                     f"any more. If it is the same one, say formerly={name!r}; if not, forget the old one: detent graph "
-                    f"reset ... --forget {name}"
+                    f"reset ... {name} --forget"
                 )
 
 
@@ -73,7 +73,7 @@ def _finish(live: LiveGraph, processor: Processor, record: Record | None, old: R
     if old is not None and record is not None and old.identity != record.identity:
         raise Conflict(
             f"{processor.name!r} and {processor.formerly!r} have both run, each by itself: leave formerly=... out, and "
-            f"forget the old one if it is not needed: detent graph reset ... --forget {processor.formerly}"
+            f"forget the old one if it is not needed: detent graph reset ... {processor.formerly} --forget"
         )
     _forget(live, consumer_name(live.graph.name, processor.formerly))
 

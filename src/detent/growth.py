@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from detent.errors import Unavailable
@@ -96,6 +96,27 @@ class Growth:
         asker, self._asker = self._asker, None
         if asker is not None:
             asker.close()
+
+
+def wait_for_any(expected: Iterable[tuple[Growth, int]], bell: threading.Event, seconds: float) -> None:
+    """Return when one of these journals has a message at the offset that is expected of it, when their bell rings, or
+    after some seconds. Nothing is expected afterwards."""
+    pairs = list(expected)
+    try:
+        grown = [growth.expect(offset) for growth, offset in pairs]
+        if not any(grown):
+            bell.wait(seconds)
+    finally:
+        for growth, _ in pairs:
+            growth.stop()
+
+
+def close_all(growths: Collection[Growth]) -> None:
+    """Let go of everything."""
+    for growth in growths:
+        growth.stop()  # all of them first: where a server is asked, they end at the same time
+    for growth in growths:
+        growth.close()
 
 
 class _Asker:

@@ -194,17 +194,3 @@ def fields_of(tally: Tally) -> list[dict[str, Any]]:
         {"app": name, **{key.replace(" ", "_"): count for key, count in counts.items()}}
         for name, counts in tally.rows()
     ]
-
-
-class Warnings(logging.Handler):
-    """Tells of what parts of an app warn of by their logs, such as a store that does not answer, in a line each."""
-
-    def __init__(self, view: View) -> None:
-        super().__init__(logging.WARNING)
-        self._view = view
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """What is said of a message that failed is told already."""
-        if (record.module, record.funcName) != ("pipeline", "failed"):
-            text = record.getMessage()
-            self._view.tell(Notice("warning", text=text, fields={"text": text}))

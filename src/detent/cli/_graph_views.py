@@ -7,17 +7,18 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from detent.cli._logs import set_up_logs
+from detent.cli._logs import logs_shown
 from detent.cli._output import line_text
 from detent.cli._views import JsonLines, Lines, LiveScreen
 
 if TYPE_CHECKING:
     from detent.processor.live import LiveGraph
+    from detent.processor.status import ProcessorStatus
 
 NOTES_SHOWN: Final = 5
 """The latest notes under the table; older ones have scrolled away in any case."""
@@ -88,26 +89,15 @@ class Tally:
 
     def look(self, live: LiveGraph) -> list[Seen]:
         """The processors as they are now."""
-        from detent.processor.status import records
+        found = {one.name: one for one in live.status(latency=False)}
+        return [self._seen(live, found[name]) for name in self._names]
 
-        found = records(live)
-        return [self._seen(live, name, *found.get(name, (None, None))) for name in self._names]
-
-    def _seen(self, live: LiveGraph, name: str, shard: Any, record: Any) -> Seen:
-        status = self.told.get(name) or ("new" if record is None else "stopped" if not shard.holder else "running")
-        if record is None:
-            return Seen(name, status, 0, 0, 0, 0, 0, self.restarts[name])
-        from detent.processor.place import place
-
-        lags = [
-            max(0, live.stores[where.store].reader.next_offset(where.journal) - position)
-            for where, position in ((place(text), at) for text, at in record.snapshot.positions.items())
-            if where.store in live.stores
-        ]
-        joins = live.graph.processor(name).mode == "zip"
+    def _seen(self, live: LiveGraph, one: ProcessorStatus) -> Seen:
+        lags = [each.lag for each in one.inputs]
+        joins = live.graph.processor(one.name).mode == "zip"
         left = (min(lags) if joins else sum(lags)) if lags else 0
-        totals = record.totals
-        return Seen(name, status, sum(lags), left, totals.outputs, totals.errors, totals.nils, self.restarts[name])
+        status = self.told.get(one.name) or one.status
+        return Seen(one.name, status, one.lag, left, one.outputs, one.errors, one.nils, self.restarts[one.name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,34 +260,13 @@ def fields_of(seen: Sequence[Seen]) -> list[dict[str, Any]]:
 # -- logs -------------------------------------------------------------------------------------------------------------
 
 
-class _Warnings(logging.Handler):
-    """Tells of what a graph warns of by its log, such as a store that does not answer, in a line each."""
+def logs(view: View, *, verbose: bool, as_json: bool) -> AbstractContextManager[None]:
+    """What a graph says in its log. What is said there of a processor that failed is told already."""
 
-    def __init__(self, view: View) -> None:
-        super().__init__(logging.WARNING)
-        self._view = view
+    def tell(text: str) -> None:
+        view.tell(Notice("warning", text=text, fields={"text": text}))
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """What is said of a processor that failed is told already."""
-        if record.module != "life" or not record.exc_info:
-            text = record.getMessage()
-            self._view.tell(Notice("warning", text=text, fields={"text": text}))
+    def is_told(said: logging.LogRecord) -> bool:
+        return said.module == "life" and bool(said.exc_info)
 
-
-@contextmanager
-def logs(view: View, *, verbose: bool, as_json: bool) -> Iterator[None]:
-    """Who asks for the log sees all of it; others see a line for each warning."""
-    if verbose:
-        set_up_logs("json" if as_json else "text", "info")
-        logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
-        yield
-        return
-    logger, warnings = logging.getLogger("detent"), _Warnings(view)
-    before = logger.propagate
-    logger.addHandler(warnings)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(warnings)
-        logger.propagate = before
+    return logs_shown(tell, is_told, verbose=verbose, as_json=as_json)

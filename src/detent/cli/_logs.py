@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -50,3 +52,38 @@ def set_up_logs(form: str, level: str) -> None:
     handler.setFormatter(JsonLines() if form == "json" else Lines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+class _Warnings(logging.Handler):
+    """Tells of what parts of a program warn of by their logs, such as a store that does not answer, in a line each."""
+
+    def __init__(self, tell: Callable[[str], None], is_told: Callable[[logging.LogRecord], bool]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+        self._is_told = is_told
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it, unless it was."""
+        if not self._is_told(record):
+            self._tell(record.getMessage())
+
+
+@contextmanager
+def logs_shown(
+    tell: Callable[[str], None], is_told: Callable[[logging.LogRecord], bool], *, verbose: bool, as_json: bool
+) -> Iterator[None]:
+    """Who asks for the log sees all of it; others see a line for each warning that they are not told of otherwise."""
+    if verbose:
+        set_up_logs("json" if as_json else "text", "info")
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
+        yield
+        return
+    logger, warnings = logging.getLogger("detent"), _Warnings(tell, is_told)
+    before = logger.propagate
+    logger.addHandler(warnings)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(warnings)
+        logger.propagate = before

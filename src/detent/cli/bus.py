@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from detent.cli._bus_shown import checked, counts_text, fields_of_app, outbox_counts, print_app, print_ascii_json
-from detent.cli._bus_views import COUNTED, JsonView, LineView, Notice, Tally, View, Warnings, fields_of, view_of
+from detent.cli._bus_views import COUNTED, JsonView, LineView, Notice, Tally, View, fields_of, view_of
 from detent.cli._common import count_text, json_option
-from detent.cli._logs import set_up_logs
+from detent.cli._logs import logs_shown
 from detent.cli._output import line_text, note, print_fields, print_json, print_table
 from detent.errors import Invalid
 
@@ -114,24 +113,14 @@ def run(targets: tuple[str, ...], concurrency: int | None, once: bool, verbose: 
         _run(buses, view)
 
 
-@contextmanager
-def _logs(view: View, *, verbose: bool, as_json: bool) -> Iterator[None]:
-    """Who asks for the log sees all of it; others see a line for each warning."""
-    logger = logging.getLogger("detent")
-    if verbose:
-        set_up_logs("json" if as_json else "text", "info")
-        logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
-        yield
-        return
-    warnings = Warnings(view)
-    before = logger.propagate
-    logger.addHandler(warnings)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(warnings)
-        logger.propagate = before
+def _logs(view: View, *, verbose: bool, as_json: bool) -> AbstractContextManager[None]:
+    """What apps say in their logs. What is said there of a message that failed is told already."""
+
+    def tell(text: str) -> None:
+        view.tell(Notice("warning", text=text, fields={"text": text}))
+
+    failed = ("pipeline", "failed")
+    return logs_shown(tell, lambda said: (said.module, said.funcName) == failed, verbose=verbose, as_json=as_json)
 
 
 def _run(buses: Sequence[Bus], view: View) -> None:

@@ -14,7 +14,7 @@ import xxhash
 
 from detent.consumer.application import Source
 from detent.errors import Conflict, NotFound
-from detent.growth import Growth
+from detent.growth import Growth, close_all, wait_for_any
 from detent.journal import JournalInfo, Message
 from detent.journal.message import messages_of
 from detent.message import Checkpoint as RawCheckpoint
@@ -311,20 +311,12 @@ class Sources:
 
     def wait(self, seconds: float) -> None:
         """Return when a journal has something new, when the bell rings, or after some seconds."""
-        try:
-            grown = [self._growths[name].expect(one.awaited) for name, one in self._sources.items()]
-            if not any(grown):
-                self._bell.wait(seconds)
-        finally:
-            for growth in self._growths.values():
-                growth.stop()
+        awaited = ((self._growths[name], one.awaited) for name, one in self._sources.items())
+        wait_for_any(awaited, self._bell, seconds)
 
     def close(self) -> None:
         """Stop waiting, for good."""
-        for growth in self._growths.values():
-            growth.stop()  # all of them first: where a server is asked, they end at the same time
-        for growth in self._growths.values():
-            growth.close()
+        close_all(self._growths.values())
 
 
 def key_filter(shard: int, shards: int) -> Mine:

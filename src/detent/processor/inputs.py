@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, overload
 
 from detent.errors import NotFound
-from detent.growth import Growth
+from detent.growth import Growth, close_all, wait_for_any
 from detent.journal import Message
 from detent.journal.columns import Rows
 from detent.journal.following import Following
@@ -190,20 +190,12 @@ class Inputs:
         missing = self._names
         if self._mode == "zip":
             missing = [name for name in missing if self._is_still(name) or not self._followed[name].look()]
-        try:
-            grown = [self._growths[name].expect(self._followed[name].at) for name in missing]
-            if missing and not any(grown):
-                self._bell.wait(seconds)
-        finally:
-            for name in missing:
-                self._growths[name].stop()
+        if missing:
+            wait_for_any(((self._growths[name], self._followed[name].at) for name in missing), self._bell, seconds)
 
     def close(self) -> None:
         """Stop waiting and reading, for good."""
-        for growth in self._growths.values():
-            growth.stop()  # all of them first: where a server is asked, they end at the same time
-        for growth in self._growths.values():
-            growth.close()
+        close_all(self._growths.values())
         for one in self._followed.values():
             one.close()
 

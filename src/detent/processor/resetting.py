@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +14,7 @@ from detent.processor.declaration import Processor
 from detent.processor.place import Place, place
 from detent.processor.records import Mark, Record
 from detent.processor.recovery import moved, settled
-from detent.processor.runner import consumer_name, new_series
+from detent.processor.runner import consumer_name, journal_numbers, new_series
 from detent.processor.status import described, mark_of
 from detent.shard import operations as ops
 from detent.shard.members import has_died, new_member
@@ -88,16 +88,9 @@ def _rebased(live: LiveGraph, consumer: str, record: Record, offsets: Mapping[st
     snapshot = msgspec.structs.replace(
         snapshot,
         number=max([snapshot.number, *marks.values()]),
-        journals={**snapshot.journals, **_numbers(live, offsets)},
+        journals={**snapshot.journals, **journal_numbers(live.stores, map(place, offsets))},
     )
     return msgspec.structs.replace(record, snapshot=snapshot, given={})
-
-
-def _numbers(live: LiveGraph, inputs: Iterable[str]) -> dict[str, int]:
-    """Which journals these are: others of the same names do not have their offsets."""
-    places = {name: place(name) for name in inputs}
-    found = {name: live.stores[one.store].reader.number(one.journal) for name, one in places.items()}
-    return {name: number for name, number in found.items() if number is not None}
 
 
 def _offset(live: LiveGraph, where: Place, to: str | int | Mapping[str, int], time: Any) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,6 +52,12 @@ def started(reader: JournalReader, place: Place, start: Start) -> int:
     return found[2] if start == "latest" else found[1]
 
 
+def journal_numbers(stores: Mapping[str, Store], places: Iterable[Place]) -> dict[str, int]:
+    """Which journals these are, as far as they exist: others of the same names do not have their offsets."""
+    found = {str(place): stores[place.store].reader.number(place.journal) for place in places}
+    return {name: number for name, number in found.items() if number is not None}
+
+
 def new_series() -> str:
     """The first part of delivery keys: 128 bits, the time and 80 random ones. So newer ones sort behind older ones."""
     return f"{wall_ms():012x}{secrets.token_hex(10)}"
@@ -78,7 +84,6 @@ class Runner:
         self._consumer = consumer_name(graph, processor.name)
         self._stores = stores
         self._home = stores[""]
-        self._errors = errors
         self._at_most_once = delivery == "at-most-once"
         self._migrate = migrate
         self._bell = threading.Event() if bell is None else bell
@@ -88,7 +93,7 @@ class Runner:
         self.number: int | None = None
         """Which record of this name in the store it has."""
         self._fences: dict[str, int] = {}
-        self._caller = Caller(graph, processor, errors, system, run_coroutine, drops=delivery == "at-most-once")
+        self._caller = Caller(graph, processor, errors, system, run_coroutine, drops=self._at_most_once)
         self._inputs: Inputs | None = None
         self.record: Record | None = None
         self.is_waiting = False
@@ -125,7 +130,7 @@ class Runner:
                 self._shape,
                 fresh=Fresh(new_series(), new_series()),
                 starts=self._starts(found),
-                numbers=self._numbers(),
+                numbers=journal_numbers(self._stores, self.processor.inputs),
                 generation=generation,
                 resets=resets,
                 migrate=self._migrate,
@@ -178,12 +183,6 @@ class Runner:
         start = self.processor.start
         new = [place for place in self.processor.inputs if str(place) not in known]
         return {str(place): started(self._stores[place.store].reader, place, start) for place in new}
-
-    def _numbers(self) -> dict[str, int]:
-        """Which journals the inputs are, as far as they exist."""
-        places = self.processor.inputs
-        found = {str(place): self._stores[place.store].reader.number(place.journal) for place in places}
-        return {name: number for name, number in found.items() if number is not None}
 
     # -- running ------------------------------------------------------------------------------------------------
 

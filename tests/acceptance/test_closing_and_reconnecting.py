@@ -325,6 +325,7 @@ class Held:
         assert isinstance(owner, LocalOwner)
         assert owner._server is not None
         self.path = str(owner._server.path)
+        owner._housekeeper.stop()  # it commits too, and whoever closes waits for it before all else
         self.entered = threading.Event()
         self.let_go = threading.Event()
         writer: Any = owner.reader

@@ -1,4 +1,4 @@
-"""The connection for transactions, blocking and for asyncio, against servers that do what servers should not."""
+"""The connections for small requests, blocking and for asyncio, against servers that do what servers should not."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import errno
+import gc
 import ipaddress
 import socket
 import ssl
@@ -19,6 +20,7 @@ import pytest
 
 from detent import forks
 from detent.errors import Unavailable
+from detent.remote import RemoteOwner
 from detent.remote.address import Address
 from detent.remote.answers import Disconnected
 from detent.remote.channel import AsyncChannel, Channel
@@ -122,13 +124,13 @@ class Server:
 class Twin:
     """Either channel, asked from here. The event loop of the asynchronous one stands still between two calls."""
 
-    def __init__(self, kind: str, address: Address) -> None:
+    def __init__(self, kind: str, address: Address, keep: int = 1) -> None:
         self.runner = None if kind == "sync" else asyncio.Runner(loop_factory=loop_factory(kind))
         self.channel: Any
         if self.runner is None:
-            self.channel = Channel(address, address.tls())
+            self.channel = Channel(address, address.tls(), keep)
         else:
-            self.channel = AsyncChannel(address, address.tls())
+            self.channel = AsyncChannel(address, address.tls(), keep)
 
     def ask(self, content: bytes = b"?", timeout_s: float = PATIENCE_S) -> HttpAnswer:
         called = self.channel.ask("POST", "/x", content, KIND, timeout_s)
@@ -172,8 +174,8 @@ class Place:
         self._ends.append(server.close)
         return server
 
-    def twin(self, server: Server) -> Twin:
-        twin = Twin(self._kind, server.address)
+    def twin(self, server: Server, keep: int = 1) -> Twin:
+        twin = Twin(self._kind, server.address, keep)
         self._ends.append(twin.close)
         return twin
 
@@ -455,6 +457,27 @@ def test_nobody_there(place: Place) -> None:
 
 
 @pytest.mark.parametrize("family", ["unix"], indirect=True)
+@pytest.mark.parametrize("kind", ["sync"], indirect=True)
+def test_an_owner_that_is_gone_leaves_no_socket_to_the_garbage_collector(place: Place) -> None:
+    """Its socket's file is still there when it was killed. What is not closed is a warning, and fails the test."""
+    server = place.serve(echo)
+    server.close()
+    place._ends.remove(server.close)
+    owner = RemoteOwner(server.address)
+    for call in (
+        owner.status,
+        owner.new_session,
+        lambda: owner.wait("j", 0, 10),
+        lambda: owner.wait_claimable("q", 10),
+    ):
+        with contextlib.suppress(Disconnected):
+            call()
+            pytest.fail("nobody is there")
+    owner.close()
+    gc.collect()
+
+
+@pytest.mark.parametrize("family", ["unix"], indirect=True)
 def test_a_full_queue_of_callers_is_waited_for_until_the_deadline(place: Place, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         path = str(tmp_path / "full")
@@ -603,9 +626,36 @@ def test_after_an_interrupt_the_next_gets_its_own_answer(
 
 
 def test_many_at_once_each_get_their_own(place: Place) -> None:
-    """Nobody does that to one channel, but nobody would get another's answer."""
+    """Nobody does that to a channel for transactions, but nobody would get another's answer."""
     _, twin = place.both(echo)
     wanted = [b"%d" % number for number in range(8)]
+    assert sorted(asked_at_once(twin, wanted)) == wanted
+    assert len(twin.channel._idle) <= 1 or twin.runner is None
+    is_echoed(twin)
+
+
+def test_as_many_connections_are_kept_as_it_is_told(place: Place) -> None:
+    all_there = threading.Barrier(4)
+
+    def meet(line: Line) -> None:
+        """Nobody is answered before all have asked."""
+        while True:
+            body = line.read()[1]
+            all_there.wait(PATIENCE_S)
+            line.send(answer(body))
+
+    server = place.serve(meet)
+    twin = place.twin(server, keep=3)
+    wanted = [b"%d" % number for number in range(4)]
+    for _ in range(3):
+        assert sorted(asked_at_once(twin, wanted)) == wanted
+        kept = len(twin.channel._idle)
+        assert kept == 3 or (twin.runner is None and kept == 4), "threads that come back in one moment do not count"
+    assert server.accepted <= 4 + 1 + 1, "three of the first four were used again, each time"
+
+
+def asked_at_once(twin: Twin, wanted: list[bytes]) -> list[bytes]:
+    """What is answered to these, asked at the same time."""
     found: list[bytes] = []
     if twin.runner is None:
         threads = [threading.Thread(target=lambda body=body: found.append(twin.ask(body).content)) for body in wanted]
@@ -620,9 +670,7 @@ def test_many_at_once_each_get_their_own(place: Place) -> None:
             found.extend([one.content for one in await asyncio.gather(*calls)])
 
         twin.runner.run(scenario())
-    assert sorted(found) == wanted
-    assert len(twin.channel._idle) <= 1 or twin.runner is None
-    is_echoed(twin)
+    return found
 
 
 # -- encrypted ------------------------------------------------------------------------------------------------------

@@ -53,8 +53,7 @@ def recover(
     """How a processor goes on, from its record and the marks in all other stores that it writes to.
 
     `starts` are the offsets at which inputs begin that the record does not know, `numbers` those of the journals that
-    there are. `resets` are offsets by input that
-    somebody asked for in a newer `generation`.
+    there are. `resets` are offsets by input that somebody asked for in a newer `generation`.
     """
     if found is None:
         for store, mark in marks.items():

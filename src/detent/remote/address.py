@@ -61,10 +61,6 @@ class Address:
         """Connections for one client, with what `tls` has answered."""
         return httpx.HTTPTransport(uds=self.socket, limits=limits, verify=tls or NO_TLS)
 
-    def async_transport(self, limits: httpx.Limits, tls: ssl.SSLContext | None) -> httpx.AsyncHTTPTransport:
-        """The same for asyncio."""
-        return httpx.AsyncHTTPTransport(uds=self.socket, limits=limits, verify=tls or NO_TLS)
-
     def auth(self) -> httpx.Auth:
         """What says in every request who sends it."""
         if not self._is_private and read_token() is not None:

@@ -1,9 +1,9 @@
-"""The one connection on which a client's transactions travel, one request after another: blocking, and for asyncio.
+"""Connections for a client's small requests, its transactions and its waits: blocking, and for asyncio.
 
 httpx serves everything else; for small requests, one at a time, it takes a client two to four times the processor time.
-Whoever asks takes the connection out, and brings it back only after a whole answer: what was cut short, by a deadline,
-a cancelled task or Ctrl-C, is closed, so that a late answer never meets a later request. Somebody who finds none there
-opens another; one is kept.
+Whoever asks takes a connection out, and brings it back only after a whole answer: what was cut short, by a deadline, a
+cancelled task or Ctrl-C, is closed, so that a late answer never meets a later request. Somebody who finds none there
+opens another; as many are kept as the channel is told to.
 """
 
 from __future__ import annotations
@@ -31,20 +31,22 @@ Headers = list[tuple[str, str]]
 class _Asking:
     """What both twins are told, and how they say it."""
 
-    def __init__(self, address: Address, tls: Tls) -> None:
+    def __init__(self, address: Address, tls: Tls, keep: int = 1) -> None:
         self._address = address
         self._tls = tls
+        self._keep = keep
         self._host = address.host_header
         self._generation = forks.generation
         self._closed = False
 
-    def _headers(self, kind: str) -> Headers:
+    def _headers(self, kind: str | None) -> Headers:
         """The headers of a request, if one may be made at all."""
         refuse_in_child(self._generation)  # a child would mix up its answers with its parent's
         if self._closed:
             raise Disconnected(GIVEN_UP)
         token = self._address.token()
-        return [("content-type", kind)] + ([] if token is None else [("authorization", f"Bearer {token}")])
+        headers = [] if kind is None else [("content-type", kind)]
+        return headers if token is None else [*headers, ("authorization", f"Bearer {token}")]
 
 
 class _Quiet:
@@ -104,12 +106,13 @@ class _Wire:
 class Channel(_Asking):
     """Requests to an owner, for threads."""
 
-    def __init__(self, address: Address, tls: Tls) -> None:
-        super().__init__(address, tls)
+    def __init__(self, address: Address, tls: Tls, keep: int = 1) -> None:
+        super().__init__(address, tls, keep)
         self._idle: list[_Wire] = []  # taken from and put back by single steps of the interpreter, in any thread
 
-    def ask(self, method: str, target: str, content: bytes, kind: str, timeout_s: float) -> HttpAnswer:
-        """The answer to a request, whatever it says. `Disconnected` if none came within the time."""
+    def ask(self, method: str, target: str, content: bytes, kind: str | None, timeout_s: float) -> HttpAnswer:
+        """The answer to a request, whatever it says. `Disconnected` if none came within the time. `kind` is the type of
+        what is sent, if anything is."""
         headers = self._headers(kind)
         until = time.monotonic() + timeout_s
         try:
@@ -136,7 +139,7 @@ class Channel(_Asking):
         return None
 
     def _bring_back(self, wire: _Wire) -> None:
-        if self._idle or not wire.is_usable:
+        if len(self._idle) >= self._keep or not wire.is_usable:
             wire.close()
             return
         self._idle.append(wire)
@@ -144,7 +147,7 @@ class Channel(_Asking):
             self.close()
 
     def close(self) -> None:
-        """Close the connection. One that is in use is closed by its user: its descriptor must not change hands."""
+        """Close the connections. One that is in use is closed by its user: its descriptor must not change hands."""
         self._closed = True
         while self._idle:
             try:
@@ -236,13 +239,14 @@ class _AsyncWire(asyncio.Protocol):
 class AsyncChannel(_Asking):
     """The same for the tasks of one event loop."""
 
-    def __init__(self, address: Address, tls: Tls) -> None:
-        super().__init__(address, tls)
+    def __init__(self, address: Address, tls: Tls, keep: int = 1) -> None:
+        super().__init__(address, tls, keep)
         self._idle: list[_AsyncWire] = []
         self._used: set[_AsyncWire] = set()
 
-    async def ask(self, method: str, target: str, content: bytes, kind: str, timeout_s: float) -> HttpAnswer:
-        """The answer to a request, whatever it says. `Disconnected` if none came within the time."""
+    async def ask(self, method: str, target: str, content: bytes, kind: str | None, timeout_s: float) -> HttpAnswer:
+        """The answer to a request, whatever it says. `Disconnected` if none came within the time. `kind` is the type of
+        what is sent, if anything is."""
         headers = self._headers(kind)
         try:
             async with asyncio.timeout(timeout_s):
@@ -271,13 +275,13 @@ class AsyncChannel(_Asking):
         return None
 
     def _bring_back(self, wire: _AsyncWire) -> None:
-        if self._idle or self._closed or not wire.is_usable:
+        if len(self._idle) >= self._keep or self._closed or not wire.is_usable:
             wire.close()
         else:
             self._idle.append(wire)
 
     async def close(self) -> None:
-        """Close the connection, also under a call: that one ends at once."""
+        """Close the connections, also under a call: that one ends at once."""
         self._closed = True
         for wire in [*self._idle, *self._used]:
             wire.close()

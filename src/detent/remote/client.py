@@ -87,6 +87,7 @@ class RemoteOwner:
         self._tls = address.tls()
         self._http = self._client(_limits())
         self._channel = Channel(address, self._tls)
+        self._waits_channel = Channel(address, self._tls, keep=WAITS_MAX)
         self._streams: httpx.Client | None = None
         self._lead = Lead(self._send_group)
         self._waits = threading.Semaphore(WAITS_MAX)
@@ -158,13 +159,20 @@ class RemoteOwner:
 
     def status(self, timeout_s: float = ANSWER_S) -> dict[str, int]:
         """Who answers: epoch and process number."""
-        answer = self.call("GET", "/v1/status", timeout=timeout_of(timeout_s))
+        answer = self._ask_small(self._channel, "GET", "/v1/status", timeout_s)
         found: dict[str, int] = decoded(answer, dict[str, int])
         return found
 
     def new_session(self) -> bytes:
         """A session for this client."""
-        return _session(self.call("POST", "/v1/sessions"))
+        return _session(self._ask_small(self._channel, "POST", "/v1/sessions", ANSWER_S))
+
+    def _ask_small(self, channel: Channel, method: str, path: str, timeout_s: float) -> bytes:
+        """What the owner answers to a request that has no content."""
+        with self._using():
+            answer = channel.ask(method, path, b"", None, max(timeout_s, ANSWER_S_MIN))
+        check(*answer)
+        return answer.content
 
     def commit(self, request: Request, timeout_s: float) -> list[Any]:
         """Have a transaction applied. Those of other threads that wait meanwhile travel in one request."""
@@ -211,13 +219,14 @@ class RemoteOwner:
             time.sleep(min(LOOK_S, timeout_ms / 1000))
             return None
         try:
-            return self.call("GET", path, timeout=timeout_of(timeout_ms / 1000 + WAIT_SLACK_S))
+            return self._ask_small(self._waits_channel, "GET", path, timeout_ms / 1000 + WAIT_SLACK_S)
         finally:
             self._waits.release()
 
     def close(self) -> None:
         """Close the connections."""
         self._channel.close()
+        self._waits_channel.close()
         self._http.close()
         if self._streams is not None:
             self._streams.close()
@@ -234,21 +243,19 @@ class AsyncRemoteOwner:
         self.address = address
         tls = address.tls()
         self._channel = AsyncChannel(address, tls)
-        self._http = httpx.AsyncClient(
-            transport=address.async_transport(_limits(), tls),
-            base_url=address.url,
-            auth=address.auth(),
-            timeout=timeout_of(ANSWER_S),
-        )
+        self._waits_channel = AsyncChannel(address, tls, keep=WAITS_MAX)
         self._waiting: deque[_Waiting] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._waits = 0
         self._users = 0
         self._retired = False
 
-    async def _call(self, method: str, path: str, **options: Any) -> bytes:
+    async def _ask_small(self, channel: AsyncChannel, method: str, path: str, timeout_s: float) -> bytes:
+        """What the owner answers to a request that has no content."""
         async with self._using():
-            return content_of(await self._http.request(method, path, **options))
+            answer = await channel.ask(method, path, b"", None, max(timeout_s, ANSWER_S_MIN))
+        check(*answer)
+        return answer.content
 
     @asynccontextmanager
     async def _using(self) -> AsyncIterator[None]:
@@ -258,12 +265,6 @@ class AsyncRemoteOwner:
         self._users += 1
         try:
             yield
-        except httpx.RequestError as error:
-            raise broken(error) from error
-        except RuntimeError as error:
-            if not self._http.is_closed:
-                raise
-            raise Disconnected(GIVEN_UP) from error
         finally:
             self._users -= 1
             if self._retired and not self._users:
@@ -277,7 +278,7 @@ class AsyncRemoteOwner:
 
     async def new_session(self) -> bytes:
         """A session for this client."""
-        return _session(await self._call("POST", "/v1/sessions"))
+        return _session(await self._ask_small(self._channel, "POST", "/v1/sessions", ANSWER_S))
 
     async def commit(self, request: Request, timeout_s: float) -> list[Any]:
         """Have a transaction applied. Those that wait meanwhile travel in one request."""
@@ -345,11 +346,11 @@ class AsyncRemoteOwner:
             return None
         self._waits += 1
         try:
-            return await self._call("GET", path, timeout=timeout_of(timeout_ms / 1000 + WAIT_SLACK_S))
+            return await self._ask_small(self._waits_channel, "GET", path, timeout_ms / 1000 + WAIT_SLACK_S)
         finally:
             self._waits -= 1
 
     async def close(self) -> None:
         """Close the connections."""
         await self._channel.close()
-        await self._http.aclose()
+        await self._waits_channel.close()

@@ -394,6 +394,19 @@ def test_who_stands_by_says_so_once(store: Store) -> None:
     assert seen == ["standby", "running"]
 
 
+def test_who_stands_by_for_one_that_fails_is_told(store: Store) -> None:
+    graph = graph_of(stream("f", lambda value: 1 // value, input="a", output="x"))
+    with graph.open(store) as live, graph.open(store) as other:
+        live.start()
+        other.start()
+        eventually(lambda: other._lives["f"].status == "standby")
+        other.send(0)
+        with pytest.raises(
+            Unavailable, match=rf"f fails in the process that runs it, {live._member}: ZeroDivisionError"
+        ):
+            other.settle("60s")
+
+
 def test_a_consumer_of_the_same_name(store: Store) -> None:
     store.commit([ops.RegisterConsumer("graph/g/f", 2, [])])
     graph = graph_of(stream("f", lambda value: value, input="a", output="x"))

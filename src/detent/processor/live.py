@@ -338,7 +338,8 @@ class LiveGraph:
 
     def settle(self, timeout: Duration | None = "60s", *, stopping: threading.Event | None = None) -> None:
         """Wait until the processors that were started here have done all that there is to do, also those of them that
-        another process runs. Raises what made one fail; `Unavailable` after the timeout."""
+        another process runs. Raises what made one fail; `Unavailable` if it fails in another process, and after the
+        timeout."""
         if not self._lives:
             raise Invalid("nothing was started here: live.start() comes first")
         settling.settle(self._lives.values(), self.stores, timeout, stopping)

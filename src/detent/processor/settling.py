@@ -11,8 +11,9 @@ from detent.durations import Duration, milliseconds
 from detent.errors import Unavailable
 from detent.processor.life import Life
 from detent.processor.records import Record
-from detent.processor.status import mark_of
+from detent.processor.status import described, mark_of
 from detent.shard import operations as ops
+from detent.shard.members import has_died
 
 if TYPE_CHECKING:
     from detent.store import Store
@@ -28,13 +29,13 @@ def settle(
     stopping: threading.Event | None,
 ) -> None:
     """Return when no processor has anything to do, also those that other processes run. Raises what made one of this
-    process fail; `Unavailable` after the timeout."""
+    process fail; `Unavailable` when one of another process does, and after the timeout."""
     lives = list(lives)
     deadline = None if timeout is None else time.monotonic() + milliseconds(timeout) / 1000
     while not _has_settled(lives, stores):
         for life in lives:
-            if life.status == "failed" and life.error is not None:
-                raise life.error
+            if (failure := _failure(life, stores)) is not None:
+                raise failure
         if stopping is not None and stopping.is_set():
             return
         if deadline is not None and time.monotonic() > deadline:
@@ -47,6 +48,17 @@ def _has_settled(lives: list[Life], stores: Mapping[str, Store]) -> bool:
     """Whether all stood still with nothing before them, at one moment: their steps are counted before and after."""
     before = [_steps(life, stores) for life in lives]
     return all(_is_idle(life, stores) for life in lives) and [_steps(life, stores) for life in lives] == before
+
+
+def _failure(life: Life, stores: Mapping[str, Store]) -> BaseException | None:
+    """Why a processor does not get on, as its process or the store tells."""
+    if life.status != "standby":
+        return life.error if life.status == "failed" else None
+    found = described(stores[""], life.consumer)
+    said = None if found is None else found.states[0]
+    if said is None or said.status != "failed" or not said.holder or has_died(said.holder):
+        return None  # nobody has it, so that this process gets it soon
+    return Unavailable(f"{life.name} fails in the process that runs it, {said.holder}: {said.error}")
 
 
 def _steps(life: Life, stores: Mapping[str, Store]) -> tuple[int, int]:

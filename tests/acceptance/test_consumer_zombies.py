@@ -50,8 +50,11 @@ def test_a_zombie_that_stood_still_at(
         zombie.finish()
         heir.finish()
         check(store, "c", kind, place, SENT)
+        # On a busy machine the shard may change hands more often than it was made to: leases are short here.
+        lives = sum(event["event"] == "taken" for child in (zombie, heir) for event in child.events)
+        assert lives >= 2
         for journal in ("out", "out/totals"):
-            assert store.journal(journal).info().open_spans <= 1, "what the zombie left pending, at most"
+            assert store.journal(journal).info().open_spans < lives, "at most what the replaced ones left pending"
 
 
 def taken(heir: Child) -> None:

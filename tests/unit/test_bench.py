@@ -30,6 +30,12 @@ from detent.processor import Out
 REQUIRED = {"what", "ours", "other", "ratio", "bar", "ok"}
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All disks of the machine, and all other tests with them, would wait for that."""
+    monkeypatch.setattr(harness.os, "sync", lambda: None)
+
+
 def answers(*values: float, log: list[str] | None = None, name: str = "") -> Callable[[], float]:
     """A side that answers these numbers, one a round."""
     numbers = iter(values)

@@ -6,9 +6,14 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager, suppress
 from typing import Any, Final
+
+from detent.errors import Unavailable
+
+ENDED: Final = "this process ends, and has cut off what was under way"
 
 STOP_S: Final = 5.0
 """How long the loop may take to end the step that it is in."""
@@ -53,9 +58,40 @@ async def _end_all() -> None:
 
 
 def call_on(loop: asyncio.AbstractEventLoop) -> Callable[[Any], Any]:
-    """Runs a coroutine on a loop of another thread, and answers what it does."""
+    """Runs a coroutine on a loop of another thread, and answers what it does. `Unavailable` if the loop ends first: it
+    did not fail then, and nobody knows what it has done."""
 
     def call(coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+        whole = _contained(coroutine)
+        try:
+            answer, error = asyncio.run_coroutine_threadsafe(whole, loop).result()
+        except CancelledError as cancelled:
+            raise Unavailable(ENDED) from cancelled
+        except RuntimeError as closed:
+            if not loop.is_closed():
+                raise
+            whole.close()
+            coroutine.close()
+            raise Unavailable(ENDED) from closed
+        if error is not None:
+            raise error
+        return answer
 
     return call
+
+
+async def _contained(coroutine: Any) -> tuple[Any, BaseException | None]:
+    """What a coroutine answers, or raised. What ends programs would end the loop, and leave all others on it waiting
+    for ever; so it is handed to whoever called."""
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        return await coroutine, None
+    except (SystemExit, KeyboardInterrupt) as error:
+        return None, error
+    except asyncio.CancelledError as error:
+        if task.cancelling():  # the loop ends
+            raise
+        failure = RuntimeError("the coroutine was cancelled by what it called")
+        failure.__cause__ = error
+        return None, failure

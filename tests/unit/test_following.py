@@ -163,10 +163,11 @@ def test_one_look_finds_what_several_find(
                 [store.journal("j").write_fragment(pa.table({"body": [b"%d" % n for n in numbers]}))]
             )
         store.journal("j").trim(2)
-        number = store.journal("j").info().id
+        info = store.journal("j").info()
+        number = info.id
         for reader, start, rows in product((store.reader, far.reader), range(14), (1, 2, 4, 100)):
             found, batches = reader.ahead("j", start, rows)
-            assert found == (number, 2, 12) == reader.whereabouts("j")
+            assert found == (number, 2, 12, info.created_ms) == reader.whereabouts("j")
             expected = range(start, min(12, start + rows)) if start >= 2 else range(0)
             read = [(at + n, body) for at, batch in batches for n, body in enumerate(batch["body"].to_pylist())]
             assert read == [(n, b"%d" % n) for n in expected]

@@ -759,8 +759,9 @@ def test_what_is_no_exception_is_nobodys_error() -> None:
     def function(value: Any) -> None:
         sys.exit(3)
 
-    with pytest.raises(SystemExit):
-        seen_by(function, sets_of(1))
+    for processor in (sink("f", function, input="a", batch=3), sink("f", function, input="a", batch=3, parallel=2)):
+        found = Ran(processor, sets_of(1, 2, 3))
+        assert (type(found.error), found.counts) == (SystemExit, (0, 0, 0))
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------

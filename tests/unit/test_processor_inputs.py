@@ -16,8 +16,8 @@ from detent.processor import stream
 from detent.processor.declaration import Mode
 from detent.processor.inputs import Inputs, Taken
 from detent.processor.place import place
-from detent.processor.records import Snapshot
-from detent.processor.runner import Runner
+from detent.processor.records import JournalId, Snapshot
+from detent.processor.runner import Runner, journal_ids
 from processes import eventually
 
 SERIES = "0" * 32
@@ -43,7 +43,7 @@ def inputs_of(
     mode: Mode,
     *names: str,
     at: dict[str, int] | None = None,
-    journals: dict[str, int] | None = None,
+    journals: dict[str, JournalId] | None = None,
     stores: dict[str, Store] | None = None,
     bell: threading.Event | None = None,
 ) -> Inputs:
@@ -68,7 +68,7 @@ def test_one(store: Store) -> None:
     assert taken is not None
     assert [taken.after(count) for count in range(3)] == [{"a": 0}, {"a": 1}, {"a": 2}]
     assert inputs.positions() == {"a": 2}
-    assert inputs.journals() == {"a": store.reader.number("a")}
+    assert inputs.journals() == journal_ids({"": store}, [place("a")])
     assert bodies(inputs.take(100)) == ["a2", "a3", "a4"]
     assert inputs.take(100) is None
     assert taken.after(1) == {"a": 1}, "it knows where it was taken, whatever was taken since"
@@ -98,7 +98,7 @@ def test_messages_say_which_store_they_are_from(store: Store) -> None:
         assert taken is not None
         assert [[message.journal for message in one] for one in taken.sets] == [["a", "a@far"]]
         assert taken.after(1) == {"a": 1, "a@far": 1}
-        assert inputs.journals() == {"a": store.reader.number("a"), "a@far": far.reader.number("a")}
+        assert inputs.journals() == journal_ids({"": store, "far": far}, [place("a"), place("a@far")])
 
 
 # -- joins ------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,9 @@ SHAPE = Shape("stream", "zip", ["left", "right"], ["out@b", "out@c"], "failed@b"
 ANY = Shape("stream", "any", ["left", "right"], ["out"], "", "exactly-once", False)
 WHOLE = Shape("stream", "one", ["left"], ["out"], "", "exactly-once", True)
 
+JOURNAL = (7, 1_700_000_000_000)
+"""Which journal an input is: its number, and when it was made."""
+
 replace = msgspec.structs.replace
 
 
@@ -33,7 +36,7 @@ def owed(store: str, *bodies: bytes) -> Owed:
 
 def record(number: int = 5, attempt: Attempt | None = None, shape: Shape = SHAPE, **more: Any) -> Record:
     """One that has done so many input sets."""
-    snapshot = Snapshot(SERIES, number, dict.fromkeys(shape.inputs, number), dict.fromkeys(shape.inputs, 7))
+    snapshot = Snapshot(SERIES, number, dict.fromkeys(shape.inputs, number), dict.fromkeys(shape.inputs, JOURNAL))
     return Record(IDENTITY, 1, 0, shape, snapshot, attempt, **more)
 
 
@@ -108,7 +111,7 @@ def test_a_reset_begins_other_deliveries() -> None:
     found = recovered(one, {"b": 5, "c": 0}, shape=one.shape, generation=2, resets={"left": 1, "gone": 9})
     assert found.is_new
     assert found.record.generation == 2
-    assert found.record.snapshot == Snapshot(FRESH.series, 5, {"left": 1, "right": 5}, {"right": 7})
+    assert found.record.snapshot == Snapshot(FRESH.series, 5, {"left": 1, "right": 5}, {"right": JOURNAL})
     assert [owed.store for owed in found.owed] == ["c"]
     again = recovered(found.record, {"b": 5, "c": 5}, shape=one.shape, generation=2)
     assert not again.is_new, "a reset counts once"
@@ -120,7 +123,7 @@ def test_other_inputs_are_refused_unless_asked_for() -> None:
     with pytest.raises(Conflict, match=r"migrate=\['p'\]"):
         recovered(one, {"b": 5, "c": 5}, shape=shape)
     found = recovered(one, {"b": 5, "c": 4}, shape=shape, migrate=True)
-    assert found.record.snapshot == Snapshot(FRESH.series, 5, {"left": 5, "top": 3}, {"left": 7})
+    assert found.record.snapshot == Snapshot(FRESH.series, 5, {"left": 5, "top": 3}, {"left": JOURNAL})
     assert (found.record.epoch, found.record.shape, found.is_new) == (2, shape, True)
     assert [owed.store for owed in found.owed] == ["c"]
     again = recovered(found.record, {"b": 5, "c": 5}, shape=shape, migrate=True)

@@ -53,7 +53,7 @@ def _pair(text: str, processor: Processor) -> tuple[str, int]:
 def _offset(live: LiveGraph, place: Place, to: str, time: datetime | None) -> int:
     store = live.stores[place.store]
     found = store.reader.whereabouts(place.journal)
-    _, first, end = (0, 0, 0) if found is None else found
+    first, end = (0, 0) if found is None else found[1:3]
     if time is not None:
         return first if found is None else store.journal(place.journal).offset_at(time)
     if not _is_number(to):

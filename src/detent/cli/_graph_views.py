@@ -181,12 +181,20 @@ class JsonView(JsonLines):
 class LineView(Lines):
     """A line for each thing that happens, in a log or a pipe."""
 
+    _gone: BrokenPipeError | None = None
+
     def tell(self, notice: Notice) -> None:
-        """Print it."""
-        self.say(line_of(notice))
+        """Print it. If nobody reads any more, `show` says so: this may be the thread of a processor."""
+        try:
+            self.say(line_of(notice))
+        except BrokenPipeError as error:
+            self._gone = error
 
     def show(self, live: LiveGraph, tally: Tally) -> None:
         """Nothing: numbers that are printed again and again are no log."""
+        del live, tally
+        if self._gone is not None:
+            raise self._gone
 
     def end(self, now: Sequence[Seen], since: Sequence[Seen]) -> None:
         """Print what each has done."""

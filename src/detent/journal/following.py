@@ -8,7 +8,7 @@ from typing import Any, Final
 from detent.errors import NotFound
 from detent.journal.columns import Columns, Rows
 from detent.journal.message import Message, messages_of
-from detent.journal.reader import JournalReader
+from detent.journal.reader import JournalReader, Whereabouts
 
 PLAN_ROWS: Final = 65_536
 """Messages that one look at a journal plans for."""
@@ -36,6 +36,7 @@ class Following:
         at: int,
         number: int | None = None,
         *,
+        created_ms: int | None = None,
         label: str | None = None,
     ) -> None:
         self._reader = reader
@@ -46,6 +47,9 @@ class Following:
         """Offset of the message that comes next; the one before it comes next on the way back."""
         self.number = number
         """The journal's number, which another one of the same name does not have; None until it exists."""
+        self.created_ms = created_ms
+        """When it was made, which tells it from one with the same number in a store that was made anew; None until that
+        is known."""
         self._batches: Iterator[tuple[int, Any]] = iter(())
         self._columns: Columns | None = None
         self._made: list[Message] | None = []
@@ -150,7 +154,7 @@ class Following:
         """Go on in the journal that has this number, or with None in whichever there will be."""
         if number != self.number:
             self._drop()
-            self.number = number
+            self.number, self.created_ms = number, None
         self.move(at)
 
     def close(self) -> None:
@@ -184,7 +188,7 @@ class Following:
         found = self.find()
         if found is None or self.at == found[1]:
             return
-        number, first, _ = found
+        number, first = found[:2]
         start = max(first, self.at - self._back_rows)
         batches = list(self._reader.committed(self.journal, start, self.at, journal=number))
         self._stop()
@@ -202,21 +206,22 @@ class Following:
         self._check(found)
         return batches
 
-    def find(self) -> tuple[int, int, int] | None:
-        """The journal's number, its first and its next offset; None if it does not exist yet. `NotFound` if it is not
-        the one that was read, or if the place is not there."""
+    def find(self) -> Whereabouts | None:
+        """Where the journal is; None if it does not exist yet. `NotFound` if it is not the one that was read, or if the
+        place is not there."""
         found = self._reader.whereabouts(self.journal)
         self._check(found)
         return found
 
-    def _check(self, found: tuple[int, int, int] | None) -> None:
+    def _check(self, found: Whereabouts | None) -> None:
         if found is None:
             if self.number is not None or self.at:
                 raise self._vanished()
             return
-        number, first, end = found
+        number, first, end, created_ms = found
         self.number = number if self.number is None else self.number
-        if number != self.number or self.at > end:
+        self.created_ms = created_ms if self.created_ms is None else self.created_ms
+        if (number, created_ms) != (self.number, self.created_ms) or self.at > end:
             raise self._vanished()
         if self.at < first:
             raise NotFound(
@@ -226,6 +231,6 @@ class Following:
 
     def _vanished(self) -> NotFound:
         return NotFound(
-            f"{self.journal!r} was read to {self.at}, which is not there: the journal was deleted, or is another one "
-            "of that name. Move to an offset that exists to go on"
+            f"{self.label!r} was read to {self.at}, which is not there: the journal was deleted, or is another one of "
+            "that name. Move to an offset that exists to go on"
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -61,6 +61,16 @@ class JournalInfo(msgspec.Struct, frozen=True, kw_only=True):
     def lag(self, offset: int) -> int:
         """How many committed messages a reader at `offset` has before it."""
         return self.next_offset - offset
+
+
+class Whereabouts(NamedTuple):
+    """Which journal has a name, and what of it is there. Another one that is made later has another `number`; one of a
+    store that was made anew in the place of this one may have the same, and was created at another time."""
+
+    number: int
+    first_offset: int
+    next_offset: int
+    created_ms: int
 
 
 class _Blocks:
@@ -143,18 +153,18 @@ class JournalReader:
             head = self._head(view, self._listing(view, name).journal)
             return head.first_offset, head.next_offset
 
-    def whereabouts(self, name: str) -> tuple[int, int, int] | None:
-        """The journal's number, its first and its next committed offset, at one moment; None if there is none."""
+    def whereabouts(self, name: str) -> Whereabouts | None:
+        """Which journal it is, its first and its next committed offset, at one moment; None if there is none."""
         with self._reader.view() as view:
             return self._whereabouts(view, name)
 
-    def _whereabouts(self, view: View, name: str) -> tuple[int, int, int] | None:
+    def _whereabouts(self, view: View, name: str) -> Whereabouts | None:
         try:
-            journal = self._listing(view, name).journal
+            listing = self._listing(view, name)
         except NotFound:
             return None
-        head = self._head(view, journal)
-        return journal, head.first_offset, head.next_offset
+        head = self._head(view, listing.journal)
+        return Whereabouts(listing.journal, head.first_offset, head.next_offset, listing.created_ms)
 
     def extents(self, prefix: str = "") -> dict[str, tuple[int, int]]:
         """The first and the next committed offset of each journal whose name starts with `prefix`, at one moment."""
@@ -207,7 +217,7 @@ class JournalReader:
 
     def ahead(
         self, name: str, start: int, rows: int, *, journal: int | None = None
-    ) -> tuple[tuple[int, int, int] | None, Iterator[tuple[int, Any]]]:
+    ) -> tuple[Whereabouts | None, Iterator[tuple[int, Any]]]:
         """Where a journal is, as `whereabouts` tells, and up to so many of its messages from `start` on, as `committed`
         gives them. Both are found in one look, which for a few messages is what a read costs. There are no messages if
         `start` is not in the journal, or if it does not have the number that is given."""
@@ -359,7 +369,7 @@ def check_range(start: int, end: int) -> None:
         raise Invalid(f"[{start}, {end}) is no range")
 
 
-def ahead_to(found: tuple[int, int, int] | None, start: int, rows: int, journal: int | None) -> int | None:
+def ahead_to(found: Whereabouts | None, start: int, rows: int, journal: int | None) -> int | None:
     """Up to where a read of so many messages from `start` on goes; None if there is nothing to be read."""
     if found is None or journal not in {None, found[0]} or not found[1] <= start < found[2]:
         return None

@@ -49,7 +49,8 @@ class Appender:
         self._number: int | None = None
         if self._kept is not None and self._kept.start is not None:
             self._next, self._number = self._kept.start.at, self._kept.start.journal
-            self._check_journal()
+            if self._next:
+                self._check_journal()
 
     def __repr__(self) -> str:
         called = "" if self.name is None else f", {self.name!r}"
@@ -90,11 +91,12 @@ class Appender:
             left = entries[max(0, self._next - number) :]
             if entries and not left:
                 return None
-            if self._number is None:  # the first append makes the journal, the next one knows it
-                self._number = self.store.reader.number(self.journal)
             after = number + len(entries)
             answer = self._note(self._kept.save(after, self._number, self._operation(left)))
             self._next = after
+            if self._number is None:  # the first append has made the journal, or found it
+                self._number = self.store.reader.number(self.journal)
+                self._kept.save(after, self._number)
             return answer
 
     def _check_number(self, number: int | None, count: int) -> None:
@@ -120,7 +122,8 @@ class Appender:
 
     def _check_journal(self) -> None:
         """Messages that are there already must be there."""
-        if self._number is not None and self.store.reader.number(self.journal) != self._number:
+        found = self.store.reader.number(self.journal)
+        if found is None or self._number not in {None, found}:
             raise NotFound(
                 f"the appender {self.name!r} has written to a journal {self.journal!r} that was deleted, or is another "
                 "one of that name: delete the appender too, to begin with the first number again"

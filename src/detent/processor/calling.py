@@ -92,7 +92,9 @@ class Caller:
         self.identity = ""
         """Which processor it is, once that is known."""
         self._drops = drops
-        self._dropped: list[Exception] = []
+        self._caught = BaseException if drops else Exception
+        """What a function may raise without ending the step. Who drops messages drops one whatever it raised."""
+        self._dropped: list[BaseException] = []
         self._left: dict[int, Outcome] = {}
         """What came of input sets that were run, and had no room in their step, by number."""
         self._ending = threading.Event()
@@ -153,11 +155,13 @@ class Caller:
         series: str,
         number: int,
         floor: int,
-        failure: Exception | None = None,
+        failure: BaseException | None = None,
     ) -> tuple[Written, bool]:
         """What comes of an input set, and whether it is an error; raises what nobody has a journal for. `failure` is
         how the first try ended, if there was one."""
         attempt, pause_s = 1, self._processor.retry_pause_ms / 1000
+        if failure is not None and not isinstance(failure, Exception):
+            raise failure
         while True:
             if failure is None:
                 try:
@@ -166,8 +170,8 @@ class Caller:
                     failure = error
             if attempt > self._processor.retries:
                 break
-            if self._ending.wait(pause_s):  # told to stop: whoever goes on tries these inputs again, under their key
-                raise failure
+            if self._ending.wait(pause_s) and not self._drops:
+                raise failure  # told to stop: whoever goes on tries these inputs again, under their key
             attempt += 1
             failure = None
             pause_s = min(RETRY_PAUSE_S_MAX, pause_s * 2)
@@ -190,6 +194,8 @@ class Caller:
         outcome = Outcome()
         key = f"{series}-{number}"
         outcome.gave(self._writer.many(answer.values, key, ()))
+        if isinstance(answer.cursor, bytes | bytearray | memoryview):
+            raise Invalid("a cursor is kept as JSON, which has no bytes: make it a text, such as with .hex()")
         after = encoded(answer.cursor)
         if len(after) > CURSOR_BYTES_MAX:
             raise Invalid(f"a cursor of {len(after)} bytes is over the limit of {CURSOR_BYTES_MAX}")
@@ -204,11 +210,16 @@ class Caller:
         self._dropped = []
         if self._function.whole:
             run = self._run_whole
-        elif self._pool is not None and len(sets) > 1:
+        elif self._pool is not None and (len(sets) > 1 or self._left):
             run = self._run_parallel
         else:
             run = self._run_plain if self._is_plain else self._run_each
-        error = run(sets, series, first, outcome)
+        try:
+            error = run(sets, series, first, outcome)
+        except BaseException as stopped:
+            if isinstance(stopped, Exception):
+                raise
+            error = stopped  # it ends programs: the runner raises it, after it has kept what came before
         return outcome, error or next(iter(self._dropped), None)
 
     def _run_each(self, sets: Sequence[Set], series: str, first: int, outcome: Outcome) -> BaseException | None:
@@ -220,7 +231,7 @@ class Caller:
                 break
         return None
 
-    def _failed(self, error: Exception, outcome: Outcome, sets: int = 1) -> BaseException | None:
+    def _failed(self, error: BaseException, outcome: Outcome, sets: int = 1) -> BaseException | None:
         """Input sets that failed for good: an end, or nothing."""
         if not self._drops:
             return error
@@ -238,10 +249,12 @@ class Caller:
         for number, (taken, key, origin) in enumerate(columns, first):
             try:
                 answer = call(taken)
-            except Exception as failure:  # noqa: BLE001 - tried again, written or raised
+            except self._caught as failure:
                 error = self._run_one(sets[number - first], series, number, first, outcome, failure)
                 if error is not None:
                     return error
+                if outcome.bytes > STEP_BYTES_MAX:
+                    break
                 continue
             size = len(answer) + len(key or b"") if type(answer) is bytes else STEP_BYTES_MAX
             if size < STEP_BYTES_MAX:
@@ -267,7 +280,7 @@ class Caller:
         number: int,
         floor: int,
         outcome: Outcome,
-        failure: Exception | None = None,
+        failure: BaseException | None = None,
         answer: Any = None,
     ) -> BaseException | None:
         """One input set; `failure` or `answer` is what its first call has come to, if there was one."""
@@ -283,7 +296,7 @@ class Caller:
                 except Exception as error:  # noqa: BLE001 - an answer that cannot be written is a failure
                     failure = error
             written, is_error = self._tried(passing, one, series, number, floor, failure)
-        except Exception as error:  # noqa: BLE001 - the runner raises it, after it has kept what came before
+        except self._caught as error:  # the runner raises it, after it has kept what came before
             return self._failed(error, outcome)
         outcome.gave(written, is_error=is_error)
         return None
@@ -296,7 +309,7 @@ class Caller:
         messages = [message for one in sets for message in one]
         try:
             written, is_error = self._tried(passing, messages, series, first, first)
-        except Exception as error:  # noqa: BLE001 - the runner raises it
+        except self._caught as error:  # the runner raises it
             return self._failed(error, outcome, len(sets))
         rest = Outcome()
         rest.gave(written, is_error=is_error)

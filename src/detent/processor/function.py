@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -83,7 +83,7 @@ def _parameters(processor: Processor, inputs: int) -> tuple[list[Decode | None],
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError) as error:
         raise Invalid(f"{named} does not say which parameters it has: {error}") from error
-    wants_step = STEP in parameters
+    wants_step = _wants_step(parameters, inputs, named)
     while isinstance(function, functools.partial):
         function = function.func
     hints = _hints(function if inspect.isroutine(function) else type(function).__call__, named)
@@ -100,6 +100,18 @@ def _parameters(processor: Processor, inputs: int) -> tuple[list[Decode | None],
     kinds = [hints.get(one.name, Any) for one in positional[:inputs]]
     kinds += [Any] * (inputs - len(kinds))
     return [_decoder(_element(kind) if processor.whole else kind) for kind in kinds], wants_step
+
+
+def _wants_step(parameters: Mapping[str, inspect.Parameter], inputs: int, named: str) -> bool:
+    """Whether there is a parameter for the step. It is given by name, and the inputs in their order."""
+    if STEP not in parameters:
+        return False
+    positional = [name for name, one in parameters.items() if one.kind in _POSITIONAL]
+    if (STEP in positional[:inputs] and len(positional) > inputs) or parameters[
+        STEP
+    ].kind is inspect.Parameter.POSITIONAL_ONLY:
+        raise Invalid(f"{named} has {STEP!r} where an input belongs: put it behind its other parameters")
+    return True
 
 
 def _hints(function: Any, named: str) -> dict[str, Any]:

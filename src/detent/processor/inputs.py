@@ -18,7 +18,7 @@ from detent.journal.columns import Rows
 from detent.journal.following import Following
 from detent.processor.declaration import Mode
 from detent.processor.place import Place
-from detent.processor.records import Snapshot
+from detent.processor.records import JournalId, Snapshot
 
 if TYPE_CHECKING:
     from detent.store import Store
@@ -80,16 +80,7 @@ class Inputs:
         self._mode = mode
         self._bell = bell
         self._names = [str(place) for place in places]
-        self._followed = {
-            str(place): Following(
-                stores[place.store].reader,
-                place.journal,
-                snapshot.positions[str(place)],
-                snapshot.journals.get(str(place)),
-                label=str(place),
-            )
-            for place in places
-        }
+        self._followed = {str(place): _followed(stores[place.store], place, snapshot) for place in places}
         self._growths = {str(place): Growth(stores[place.store], place.journal, bell) for place in places}
         self._turn = 0
 
@@ -99,9 +90,13 @@ class Inputs:
         """The next offset of each input."""
         return {name: one.at for name, one in self._followed.items()}
 
-    def journals(self) -> dict[str, int]:
+    def journals(self) -> dict[str, JournalId]:
         """Which journals these are."""
-        return {name: one.number for name, one in self._followed.items() if one.number is not None}
+        return {
+            name: (one.number, one.created_ms)
+            for name, one in self._followed.items()
+            if one.number is not None and one.created_ms is not None
+        }
 
     def move(self, positions: Mapping[str, int]) -> None:
         """Go on from there."""
@@ -198,6 +193,13 @@ class Inputs:
         close_all(self._growths.values())
         for one in self._followed.values():
             one.close()
+
+
+def _followed(store: Store, place: Place, snapshot: Snapshot) -> Following:
+    name = str(place)
+    number, created_ms = snapshot.journals.get(name, (None, None))
+    at = snapshot.positions[name]
+    return Following(store.reader, place.journal, at, number, created_ms=created_ms, label=name)
 
 
 def _plus(positions: Mapping[str, int], count: int) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from detent.errors import Conflict, DetentError, Fenced, Invalid
 from detent.processor.declaration import Processor
+from detent.processor.outcome import text_of
 from detent.processor.records import Record
 from detent.processor.runner import Runner
 from detent.shard import operations as ops
@@ -36,7 +37,7 @@ Event = Callable[[str, str, str], None]
 
 def told(error: BaseException) -> str:
     """What went wrong, with what is known of where."""
-    return "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+    return f"{type(error).__name__}: {text_of(error, notes=True)}"
 
 
 class Life:
@@ -64,6 +65,7 @@ class Life:
         self._on_event = on_event
         self._wake = threading.Event()
         self._stopping = False
+        self._is_paused = False
         self._retry_s = RETRY_S
         self._fence = 0
         self._number: int | None = None
@@ -97,6 +99,11 @@ class Life:
         self._thread = threading.Thread(target=self._run, name=f"detent-processor-{self.name}", daemon=True)
         self._thread.start()
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it was told to end."""
+        return self._stopping
+
     def restart(self) -> None:
         """End after the step under way and begin again; at once if it rests after a failure."""
         if not self.is_alive:
@@ -106,11 +113,13 @@ class Life:
         self.error, self.status = None, "starting"
         self._wake_up()
 
-    def give_way(self, fence: int) -> None:
-        """Begin again if the store has a higher fence than this one works with: somebody reset the processor, or took
-        it over. One that waits for messages would not hear of it otherwise."""
-        runner = self.runner
-        if runner is not None and runner.fence < fence:
+    def give_way(self, found: ops.ConsumerDescription) -> None:
+        """Begin again if the store has a higher fence than this one works with, or a newer reset, or says that it shall
+        rest. One that waits for messages would not hear of it otherwise."""
+        runner, state = self.runner, found.states[0]
+        if runner is None or runner.record is None:
+            return
+        if found.paused or runner.fence < state.fence or runner.record.generation < state.generation:
             runner.stop()
 
     def stop(self) -> None:
@@ -146,6 +155,7 @@ class Life:
                 if not self._stopping:
                     self._live_once()
         finally:
+            self.generation = None  # it has nothing to report any more: somebody else may run it
             self._give_back()
             self.status = "stopped"
 
@@ -156,8 +166,11 @@ class Life:
             if not self._take_lease():
                 self._say("standby", "another process runs it")
                 self._wake.wait(STANDBY_S)
-                return
-            self._work()
+            elif self._is_paused:
+                self._say("paused", "the store says that it shall rest")
+                self._wake.wait(STANDBY_S)
+            else:
+                self._work()
         except Fenced as error:
             if self._was_replaced():  # taken over, or reset: the lease says which
                 self._say("fenced", str(error))
@@ -211,20 +224,28 @@ class Life:
         if status != self.status or more:
             known, self.status = self.status, status
             if status != known or status == "failed":
-                self._on_event(status, self.name, more)
+                self._tell(status, more)
+
+    def _tell(self, status: str, more: str) -> None:
+        """Whoever wants to hear of it may fail to, and is no reason to end."""
+        try:
+            self._on_event(status, self.name, more)
+        except Exception:
+            logger.exception("on_event failed, when it was told that %s is %s", self.name, status)
 
     # -- the lease ----------------------------------------------------------------------------------------------
 
     def _take_lease(self, *, again: bool = True) -> bool:
         register = ops.RegisterConsumer(self.consumer, 1, self._journals)
         lease = ops.LeaseShard(self.consumer, 0, self._member, self._lease_ms)
+        question = ops.DescribeConsumers(name=self.consumer)
         try:
-            leased: ops.Leased = self._store.commit([register, lease])[1]
+            _, leased, described = self._store.commit([register, lease, question])
             self.generation = leased.generation
+            self._is_paused = described.consumers[0].paused
             return True
         except Conflict:
             self.generation = None
-        question = ops.DescribeConsumers(name=self.consumer)
         found = self._store.commit([question])[0].consumers
         holder = found[0].states[0].holder if found else ""
         if found and self._number is None:

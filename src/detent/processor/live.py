@@ -36,6 +36,9 @@ BEATS: Final = 5
 """So many times a lease is renewed before it would end."""
 
 REPORT_S: Final = 1.0
+BEAT_END_S: Final = 1.0
+"""How long the end of a graph waits, at least, for the thread that renews its leases."""
+
 STOP_TIMEOUT: Final = "60s"
 logger = logging.getLogger("detent.processor")
 
@@ -78,7 +81,8 @@ def _refuse_twins(stores: Mapping[str, Store]) -> None:
     for name, store in stores.items():
         if store.url == "memory:":
             continue  # each is its own
-        if (other := seen.setdefault(store.url, name)) != name:
+        url = os.path.realpath(store.url.removeprefix("file:")) if store.url.startswith("file:") else store.url
+        if (other := seen.setdefault(url, name)) != name:
             first = f"the store {other!r}" if other else "the graph's own store"
             raise Invalid(f"{first} and the store {name!r} are one, {store.url}: use one name for it")
 
@@ -149,8 +153,9 @@ class LiveGraph:
             if processor.runs:
                 self._life(processor, processor.name in migrate).start()
         if self._beating is None or not self._beating.is_alive():
-            self._ended.clear()
-            self._beating = threading.Thread(target=self._beat, name=f"detent-graph-{self.graph.name}", daemon=True)
+            self._ended = threading.Event()
+            name = f"detent-graph-{self.graph.name}"
+            self._beating = threading.Thread(target=self._beat, args=[self._ended], name=name, daemon=True)
             self._beating.start()
         return [one.name for one in running]
 
@@ -218,8 +223,8 @@ class LiveGraph:
             deadline = time.monotonic() + milliseconds(timeout) / 1000
             late = [life.name for life in self._lives.values() if not life.join(deadline)]
             self._ended.set()
-            if self._beating is not None:
-                self._beating.join()
+            if self._beating is not None:  # one that waits for a store that is away ends by itself, later
+                self._beating.join(max(BEAT_END_S, deadline - time.monotonic()))
                 self._beating = None
         if late:
             raise Unavailable(f"{', '.join(late)} did not end within {timeout}: a function is still at work")
@@ -239,12 +244,12 @@ class LiveGraph:
 
     # -- leases and reports -------------------------------------------------------------------------------------
 
-    def _beat(self) -> None:
+    def _beat(self, ended: threading.Event) -> None:
         """Renew the leases, and tell the store how each processor is doing."""
         period_s = min(REPORT_S, self.graph.lease_ms / 1000 / BEATS)
-        while not self._ended.wait(period_s):
+        while not ended.wait(period_s):
             for life in list(self._lives.values()):
-                if life.generation is not None:
+                if life.generation is not None and not ended.is_set():
                     self._report(life, life.generation)
 
     def _report(self, life: Life, generation: int) -> None:
@@ -258,8 +263,8 @@ class LiveGraph:
                     ops.ReportShard(life.consumer, 0, generation, life.status, said),
                 ]
             )[0]
-            life.give_way(found.states[0].fence)
-        except (DetentError, OSError) as error:
+            life.give_way(found)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the leases of the others are to be renewed
             logger.warning("%s goes on as long as it can: the store says %s", life.name, error)
 
     # -- messages -----------------------------------------------------------------------------------------------

@@ -303,17 +303,19 @@ def error_body(processor: str, key: str, error: BaseException, messages: Sequenc
             "key": key,
             "attempts": attempts,
             "error": type(error).__name__,
-            "message": _whole_characters(_text(error)[:MESSAGE_CHARACTERS_MAX]),
+            "message": text_of(error)[:MESSAGE_CHARACTERS_MAX],
             "trace": _whole_characters(trace[-TRACE_CHARACTERS_MAX:]),
             "inputs": list(_inputs_shown(messages)),
         }
     )
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException, *, notes: bool = False) -> str:
+    """What an error says, and with `notes` what was noted on it; some say nothing, and fail instead."""
     try:
-        return str(error)
-    except Exception as other:  # noqa: BLE001 - what went wrong must be written all the same
+        noted = map(str, getattr(error, "__notes__", ())) if notes else ()
+        return _whole_characters("; ".join([str(error), *noted]))
+    except Exception as other:  # noqa: BLE001 - what went wrong must be told all the same
         return f"str() of this error failed with {type(other).__name__}"
 
 

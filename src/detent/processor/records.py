@@ -26,20 +26,24 @@ _Series = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 """The first part of delivery keys: 128 bits."""
 
 
+JournalId = tuple[_Count, _Count]
+"""Which journal: its number, and when it was made. A store that is made anew begins with the same numbers."""
+
+
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Where a step begins, and under which key: input sets are numbered on from `number`, and the delivery key of each
     is ``series-number``. It is never computed again: a retry finds it here.
 
-    `positions` are the next offsets by input, `journals` the numbers of those journals, which others of the same names
-    do not have. `chosen` are the inputs that were decided on, with how many messages of each, in order: for any-of
-    (the names of inputs) and for functions that take a batch whole ("" and the number of sets). `cursor` is what a
-    polled source answered last, as JSON.
+    `positions` are the next offsets by input, `journals` the numbers of those journals and when they were made, which
+    others of the same names do not have. `chosen` are the inputs that were decided on, with how many messages of each,
+    in order: for any-of (the names of inputs) and for functions that take a batch whole ("" and the number of sets).
+    `cursor` is what a polled source answered last, as JSON.
     """
 
     series: _Series
     number: _Count = 0
     positions: dict[str, _Count] = {}
-    journals: dict[str, _Count] = {}
+    journals: dict[str, JournalId] = {}
     chosen: list[tuple[str, _Count]] = []
     cursor: bytes = b"null"
 

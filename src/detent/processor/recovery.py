@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from detent.errors import Conflict, Corrupt
-from detent.processor.records import Attempt, Mark, Owed, Record, Shape, Snapshot
+from detent.processor.records import Attempt, JournalId, Mark, Owed, Record, Shape, Snapshot
 from detent.processor.shapes import check_same_inputs, described
 
 
@@ -45,31 +45,31 @@ def recover(
     *,
     fresh: Fresh,
     starts: Mapping[str, int],
-    numbers: Mapping[str, int] | None = None,
+    journals: Mapping[str, JournalId] | None = None,
     generation: int = 0,
     resets: Mapping[str, int] | None = None,
     migrate: bool = False,
 ) -> Recovery:
     """How a processor goes on, from its record and the marks in all other stores that it writes to.
 
-    `starts` are the offsets at which inputs begin that the record does not know, `numbers` those of the journals that
-    there are. `resets` are offsets by input that somebody asked for in a newer `generation`.
+    `starts` are the offsets at which inputs begin that the record does not know, `journals` says which journals there
+    are. `resets` are offsets by input that somebody asked for in a newer `generation`.
     """
     if found is None:
         for store, mark in marks.items():
             if mark is not None:
                 raise _foreign(name, store)
         positions = {one: starts[one] for one in shape.inputs}
-        new = Snapshot(fresh.series, positions=positions, journals=dict(numbers or {}))
+        new = Snapshot(fresh.series, positions=positions, journals=dict(journals or {}))
         return Recovery(Record(fresh.identity, 1, generation, shape, new), (), is_new=True)
     owed = _owed(name, found, marks)
     record = _reshaped(name, found, shape, starts, fresh, migrate=migrate)
     if generation > found.generation:
         record = _reset(record, generation, resets or {}, fresh)
     if record.snapshot.positions != found.snapshot.positions:  # those that moved have to be the journals that are there
-        known = {**(numbers or {}), **record.snapshot.journals}
-        journals = {one: number for one, number in known.items() if one in record.snapshot.positions}
-        snapshot = msgspec.structs.replace(record.snapshot, journals=journals)
+        known = {**(journals or {}), **record.snapshot.journals}
+        read = {one: which for one, which in known.items() if one in record.snapshot.positions}
+        snapshot = msgspec.structs.replace(record.snapshot, journals=read)
         record = msgspec.structs.replace(record, snapshot=snapshot)
     return Recovery(record, owed, is_new=record != found)
 
@@ -135,7 +135,7 @@ def _reshaped(
         snapshot,
         series=_behind(fresh.series, snapshot.series) if is_other and not snapshot.chosen else snapshot.series,
         positions={one: snapshot.positions.get(one, starts.get(one, 0)) for one in shape.inputs},
-        journals={one: number for one, number in snapshot.journals.items() if one in known},
+        journals={one: which for one, which in snapshot.journals.items() if one in known},
     )
     return msgspec.structs.replace(found, epoch=found.epoch + 1, shape=shape, snapshot=snapshot)
 
@@ -165,7 +165,7 @@ def moved(snapshot: Snapshot, offsets: Mapping[str, int], series: str) -> Snapsh
         snapshot,
         series=_behind(series, snapshot.series),
         positions={**snapshot.positions, **offsets},
-        journals={one: number for one, number in snapshot.journals.items() if one not in offsets},
+        journals={one: which for one, which in snapshot.journals.items() if one not in offsets},
         chosen=[],
     )
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from detent.errors import Conflict, Fenced, NotFound
 from detent.processor.declaration import Processor
-from detent.processor.records import Record
+from detent.processor.records import Mark, Record
 from detent.processor.runner import consumer_name
+from detent.processor.shapes import written_by
 from detent.processor.status import described, records
 from detent.shard import operations as ops
 from detent.shard.members import has_died
@@ -24,9 +25,10 @@ def take_over(live: LiveGraph, processors: Sequence[Processor]) -> None:
     known = records(live)
     declared = {one.name for one in live.graph.processors}
     for processor in processors:
-        if processor.name in known and known[processor.name][1] is not None:
-            if processor.formerly in known:  # it died between taking over and forgetting
-                _finish(live, processor, known[processor.name][1], known[processor.formerly][1])
+        own = known[processor.name][1] if processor.name in known else None
+        if own is not None:
+            if processor.formerly is not None:
+                _finish(live, processor, own, known[processor.formerly][1] if processor.formerly in known else None)
             continue
         if processor.formerly in known:
             assert processor.formerly is not None
@@ -35,20 +37,24 @@ def take_over(live: LiveGraph, processors: Sequence[Processor]) -> None:
         for name, (_, record) in known.items():
             if name not in declared and record is not None and _is_alike(record, processor):
                 lost = f"there is no progress of {processor.formerly!r}. " if processor.formerly else ""
+                does = f"reads what {name!r} has read" if processor.inputs else f"writes what {name!r} has written"
                 raise Conflict(
-                    f"{lost}{processor.name!r} is new, and reads what {name!r} has read, which the graph does not have "
-                    f"any more. If it is the same one, say formerly={name!r}; if not, forget the old one: detent graph "
-                    f"reset ... {name} --forget"
+                    f"{lost}{processor.name!r} is new, and {does}, which the graph does not have any more. If it is "
+                    f"the same one, say formerly={name!r}; if not, forget the old one: detent graph reset ... {name} "
+                    "--forget"
                 )
 
 
 def _is_alike(record: Record, processor: Processor) -> bool:
-    return bool(processor.inputs) and record.shape.inputs == [str(one) for one in processor.inputs]
+    """Whether they read the same; or, of sources, which read nothing, whether they write the same."""
+    if record.shape.inputs or processor.inputs:
+        return record.shape.inputs == [str(one) for one in processor.inputs]
+    return record.shape.outputs == written_by(processor)
 
 
 def _move(live: LiveGraph, old: str, processor: Processor) -> None:
     """First the other stores, then the graph's own: until that commit, the old name has everything, and this can be
-    done again."""
+    done again; after it, nobody can go on under the old name."""
     before, after = consumer_name(live.graph.name, old), consumer_name(live.graph.name, processor.name)
     found = described(live.store, before)
     holder = "" if found is None else found.states[0].holder
@@ -61,30 +67,34 @@ def _move(live: LiveGraph, old: str, processor: Processor) -> None:
         for name, store in live.stores.items():
             if name:
                 _copy(store, before, after, [])
-        _copy(live.store, before, after, journals)
+        _copy(live.store, before, after, journals, and_forget=True)
     except (Fenced, NotFound) as error:
         raise Conflict(f"another process makes {old!r} {processor.name!r} at this moment: start again") from error
-    _forget(live, before)
+    _forget_marks(live, before)
 
 
-def _finish(live: LiveGraph, processor: Processor, record: Record | None, old: Record | None) -> None:
-    """Forget the old name, if it is the same processor's."""
+def _finish(live: LiveGraph, processor: Processor, own: Record, old: Record | None) -> None:
+    """Forget what other stores have under the old name, if it died before it had."""
     assert processor.formerly is not None
-    if old is not None and record is not None and old.identity != record.identity:
+    if old is not None:
         raise Conflict(
             f"{processor.name!r} and {processor.formerly!r} have both run, each by itself: leave formerly=... out, and "
             f"forget the old one if it is not needed: detent graph reset ... {processor.formerly} --forget"
         )
-    _forget(live, consumer_name(live.graph.name, processor.formerly))
+    _forget_marks(live, consumer_name(live.graph.name, processor.formerly), own.identity)
 
 
-def _forget(live: LiveGraph, before: str) -> None:
-    for store in reversed(list(live.stores.values())):  # the graph's own is the last
-        if described(store, before) is not None:
+def _forget_marks(live: LiveGraph, before: str, identity: str | None = None) -> None:
+    """In all stores but the graph's own; only those of this processor, where that is to be told."""
+    for name, store in live.stores.items():
+        if not name or described(store, before) is None:
+            continue
+        found: ops.ShardOpened = store.commit([ops.FindShard(before, 0)])[0]
+        if identity is None or found.checkpoint is None or Mark.decode(found.checkpoint).identity == identity:
             store.commit([ops.DeleteConsumer(before, force=True)])
 
 
-def _copy(store: Store, before: str, after: str, journals: list[str]) -> None:
+def _copy(store: Store, before: str, after: str, journals: list[str], *, and_forget: bool = False) -> None:
     """Under both fences, so that whoever does the same at this moment does not undo what was done since."""
     if described(store, before) is None:
         return
@@ -94,4 +104,5 @@ def _copy(store: Store, before: str, after: str, journals: list[str]) -> None:
     register = ops.RegisterConsumer(after, 1, journals)
     new = store.commit([register, ops.OpenShard(after, 0)])[1]
     checkpoint = old.checkpoint
-    store.commit([ops.CommitShard(before, 0, old.fence, checkpoint), ops.CommitShard(after, 0, new.fence, checkpoint)])
+    copied = [ops.CommitShard(before, 0, old.fence, checkpoint), ops.CommitShard(after, 0, new.fence, checkpoint)]
+    store.commit([*copied, *([ops.DeleteConsumer(before, force=True)] if and_forget else [])])

@@ -14,7 +14,7 @@ from detent.processor.declaration import Processor
 from detent.processor.place import Place, place
 from detent.processor.records import Mark, Record
 from detent.processor.recovery import moved, settled
-from detent.processor.runner import consumer_name, journal_numbers, new_series
+from detent.processor.runner import consumer_name, journal_ids, new_series
 from detent.processor.status import described, mark_of
 from detent.shard import operations as ops
 from detent.shard.members import has_died, new_member
@@ -88,7 +88,7 @@ def _rebased(live: LiveGraph, consumer: str, record: Record, offsets: Mapping[st
     snapshot = msgspec.structs.replace(
         snapshot,
         number=max([snapshot.number, *marks.values()]),
-        journals={**snapshot.journals, **journal_numbers(live.stores, map(place, offsets))},
+        journals={**snapshot.journals, **journal_ids(live.stores, map(place, offsets))},
     )
     return msgspec.structs.replace(record, snapshot=snapshot, given={})
 
@@ -100,7 +100,7 @@ def _offset(live: LiveGraph, where: Place, to: str | int | Mapping[str, int], ti
             return None
         to = to[str(where)]
     found = live.stores[where.store].reader.whereabouts(where.journal)
-    first, end = (0, 0) if found is None else found[1:]
+    first, end = (0, 0) if found is None else found[1:3]
     if time is not None:
         if not isinstance(time, datetime):
             raise Invalid(f"time is a datetime with its zone, not {time!r}")

@@ -25,7 +25,7 @@ from detent.processor.declaration import Processor, Start
 from detent.processor.inputs import Inputs, Set, Taken, rest_of
 from detent.processor.outcome import Outcome
 from detent.processor.place import Place
-from detent.processor.records import Attempt, Mark, Owed, Record, Snapshot
+from detent.processor.records import Attempt, JournalId, Mark, Owed, Record, Snapshot
 from detent.processor.recovery import Fresh, advanced, confirmed, recover, settled
 from detent.processor.shapes import shape_of
 from detent.shard import operations as shard_ops
@@ -49,13 +49,13 @@ def started(reader: JournalReader, place: Place, start: Start) -> int:
     found = reader.whereabouts(place.journal)
     if found is None:
         return 0
-    return found[2] if start == "latest" else found[1]
+    return found.next_offset if start == "latest" else found.first_offset
 
 
-def journal_numbers(stores: Mapping[str, Store], places: Iterable[Place]) -> dict[str, int]:
+def journal_ids(stores: Mapping[str, Store], places: Iterable[Place]) -> dict[str, JournalId]:
     """Which journals these are, as far as they exist: others of the same names do not have their offsets."""
-    found = {str(place): stores[place.store].reader.number(place.journal) for place in places}
-    return {name: number for name, number in found.items() if number is not None}
+    found = {str(place): stores[place.store].reader.whereabouts(place.journal) for place in places}
+    return {name: (one.number, one.created_ms) for name, one in found.items() if one is not None}
 
 
 def new_series() -> str:
@@ -130,7 +130,7 @@ class Runner:
                 self._shape,
                 fresh=Fresh(new_series(), new_series()),
                 starts=self._starts(found),
-                numbers=journal_numbers(self._stores, self.processor.inputs),
+                journals=journal_ids(self._stores, self.processor.inputs),
                 generation=generation,
                 resets=resets,
                 migrate=self._migrate,
@@ -163,15 +163,33 @@ class Runner:
     def _take_marks(self, found: Record | None) -> dict[str, Mark | None]:
         """Raise the fence in every other store, and only then read its mark."""
         owed = [] if found is None or found.attempt is None else found.attempt.owed
-        marks: dict[str, Mark | None] = {}
+        opened: dict[str, shard_ops.ShardOpened] = {}
         for store in sorted({*self._others, *(one.store for one in owed)}):
             if store not in self._stores:
                 continue  # which is refused, if something is owed to it
-            opened = self._open_shard(self._stores[store], [])
-            self._fences[store] = opened.fence
-            marks[store] = None if opened.checkpoint is None else Mark.decode(opened.checkpoint)
+            opened[store] = self._open_shard(self._stores[store], [])
+            self._fences[store] = opened[store].fence
             crash.point("processor.after_mark")
-        return marks
+        if opened:
+            self._refuse_twins()
+        kept = {store: one.checkpoint for store, one in opened.items()}
+        return {store: None if mark is None else Mark.decode(mark) for store, mark in kept.items()}
+
+    def _refuse_twins(self) -> None:
+        """`Conflict` if two of the stores are one, through a link or a server: raising the fence in one of them has
+        raised the other's, and the processor would replace itself again and again."""
+        question = shard_ops.DescribeConsumers(name=self._consumer)
+        raised = {"": self.fence, **self._fences}
+        seen: dict[tuple[int, int, int], str] = {}
+        for name in raised:
+            found = self._stores[name].commit([question])[0].consumers[0]
+            state = found.states[0]
+            other = seen.setdefault((found.created_ms, state.number, state.fence), name)
+            if (
+                other != name and raised[other] != state.fence
+            ):  # those of others may be alike, but are as they were left
+                own = f"the store {other!r}" if other else "the graph's own store"
+                raise Conflict(f"{own} and the store {name!r} are one: use one name for it")
 
     def _resets(self, since: int) -> dict[str, int]:
         found: shard_ops.ShardOpened = self._home.commit([shard_ops.FindShard(self._consumer, 0, since)])[0]

@@ -52,6 +52,10 @@ def _has_settled(lives: list[Life], stores: Mapping[str, Store]) -> bool:
 
 def _failure(life: Life, stores: Mapping[str, Store]) -> BaseException | None:
     """Why a processor does not get on, as its process or the store tells."""
+    if not life.is_alive and not life.was_stopped:
+        return Unavailable(f"{life.name} does not run any more, although nobody has stopped it: start it again")
+    if life.status == "paused":
+        return Unavailable(f"{life.name} is paused: detent consumer resume {life.consumer}")
     if life.status != "standby":
         return life.error if life.status == "failed" else None
     found = described(stores[""], life.consumer)
@@ -86,7 +90,7 @@ def _owes(life: Life, record: Record, stores: Mapping[str, Store]) -> bool:
 def _is_idle(life: Life, stores: Mapping[str, Store]) -> bool:
     """Whether a processor has no complete input set before it, and none in hand."""
     if not life.is_alive:
-        return True
+        return life.was_stopped
     record, runner = _record(life, stores), life.runner
     if record is None or record.snapshot.chosen or _owes(life, record, stores):
         return False

@@ -14,11 +14,16 @@ def shape_of(processor: Processor, errors: Place | None, delivery: str) -> Shape
         processor.kind,
         processor.mode,
         [str(place) for place in processor.inputs],
-        sorted(str(place) for place in processor.outputs.values()),
+        written_by(processor),
         "" if errors is None else str(errors),
         delivery,
         processor.whole,
     )
+
+
+def written_by(processor: Processor) -> list[str]:
+    """The outputs of a processor, in one order whatever they are called."""
+    return sorted(str(place) for place in processor.outputs.values())
 
 
 def check_same_inputs(name: str, old: Shape, new: Shape) -> None:

@@ -206,7 +206,7 @@ class Tailer:
 
     def _to(self, start: Start) -> None:
         """Whatever journal of that name there is now, is the one that is read."""
-        number, first, end = self.store.reader.whereabouts(self.journal) or (None, 0, 0)
+        number, first, end, _ = self.store.reader.whereabouts(self.journal) or (None, 0, 0, 0)
         at = first if start == "start" else end
         if isinstance(start, datetime) and number is not None:
             at = min(max(first, self.store.reader.offset_at(self.journal, since_1970_ms(start))), end)
@@ -335,11 +335,11 @@ def _await_one(tailers: Sequence[Tailer], deadline: float | None) -> Tailer | No
         return found
     bell = threading.Event()
     try:
-        for tailer in waiting:
+        for tailer in tailers:  # those that read backward have nothing to wait for, but may be unblocked all the same
             tailer._bell.event = bell
         while True:
             bell.clear()
-            if any(tailer._is_unblocked for tailer in waiting):
+            if any(tailer._is_unblocked for tailer in tailers):
                 return None
             grown = [tailer._expect() for tailer in waiting]  # all are asked, so that each one rings
             found = _first(waiting) if any(grown) else None
@@ -349,7 +349,7 @@ def _await_one(tailers: Sequence[Tailer], deadline: float | None) -> Tailer | No
             if not bell.wait(left_s) and (found := _first(waiting)) is not None:  # a journal that is gone rings no bell
                 return found
     finally:
-        for tailer in waiting:
+        for tailer in tailers:
             tailer._expect_nothing()
 
 

@@ -14,7 +14,7 @@ import httpx
 from detent.errors import Corrupt, NotFound
 from detent.journal import JournalInfo, JournalReader
 from detent.journal.operations import check_name
-from detent.journal.reader import ahead_to, check_range
+from detent.journal.reader import Whereabouts, ahead_to, check_range
 from detent.remote import batches
 from detent.remote.answers import Disconnected, decoded
 from detent.remote.line import Line
@@ -45,16 +45,16 @@ class RemoteJournalReader(JournalReader):
         found: tuple[int, int] = self._ask_of(name, "/extent", tuple[int, int])
         return found
 
-    def whereabouts(self, name: str) -> tuple[int, int, int] | None:
+    def whereabouts(self, name: str) -> Whereabouts | None:
         try:
             info = self.info(name)  # one question, so that all of it is of one moment
         except NotFound:
             return None
-        return info.id, info.first_offset, info.next_offset
+        return Whereabouts(info.id, info.first_offset, info.next_offset, info.created_ms)
 
     def ahead(
         self, name: str, start: int, rows: int, *, journal: int | None = None
-    ) -> tuple[tuple[int, int, int] | None, Iterator[tuple[int, Any]]]:
+    ) -> tuple[Whereabouts | None, Iterator[tuple[int, Any]]]:
         found = self.whereabouts(name)
         end = ahead_to(found, start, rows, journal)
         if found is None or end is None:

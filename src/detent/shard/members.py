@@ -5,18 +5,24 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from pathlib import Path
 from typing import Final
 
 _HOST_LETTERS: Final = 40
+_BOOT_LETTERS: Final = 8
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def _host() -> str:
-    """The machine; or the container, which may share the machine's name and does not see the processes of others."""
+    """The machine; or the container, which may share the machine's name and does not see the processes of others. Names
+    are given more than once, and each machine counts its containers anew: what tells it from all others is the number
+    that its kernel drew when it started."""
     try:
         space = os.stat("/proc/self/ns/pid").st_ino
+        boot = BOOT_ID.read_text().strip().replace("-", "")[:_BOOT_LETTERS]
     except OSError:  # there is none, or nobody may look
-        space = 0
-    return f"{socket.gethostname()[:_HOST_LETTERS]}.{space:x}"
+        space, boot = 0, ""
+    return f"{socket.gethostname()[:_HOST_LETTERS]}.{boot}{space:x}"
 
 
 def new_member() -> str:

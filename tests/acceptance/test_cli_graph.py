@@ -374,6 +374,25 @@ def test_it_ends_when_nobody_reads_it_any_more(world: World) -> None:
     assert (process.returncode, said) == (128 + signal.SIGPIPE, b"")
 
 
+def test_it_ends_when_nobody_reads_its_log_any_more(world: World) -> None:
+    """At the next thing that it has to say, whichever thread that is in; it does not stay, and do nothing."""
+    world.send(1)
+    process = zygote.Forked(
+        world.command("run", "shop.py"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd=world.folder,
+        env=environment(),
+    )
+    while b"started shop" not in process.stderr.readline():
+        pass
+    process.stderr.close()
+    (world.folder / "broken").touch()
+    world.send(2)
+    assert process.wait(PATIENCE_S) == 128 + signal.SIGPIPE
+
+
 def test_the_log_says_where_a_function_failed(world: World) -> None:
     world.send(1)
     (world.folder / "broken").touch()

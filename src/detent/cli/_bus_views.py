@@ -128,11 +128,12 @@ class JsonView(JsonLines):
     """An object a line: what happens, and now and then how many messages were handled."""
 
     def tell(self, notice: Notice) -> None:
-        """Print it."""
-        self.say(notice.as_json())
+        """Print it. This may be the thread of an app."""
+        self.say_elsewhere(notice.as_json())
 
     def show(self, tally: Tally) -> None:
         """Print a status, every few seconds."""
+        self.check_read()
         if self.is_status_due():
             self.say({"event": "status", "apps": fields_of(tally)})
 
@@ -141,11 +142,13 @@ class LineView(Lines):
     """A line for each thing that happens, in a log or a pipe."""
 
     def tell(self, notice: Notice) -> None:
-        """Print it."""
-        self.say(line_of(notice))
+        """Print it. This may be the thread of an app."""
+        self.say_elsewhere(line_of(notice))
 
     def show(self, tally: Tally) -> None:
         """Nothing: numbers that are printed again and again are no log."""
+        del tally
+        self.check_read()
 
 
 class LiveView(LiveScreen):

@@ -155,19 +155,13 @@ def view_of(graph: str, *, as_json: bool) -> View:
 class JsonView(JsonLines):
     """An object a line: what happens, and now and then how far the processors are."""
 
-    _gone: BrokenPipeError | None = None
-
     def tell(self, notice: Notice) -> None:
-        """Print it. If nobody reads any more, `show` says so: this may be the thread of a processor."""
-        try:
-            self.say(notice.as_json())
-        except BrokenPipeError as error:
-            self._gone = error
+        """Print it. This may be the thread of a processor."""
+        self.say_elsewhere(notice.as_json())
 
     def show(self, live: LiveGraph, tally: Tally) -> None:
         """Print a status, every few seconds."""
-        if self._gone is not None:
-            raise self._gone
+        self.check_read()
         if self.is_status_due():
             self.say({"event": "status", "processors": fields_of(tally.look(live))})
 
@@ -181,20 +175,14 @@ class JsonView(JsonLines):
 class LineView(Lines):
     """A line for each thing that happens, in a log or a pipe."""
 
-    _gone: BrokenPipeError | None = None
-
     def tell(self, notice: Notice) -> None:
-        """Print it. If nobody reads any more, `show` says so: this may be the thread of a processor."""
-        try:
-            self.say(line_of(notice))
-        except BrokenPipeError as error:
-            self._gone = error
+        """Print it. This may be the thread of a processor."""
+        self.say_elsewhere(line_of(notice))
 
     def show(self, live: LiveGraph, tally: Tally) -> None:
         """Nothing: numbers that are printed again and again are no log."""
         del live, tally
-        if self._gone is not None:
-            raise self._gone
+        self.check_read()
 
     def end(self, now: Sequence[Seen], since: Sequence[Seen]) -> None:
         """Print what each has done."""

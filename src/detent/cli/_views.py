@@ -15,6 +15,24 @@ STATUS_S = 3.0
 class _Plain:
     """A view that needs no beginning and no end."""
 
+    _gone: BrokenPipeError | None = None
+
+    def say(self, what: Any) -> None:
+        """Print it."""
+        raise NotImplementedError
+
+    def say_elsewhere(self, what: Any) -> None:
+        """The same in a thread that has other work to do. If nobody reads any more, `check_read` says so."""
+        try:
+            self.say(what)
+        except BrokenPipeError as error:
+            self._gone = error
+
+    def check_read(self) -> None:
+        """Raise what went wrong elsewhere: nobody reads any more."""
+        if self._gone is not None:
+            raise self._gone
+
     def __enter__(self) -> Self:
         return self
 

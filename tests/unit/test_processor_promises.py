@@ -13,11 +13,12 @@ import pytest
 
 import detent
 from detent import Conflict, Invalid, Store, Unavailable, crash
-from detent.processor import FileSink, Graph, Message, Out, Processor, Step, resetting, sink, source, stream
+from detent.processor import FileSink, Graph, Message, Out, Step, resetting, sink, source, stream
 from detent.processor.runner import Runner, consumer_name
 from detent.shard import operations as ops
 from detent.shard.members import has_died, new_member
 from processes import eventually
+from smallgraphs import graph_of, ran, values
 
 
 class Died(BaseException):
@@ -28,10 +29,6 @@ class Died(BaseException):
 def store() -> Iterator[Store]:
     with detent.open("memory:") as opened:
         yield opened
-
-
-def graph_of(*processors: Processor, **options: Any) -> Graph:
-    return Graph("g", processors=processors, **options)
 
 
 def dies(graph: Graph, name: str, store: Store, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,16 +44,6 @@ def dies(graph: Graph, name: str, store: Store, at: str, monkeypatch: pytest.Mon
         runner.open()
         runner.run()
     runner.close()
-
-
-def ran(graph: Graph, store: Store, **options: Any) -> None:
-    with graph.open(store) as live:
-        live.start(**options)
-        live.settle()
-
-
-def values(store: Store, journal: str) -> list[Any]:
-    return [message.json() for message in store.journal(journal).read()]
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------

@@ -249,8 +249,8 @@ class LiveGraph:
         period_s = min(REPORT_S, self.graph.lease_ms / 1000 / BEATS)
         while not ended.wait(period_s):
             for life in list(self._lives.values()):
-                if life.generation is not None and not ended.is_set():
-                    self._report(life, life.generation)
+                if (generation := life.generation) is not None and not ended.is_set():
+                    self._report(life, generation)
 
     def _report(self, life: Life, generation: int) -> None:
         """Each processor by itself: one whose record was deleted must not cost the others their leases."""

@@ -3,8 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 SUITE ?= journal
-# Tests wait for disks, servers and processes of their own, so two more at a time than there are processors.
-WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 2)")
+# Tests wait for disks, servers and processes of their own, so one more at a time than there are processors.
+WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 
 .PHONY: help venv demo test lint format bench soak lock clean
 

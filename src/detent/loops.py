@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as NotYet
@@ -18,6 +19,9 @@ ENDED: Final = "this process ends, and has cut off what was under way"
 STOP_S: Final = 5.0
 """How long the loop may take to end the step that it is in."""
 
+_ends: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, bool]] = weakref.WeakKeyDictionary()
+"""Whether a loop that was made here cancels what is under way because it ends."""
+
 logger = logging.getLogger("detent.loop")
 
 
@@ -25,6 +29,7 @@ logger = logging.getLogger("detent.loop")
 def loop_in_thread() -> Iterator[asyncio.AbstractEventLoop]:
     """A loop that runs until the block ends."""
     loop = asyncio.new_event_loop()
+    _ends[loop] = False
     thread = threading.Thread(target=loop.run_forever, name="detent-loop", daemon=True)
     thread.start()
     try:
@@ -49,6 +54,7 @@ def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
 async def _end_all() -> None:
     """Cancel what still runs, and let it tidy up for a while."""
     loop = asyncio.get_running_loop()
+    _ends[loop] = True
     late = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
     for task in late:
         task.cancel()
@@ -90,7 +96,7 @@ async def _contained(coroutine: Any) -> tuple[Any, BaseException | None]:
     except (SystemExit, KeyboardInterrupt) as error:
         return None, error
     except asyncio.CancelledError as error:
-        if task.cancelling():  # the loop ends
+        if task.cancelling() and _ends.get(asyncio.get_running_loop(), True):
             raise
         failure = RuntimeError("the coroutine was cancelled by what it called")
         failure.__cause__ = error

@@ -19,7 +19,7 @@ import pytest
 
 import detent
 from detent.errors import StaleReceipt, Unavailable
-from processes import Child, Processes
+from processes import Child, Processes, eventually
 from remoteserver import server_process
 from servers import free_port
 
@@ -171,7 +171,9 @@ def test_killed_while_clients_write_claim_and_read(server: KilledServer) -> None
         writers = [guarded(write, number) for number in range(WRITERS)]
         others = [guarded(consume) for _ in range(CONSUMERS)] + [guarded(follow)]
         for _ in range(ROUNDS):
+            before = len(answered)
             time.sleep(random.uniform(0.1, 0.6))
+            eventually(lambda before=before: len(answered) > before or errors, what="an answer in each round")
             server.again()
         end.set()
         for thread in writers:

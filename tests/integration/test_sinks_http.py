@@ -42,6 +42,7 @@ class Payments(ThreadingHTTPServer):
         self.effects: list[bytes] = []
         self.keys: set[str] = set()
         self.requests = 0
+        self.cookies: list[str | None] = []
         self.breaks = 0
         self.refusals: list[int] = []
 
@@ -71,7 +72,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(refusal or 201)
         self.send_header("Content-Length", "2")
         self.send_header("Retry-After", "0")
+        self.send_header("Set-Cookie", f"seen{self.server.requests}=1")
         self.end_headers()
+        self.server.cookies.append(self.headers["Cookie"])
         self.wfile.write(b"ok")
 
     def log_message(self, format: str, *args: object) -> None:
@@ -108,6 +111,14 @@ def test_an_answer_that_never_comes(payments: Payments, client: httpx.Client) ->
         sink(message(b"%d" % number), step_of(number))
     assert payments.effects == [b"0", b"1", b"2"]
     assert payments.requests == 6, "no answer broke off"
+
+
+def test_what_the_server_sets_is_not_sent_back(payments: Payments) -> None:
+    """It would be more with each delivery, until the server takes no more."""
+    with HttpSink(payments.url) as sink:
+        for number in range(5):
+            sink(message(b"%d" % number), step_of(number))
+    assert payments.cookies == [None] * 5
 
 
 def test_the_outcome_is_unknown_and_the_next_try_finds_it_done(payments: Payments, client: httpx.Client) -> None:

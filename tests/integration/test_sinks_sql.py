@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -211,11 +212,21 @@ def test_another_series_ends_the_one_before(database: Database) -> None:
 def test_two_functions_of_one_processor_are_refused(database: Database) -> None:
     sink = database.sink()
     first, second = adding(sink), adding(sink)
-    first("a", step_of(0))
+    step = step_of(0)
+    first("a", step)
     with pytest.raises(Invalid, match="two functions"):
-        second("b", step_of(0))
+        second("b", step)
     second("b", step_of(0, processor="mail"))
     assert database.effects == ["a", "b"]
+
+
+def test_a_graph_may_be_made_again(database: Database) -> None:
+    """Its functions are others then, and do the same."""
+    sink = database.sink()
+    for number in range(3):
+        adding(sink)(f"{number}", step_of(number))
+    adding(sink)("other", step_of(2))
+    assert database.effects == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("how", ["commit", "rollback", "close", "COMMIT", "/* now */ rollback", "again"])
@@ -551,3 +562,34 @@ def test_a_graph_sees_the_function_without_its_connection() -> None:
     def join(connection: Connection, left: bytes, right: bytes, step: Step) -> None: ...
 
     assert list(inspect.signature(join).parameters) == ["left", "right", "step"]
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("how", ["INSERT OR ROLLBACK INTO taken VALUES (1)", "INSERT INTO guarded VALUES (1)"])
+def test_sqlite_that_rolls_back_by_itself(tmp_path: Path, given: bool, how: str) -> None:
+    """For a statement or a trigger that says so. What the function does afterwards would be committed without a key."""
+    url = f"sqlite:///{tmp_path}/own.db"
+    engine = sqlalchemy.create_engine(url)
+    with engine.begin() as connection:
+        for statement in (
+            "CREATE TABLE taken (id INTEGER PRIMARY KEY)",
+            "CREATE TABLE guarded (id INTEGER)",
+            "CREATE TABLE effects (what TEXT)",
+            "CREATE TRIGGER guard BEFORE INSERT ON guarded BEGIN SELECT RAISE(ROLLBACK, 'no'); END",
+            "INSERT INTO taken VALUES (1)",
+        ):
+            connection.execute(sqlalchemy.text(statement))
+    with SqlSink(engine if given else url) as sink:
+
+        @sink.sink
+        def write(connection: Connection, value: str) -> None:
+            with contextlib.suppress(IntegrityError):
+                connection.execute(sqlalchemy.text(how))
+            connection.execute(sqlalchemy.text("INSERT INTO effects VALUES (:value)"), {"value": value})
+
+        for _ in range(2):
+            with pytest.raises(Invalid, match="ended its transaction itself"):
+                write("a", step=step_of(0))
+    with engine.connect() as connection:
+        assert connection.execute(sqlalchemy.text("SELECT * FROM effects")).all() == []
+    engine.dispose()

@@ -469,7 +469,9 @@ def test_a_sink_that_takes_batches_from_now_on_gets_other_keys(simulate: Make) -
     world.fill()
     world.dies("after_function")
     world.options["whole"] = True
-    world.run()
+    with pytest.raises(Conflict, match="in whole batches now"):
+        world.run()
+    world.run(migrate=["take"])
     assert [effect for _, effect in world.effects()] == ["0", "0,1,2,3"]
     check_trail(world.effects())
     assert len({key.partition("-")[0] for key, _ in world.effects()}) == 2

@@ -163,8 +163,14 @@ def test_an_async_function_that_is_cut_off_is_no_error(store: Store, monkeypatch
     assert values(store, "x") == [1]
 
 
-def test_a_coroutine_that_was_cancelled_by_what_it_called_has_failed(store: Store) -> None:
+@pytest.mark.parametrize("itself", [True, False])
+def test_a_coroutine_that_was_cancelled_by_what_it_called_has_failed(store: Store, itself: bool) -> None:
     async def cancelled(value: int) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if itself:
+            task.cancel()
+            await asyncio.sleep(60)
         raise asyncio.CancelledError
 
     graph = graph_of(source("a"), stream("f", cancelled, input="a", output="x", errors="e"))
@@ -308,6 +314,64 @@ def test_a_renaming_that_broke_off_and_was_taken_back(store: Store, monkeypatch:
             server.store.consumer(consumer_name("g", "old")).info()
 
 
+def test_what_was_asked_for_under_the_old_name_is_done_under_the_new_one(store: Store) -> None:
+    seen: list[int] = []
+
+    def graph(name: str, formerly: str | None = None) -> Graph:
+        return graph_of(source("a"), sink(name, seen.append, input="a", formerly=formerly))
+
+    def taken() -> list[int]:
+        found = list(seen)
+        seen.clear()
+        return found
+
+    store.journal("a").append_many([b"0", b"1", b"2"])
+    ran(graph("f"), store)
+    store.consumer(consumer_name("g", "f")).reset({"a": 1})
+    ran(graph("f"), store)
+    store.consumer(consumer_name("g", "f")).reset({"a": 2})
+    assert taken() == [0, 1, 2, 1, 2]
+    ran(graph("k", "f"), store)
+    assert taken() == [2], "a reset that nobody had heard of yet"
+    store.consumer(consumer_name("g", "k")).reset({"a": 0})
+    ran(graph("k", "f"), store)
+    assert taken() == [0, 1, 2], "the first reset under the new name"
+    store.consumer(consumer_name("g", "k")).pause()
+    with pytest.raises(Unavailable, match="m is paused"):
+        ran(graph("m", "k"), store)
+    assert taken() == []
+
+
+def test_a_name_that_somebody_else_has_in_another_store_is_not_taken(store: Store) -> None:
+    with serving("memory:") as server, detent.open("memory:") as second:
+        assert server.store is not None
+
+        def graph(name: str, formerly: str | None = None) -> Graph:
+            one = stream(name, lambda value: value, input="a", output="x@far", formerly=formerly)
+            return graph_of(source("a"), one, stores={"far": server.url})
+
+        for home, name in ((store, "old"), (second, "new")):
+            home.journal("a").append(b"1")
+            ran(graph(name), home)
+        with pytest.raises(Conflict, match="the store 'far' has outputs of a g/new that is another one"):
+            ran(graph("new", "old"), store)
+        for home, name in ((store, "old"), (second, "new")):
+            home.journal("a").append(b"2")
+            ran(graph(name), home)
+        assert values(server.store, "x") == [1, 1, 2, 2]
+
+
+def test_batches_are_not_taken_whole_unasked(store: Store) -> None:
+    """A step that was begun has other keys then, and sinks would do it again."""
+    store.journal("a").append_many([b"1", b"2"])
+    ran(graph_of(source("a"), sink("f", lambda value: None, input="a", batch=5)), store)
+    whole = graph_of(source("a"), sink("f", lambda values: None, input="a", batch=5, whole=True))
+    with pytest.raises(Conflict, match="g/f was a sink of a, and is a sink of a, in whole batches now"):
+        ran(whole, store)
+    ran(whole, store, migrate=["f"])
+    ran(graph_of(source("a"), sink("f", lambda value: None, input="a", batch=5)), store)
+
+
 # -- stores -----------------------------------------------------------------------------------------------------------
 
 
@@ -378,10 +442,24 @@ def test_a_processor_rests_when_the_store_says_so(store: Store) -> None:
             live.settle()
         assert seen == [1]
         consumer.resume()
-        eventually(lambda: seen == [1, 2])
+        live.settle()  # although it has not heard of it yet
+        assert seen == [1, 2]
         consumer.reset({"a": 0})
         eventually(lambda: seen == [1, 2, 1, 2])
     assert events[:3] == ["running", "paused", "running"]
+
+
+def test_who_stands_by_for_one_that_rests_is_told(store: Store) -> None:
+    graph = graph_of(source("a"), sink("f", lambda value: None, input="a"), lease="500ms")
+    with graph.open(store) as live, graph.open(store) as other:
+        live.start()
+        other.start()
+        eventually(lambda: other._lives["f"].status == "standby")
+        store.consumer(consumer_name("g", "f")).pause()
+        eventually(lambda: live._lives["f"].status == "paused")
+        live.send(1)
+        with pytest.raises(Unavailable, match="f is paused"):
+            other.settle()
 
 
 def test_a_processor_that_ended_reports_nothing_any_more(store: Store) -> None:

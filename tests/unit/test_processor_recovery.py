@@ -174,9 +174,12 @@ def test_what_was_chosen_keeps_its_keys(
 
 def test_batches_that_are_taken_whole_from_now_on_have_other_keys() -> None:
     one = record(shape=replace(WHOLE, whole=False))
-    assert recovered(one, shape=WHOLE).record.snapshot.series == FRESH.series
+    with pytest.raises(Conflict, match="in whole batches now"):
+        recovered(one, shape=WHOLE)
+    assert recovered(one, shape=WHOLE, migrate=True).record.snapshot.series == FRESH.series
     late = replace(one, snapshot=replace(one.snapshot, series="e" * 32))
-    assert recovered(late, shape=WHOLE).record.snapshot.series > "e" * 32, "sinks refuse what is older"
+    found = recovered(late, shape=WHOLE, migrate=True)
+    assert found.record.snapshot.series > "e" * 32, "sinks refuse what is older"
     back = recovered(record(shape=WHOLE), shape=replace(WHOLE, whole=False))
     assert back.record.snapshot.series == SERIES, "a batch is chosen durably, so none was begun"
 

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -371,7 +372,7 @@ def test_what_somebody_else_left_is_synced_before_it_counts(path: Path, monkeypa
         monkeypatch.setattr(os, "fsync", lambda file: (events.append("line"), fsync(file)))
         monkeypatch.setattr(sink_file, "sync_directory", lambda folder: events.append("folder"))
         sink(message(b"line 1"), step_of(1))
-        assert events == ["folder", "folder", "line"]
+        assert events == ["folder", "folder", "line", "line", "folder"], "and the notes, anew: it is done"
         events.clear()
         sink(message(b"line 1"), step_of(1))
         assert events == []
@@ -404,6 +405,67 @@ def test_a_forked_child_has_nothing_of_its_parent_s(path: Path) -> None:
         sink(message(b"b"), step_of(1))
         sink(message(b"c"), step_of(2))
     assert lines(path) == ["a", "b", "c"]
+
+
+def test_a_child_does_not_doubt_what_its_parent_is_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is forked while another thread delivers, and delivers itself when that has ended."""
+    inside, goes_on, fsync = threading.Event(), threading.Event(), os.fsync
+    with FileSink(path) as sink:
+        sink(message(b"a"), step_of(0))
+
+        def slowly(file: int) -> None:
+            if file == sink._file:
+                inside.set()
+                assert goes_on.wait(60)
+            fsync(file)
+
+        monkeypatch.setattr(os, "fsync", slowly)
+        thread = threading.Thread(target=lambda: sink(message(b"b"), step_of(1)))
+        thread.start()
+        assert inside.wait(60)
+        ours, theirs = os.pipe()
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                os.read(ours, 1)
+                goes_on.set()
+                sink(message(b"c"), step_of(0, processor="other"))
+                status = 0
+            finally:
+                os._exit(status)
+        goes_on.set()
+        thread.join(60)
+        os.write(theirs, b"x")
+        assert os.waitpid(child, 0)[1] == 0
+        os.close(ours)
+        os.close(theirs)
+    assert lines(path) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("failing", ["the file", "the notes"])
+@pytest.mark.parametrize("same", [True, False])
+def test_who_failed_does_not_cut_off_what_another_has_done(
+    path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, same: bool
+) -> None:
+    """The other finds the delivery there, or makes it; whoever failed comes back, for that processor or another."""
+    with FileSink(path) as first, FileSink(path) as second:
+        first(message(b"a"), step_of(0))
+        fsync = os.fsync
+
+        def fails(file: int) -> None:
+            if file == (first._file if failing == "the file" else first._notes_file):
+                raise OSError(errno.EIO, "broken")
+            fsync(file)
+
+        with monkeypatch.context() as patch, pytest.raises(Unavailable):
+            patch.setattr(os, "fsync", fails)
+            first(message(b"b"), step_of(1))
+        second(message(b"b"), step_of(1))
+        assert lines(path) == ["a", "b"]
+        first(message(b"c"), step_of(2) if same else step_of(0, processor="other"))
+        second(message(b"d"), step_of(3))
+    assert lines(path) == ["a", "b", "c", "d"]
 
 
 def test_what_cannot_be_a_file_is_refused(tmp_path: Path) -> None:

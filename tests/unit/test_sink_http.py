@@ -124,6 +124,8 @@ def test_the_server_says_when(pauses: list[float]) -> None:
         (format_datetime(now - timedelta(days=1), usegmt=True), 0, 0),
         ("soon", 0.0001, sink_http.PAUSE_S),
         ("²", 0.0001, sink_http.PAUSE_S),
+        ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", 0.0001, sink_http.PAUSE_S),
+        ("Mon, 01 Jan 2026 00:00:00 +99999999999999999999", 0.0001, sink_http.PAUSE_S),
     ):
         pauses.clear()
         answer = httpx.Response(503, headers=[(b"Retry-After", said.encode())])

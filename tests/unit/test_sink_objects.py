@@ -37,6 +37,15 @@ def test_an_object_for_each_delivery(tmp_path: Path) -> None:
     assert found(tmp_path / "out") == {"s1-0": b"a", "s1-1": b"b"}
 
 
+def test_more_digits_are_another_key(tmp_path: Path) -> None:
+    """Delivery 1 of "23" and delivery 12 of "3" would have one name."""
+    with ObjectSink(f"file:{tmp_path}/out", name=lambda value, step: f"{step.key}{value.key.decode()}") as sink:
+        sink(Message(body=b"first", producer=b"p", clock=1, key=b"23"), step_of(1))
+        with pytest.raises(Conflict, match="already, with other bytes"):
+            sink(Message(body=b"second", producer=b"p", clock=1, key=b"3"), step_of(12))
+    assert found(tmp_path / "out") == {"s1-123": b"first"}
+
+
 def test_the_first_of_one_key_stays(tmp_path: Path) -> None:
     calls = []
 

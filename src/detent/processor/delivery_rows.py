@@ -21,6 +21,7 @@ from sqlalchemy import (
     bindparam,
     cast,
     delete,
+    exists,
     literal_column,
     select,
     update,
@@ -123,7 +124,10 @@ def delivery_rows(name: str, dialect: str) -> DeliveryRows:
         .on_conflict_do_nothing(index_elements=one)
         .returning(rows.c.number),
         look=select(rows.c.number).where(here, rows.c.number == number),
-        confirm=select(literal_column(DURABLE[dialect])).select_from(floors).where(is_due).with_for_update(read=True),
+        confirm=select(literal_column(DURABLE[dialect]))
+        .select_from(floors)
+        .where(is_due, exists().where(here, rows.c.number == number))
+        .with_for_update(read=True, of=floors),
         begin=insert(floors)
         .values(processor=processor, series=series, floor=floor)
         .on_conflict_do_nothing(index_elements=[floors.c.processor]),

@@ -65,7 +65,7 @@ def recover(
     owed = _owed(name, found, marks)
     record = _reshaped(name, found, shape, starts, fresh, migrate=migrate)
     if generation > found.generation:
-        record = _reset(record, generation, resets or {}, fresh)
+        record = msgspec.structs.replace(reset_to(record, resets or {}, fresh.series), generation=generation)
     if record.snapshot.positions != found.snapshot.positions:  # those that moved have to be the journals that are there
         known = {**(journals or {}), **record.snapshot.journals}
         read = {one: which for one, which in known.items() if one in record.snapshot.positions}
@@ -152,11 +152,10 @@ def _check_choice(name: str, snapshot: Snapshot, old: Shape, shape: Shape) -> No
         )
 
 
-def _reset(record: Record, generation: int, resets: Mapping[str, int], fresh: Fresh) -> Record:
+def reset_to(record: Record, resets: Mapping[str, int], series: str) -> Record:
     """From other offsets, under another key: these are new deliveries."""
     wanted = {one: offset for one, offset in resets.items() if one in record.snapshot.positions}
-    snapshot = moved(record.snapshot, wanted, fresh.series)
-    return msgspec.structs.replace(record, generation=generation, snapshot=snapshot)
+    return msgspec.structs.replace(record, snapshot=moved(record.snapshot, wanted, series))
 
 
 def moved(snapshot: Snapshot, offsets: Mapping[str, int], series: str) -> Snapshot:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from detent.errors import Conflict, Fenced, NotFound
 from detent.processor.declaration import Processor
 from detent.processor.records import Mark, Record
-from detent.processor.runner import consumer_name
+from detent.processor.recovery import reset_to
+from detent.processor.runner import consumer_name, new_series
 from detent.processor.shapes import written_by
 from detent.processor.status import described, records
 from detent.shard import operations as ops
@@ -66,8 +69,8 @@ def _move(live: LiveGraph, old: str, processor: Processor) -> None:
     try:
         for name, store in live.stores.items():
             if name:
-                _copy(store, before, after, [])
-        _copy(live.store, before, after, journals, and_forget=True)
+                _copy_mark(store, name, before, after)
+        _move_record(live.store, before, after, journals)
     except (Fenced, NotFound) as error:
         raise Conflict(f"another process makes {old!r} {processor.name!r} at this moment: start again") from error
     _forget_marks(live, before)
@@ -89,20 +92,55 @@ def _forget_marks(live: LiveGraph, before: str, identity: str | None = None) -> 
     for name, store in live.stores.items():
         if not name or described(store, before) is None:
             continue
-        found: ops.ShardOpened = store.commit([ops.FindShard(before, 0)])[0]
-        if identity is None or found.checkpoint is None or Mark.decode(found.checkpoint).identity == identity:
+        there = _mark(store, before)
+        if identity is None or there is None or there.identity == identity:
             store.commit([ops.DeleteConsumer(before, force=True)])
 
 
-def _copy(store: Store, before: str, after: str, journals: list[str], *, and_forget: bool = False) -> None:
+def _copy_mark(store: Store, name: str, before: str, after: str) -> None:
     """Under both fences, so that whoever does the same at this moment does not undo what was done since."""
     if described(store, before) is None:
         return
+    there = _mark(store, after)
     old = store.commit([ops.OpenShard(before, 0)])[0]
     if old.checkpoint is None:
         return
-    register = ops.RegisterConsumer(after, 1, journals)
-    new = store.commit([register, ops.OpenShard(after, 0)])[1]
-    checkpoint = old.checkpoint
-    copied = [ops.CommitShard(before, 0, old.fence, checkpoint), ops.CommitShard(after, 0, new.fence, checkpoint)]
-    store.commit([*copied, *([ops.DeleteConsumer(before, force=True)] if and_forget else [])])
+    if there is not None and there.identity != Mark.decode(old.checkpoint).identity:
+        raise Conflict(
+            f"the store {name!r} has outputs of a {after.removeprefix('graph/')} that is another one: its graph's "
+            "store is another. Choose a name that nobody has there"
+        )
+    new = store.commit([ops.RegisterConsumer(after, 1, []), ops.OpenShard(after, 0)])[1]
+    mark = old.checkpoint
+    store.commit([ops.CommitShard(before, 0, old.fence, mark), ops.CommitShard(after, 0, new.fence, mark)])
+
+
+def _mark(store: Store, consumer: str) -> Mark | None:
+    if described(store, consumer) is None:
+        return None
+    found: ops.ShardOpened = store.commit([ops.FindShard(consumer, 0)])[0]
+    return None if found.checkpoint is None else Mark.decode(found.checkpoint)
+
+
+def _move_record(store: Store, before: str, after: str, journals: list[str]) -> None:
+    """The record, with what was asked for under the old name and is still to be done: a reset, a pause."""
+    found = described(store, before)
+    if found is None:
+        return
+    old: ops.ShardOpened = store.commit([ops.OpenShard(before, 0)])[0]
+    if old.checkpoint is None:
+        return
+    record = Record.decode(old.checkpoint)
+    new: ops.ShardOpened = store.commit([ops.RegisterConsumer(after, 1, journals), ops.OpenShard(after, 0)])[1]
+    if old.generation > record.generation:
+        asked: ops.ShardOpened = store.commit([ops.FindShard(before, 0, record.generation)])[0]
+        record = reset_to(record, asked.resets, new_series())
+    moved = msgspec.structs.replace(record, generation=new.generation)
+    store.commit(
+        [
+            ops.CommitShard(before, 0, old.fence, old.checkpoint),
+            ops.CommitShard(after, 0, new.fence, moved.encode()),
+            ops.PauseConsumer(after, found.paused),
+            ops.DeleteConsumer(before, force=True),
+        ]
+    )

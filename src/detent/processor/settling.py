@@ -54,11 +54,11 @@ def _failure(life: Life, stores: Mapping[str, Store]) -> BaseException | None:
     """Why a processor does not get on, as its process or the store tells."""
     if not life.is_alive and not life.was_stopped:
         return Unavailable(f"{life.name} does not run any more, although nobody has stopped it: start it again")
-    if life.status == "paused":
-        return Unavailable(f"{life.name} is paused: detent consumer resume {life.consumer}")
-    if life.status != "standby":
+    if life.status not in {"standby", "paused"}:
         return life.error if life.status == "failed" else None
     found = described(stores[""], life.consumer)
+    if found is not None and found.paused:
+        return Unavailable(f"{life.name} is paused: detent consumer resume {life.consumer}")
     said = None if found is None else found.states[0]
     if said is None or said.status != "failed" or not said.holder or has_died(said.holder):
         return None  # nobody has it, so that this process gets it soon

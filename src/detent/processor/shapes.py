@@ -27,8 +27,10 @@ def written_by(processor: Processor) -> list[str]:
 
 
 def check_same_inputs(name: str, old: Shape, new: Shape) -> None:
-    """`Conflict` unless a processor reads what it has read. Everything else about it may change."""
-    if (old.kind, old.mode, old.inputs) == (new.kind, new.mode, new.inputs):
+    """`Conflict` unless a processor reads what it has read, in sets that can have the same keys. Everything else about
+    it may change."""
+    is_whole_now = new.whole and not old.whole
+    if (old.kind, old.mode, old.inputs) == (new.kind, new.mode, new.inputs) and not is_whole_now:
         return
     own = name.partition("/")[2]
     raise Conflict(
@@ -41,4 +43,5 @@ def check_same_inputs(name: str, old: Shape, new: Shape) -> None:
 def described(shape: Shape) -> str:
     """In words."""
     reads = {"one": "of", "zip": "that joins", "any": "of any of", "none": ""}.get(shape.mode, shape.mode)
-    return f"{shape.kind} {reads} {', '.join(shape.inputs)}".strip()
+    whole = ", in whole batches" if shape.whole else ""
+    return f"{shape.kind} {reads} {', '.join(shape.inputs)}".strip() + whole

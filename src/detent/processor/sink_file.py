@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -75,6 +76,7 @@ class FileSink(Sink):
         self._notes: Notes | None = None
         self._doubtful: Entry | None = None
         self._good = 0
+        self._writer = secrets.token_hex(8)
         _made.add(self)
 
     def __call__(self, value: Delivered, step: Step) -> None:
@@ -85,7 +87,7 @@ class FileSink(Sink):
             with _reaching(self._path), self._locked() as file:
                 notes = self._noted(file)
                 if data and not notes.has(step):
-                    self._append(file, notes, notes.entry(step, data), data)
+                    self._append(file, notes, notes.entry(step, data, self._writer), data)
 
     def close(self) -> None:
         """Close the files."""
@@ -170,9 +172,16 @@ class FileSink(Sink):
             )
         if entry is None:
             return
-        if entry != self._doubtful and size == end and entry.is_of(_read(file, entry.at, entry.size)):
-            os.fsync(file)  # whoever wrote it may have died before that
+        data = _read(file, entry.at, entry.size)
+        if entry != self._doubtful and size == end and entry.is_of(data):
+            # Whoever wrote it may have died before it was synced, or its sync has failed, and then another one would
+            # find nothing to do: so it is written again, where it is. And it is noted that it is done: whoever doubts
+            # it would cut it off.
+            _write(file, data, entry.at)
+            os.fsync(file)
             notes.add(entry)
+            if entry.writer != self._writer:
+                self._write_anew(notes)
             return
         # Where a sync has failed here before, what can be read need not be what is on the disk: it is written anew.
         os.ftruncate(file, entry.at)
@@ -271,6 +280,7 @@ def _after_fork() -> None:
     # A child that kept the files would hold the lock after its parent was killed in the middle of a delivery.
     for sink in list(_made):
         sink._let_go()
+        sink._writer, sink._doubtful = secrets.token_hex(8), None  # what is doubtful is the parent's
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final
 
 import httpx
@@ -25,6 +26,9 @@ RETRIES_MAX: Final = 100
 PAUSE_S: Final = 0.2
 PAUSE_S_MAX: Final = 10.0
 """Between two tries: doubled each time, and cut at random, so that many who failed together do not come together."""
+
+_NO_COOKIES: Final = DefaultCookiePolicy(allowed_domains=[])
+"""What a server sets is not sent back: one that sets many would get them all, with each delivery."""
 
 RETRY_AFTER_S_MAX: Final = 60.0
 """The longest that a server's Retry-After is waited for: the processor does nothing else meanwhile."""
@@ -57,9 +61,10 @@ class HttpSink(Sink):
     process may stand still, or be down, in the middle of a delivery. Many forget them after a day.
 
     An answer from 200 to 299 is the end of it. No answer, 408, 409, 425, 429 and 500 to 599 are tried again, up to
-    `retries` times, later each time, or when the server's Retry-After says, though after a minute at the latest; then
-    the error is `Unavailable`, or `OutcomeUnknown` if the server may have done it. Any other answer is a refusal, and
-    the error tells what the server said. Redirections are refusals: name the right URL.
+    `retries` times, later each time, or when the server's Retry-After says, though after a minute at the latest, and a
+    graph that is stopped meanwhile waits for that; then the error is `Unavailable`, or `OutcomeUnknown` if the server
+    may have done it. Any other answer is a refusal, and the error tells what the server said.
+    Redirections are refusals: name the right URL.
 
     `client` is an `httpx.Client` of yours, for certificates, proxies or authentication; you close it. `timeout` is how
     long the server may be silent.
@@ -151,7 +156,7 @@ class HttpSink(Sink):
             if self._given is not None:
                 return self._given
             if forks.generation not in self._clients:
-                self._clients[forks.generation] = httpx.Client()
+                self._clients[forks.generation] = httpx.Client(cookies=CookieJar(_NO_COOKIES))
             return self._clients[forks.generation]
 
     def _pause(self, seconds: float) -> None:
@@ -233,7 +238,7 @@ def _retry_after_s(text: str | None) -> float | None:
         return min(float(text[:10]), RETRY_AFTER_S_MAX)
     try:
         when = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError, TypeError):
         return None
     when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
     return min(max(0.0, (when - datetime.now(UTC)).total_seconds()), RETRY_AFTER_S_MAX)

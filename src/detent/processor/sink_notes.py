@@ -42,7 +42,7 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A delivery: `size` bytes from `at` on."""
+    """A delivery: `size` bytes from `at` on. `writer` tells it from the same delivery by somebody else."""
 
     processor: str
     series: str
@@ -51,6 +51,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at: int
     size: int
     checksum: str
+    writer: str
 
     def encode(self) -> bytes:
         return _line(self)
@@ -89,10 +90,10 @@ class Notes:
             )
         return step.number in known.done
 
-    def entry(self, step: Step, data: bytes) -> Entry:
+    def entry(self, step: Step, data: bytes, writer: str) -> Entry:
         """The note of a delivery that is to be made next."""
         checksum = xxhash.xxh64_hexdigest(data)
-        return Entry(step.owner, step.series, step.number, step.floor, self.size, len(data), checksum)
+        return Entry(step.owner, step.series, step.number, step.floor, self.size, len(data), checksum, writer)
 
     def add(self, entry: Entry) -> None:
         """A delivery is in the file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -60,7 +61,7 @@ class ObjectSink(Sink):
         try:
             objects.put(name, [data])
         except Exists:
-            compares = step.key not in name if self._compare is None else self._compare
+            compares = not _has_key(name, step.key) if self._compare is None else self._compare
             if compares and not _holds(objects, name, data):
                 raise Conflict(
                     f"there is an object {name!r} in {self._url} already, with other bytes than delivery {step.key} "
@@ -74,6 +75,11 @@ class ObjectSink(Sink):
             if forks.generation not in self._objects:
                 self._objects[forks.generation] = open_objects(self._url)
             return self._objects[forks.generation]
+
+
+def _has_key(name: str, key: str) -> bool:
+    """Whether a name is this delivery's alone. Its key ends with a number, which more digits would make another one."""
+    return re.search(rf"{re.escape(key)}(?!\d)", name) is not None
 
 
 def _holds(objects: Objects, name: str, data: bytes) -> bool:

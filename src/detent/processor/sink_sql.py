@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import inspect
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ from detent.databases import (
     state_of,
     transact,
 )
-from detent.dialects import ABORTED, POSTGRESQL, ends_transaction
+from detent.dialects import ABORTED, POSTGRESQL, SQLITE, ends_transaction
 from detent.errors import Fenced, Invalid, OutcomeUnknown, Unavailable
 from detent.processor import delivery_rows as rows_of
 from detent.processor.delivery_rows import TABLE, DeliveryRows
@@ -110,7 +111,7 @@ class SqlSink(Sink):
         # By the generation of the process: a forked child has its own connections, and never touches its parent's.
         self._opened: dict[int, tuple[Engine, DeliveryRows]] = {}
         self._floors: dict[str, tuple[str, int]] = {}
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self._last = threading.local()
 
     @staticmethod
     def schema(dialect: str, *, table: str = TABLE) -> str:
@@ -129,7 +130,7 @@ class SqlSink(Sink):
                 raise Invalid(f"a sink gets its step from the graph, as step=..., and not {step!r}")
             if "step" not in inner:
                 del arguments["step"]
-            self._require_one_function(step.name, function)
+            self._require_one_function(step, function)
             self._deliver(lambda connection: function(connection, **arguments), step)
 
         deliver.__signature__ = signature  # type: ignore[attr-defined]
@@ -179,11 +180,13 @@ class SqlSink(Sink):
                 self._floors.pop(step.owner, None)
             raise
 
-    def _require_one_function(self, processor: str, function: Callable[..., Any]) -> None:
-        known = self._functions.setdefault(processor, function)
-        if known is not function:
+    def _require_one_function(self, step: Step, function: Callable[..., Any]) -> None:
+        """A step is one delivery, and is in one thread."""
+        before, known = getattr(self._last, "call", (None, function))
+        self._last.call = (step, function)
+        if before is step and known is not function:
             raise Invalid(
-                f"{processor} calls two functions of one SqlSink, {known!r} and {function!r}: they would have one "
+                f"{step.name} calls two functions of one SqlSink, {known!r} and {function!r}: they would have one "
                 "delivery key, and the second would be taken for done. Write the rows of both in one function"
             )
 
@@ -242,6 +245,7 @@ def _once(engine: Engine, rows: DeliveryRows, write: Callable[[Connection], Any]
         if connection.execute(rows.enter, key).first() is None:
             return connection.execute(rows.look, key).first() is not None
         begun = connection.get_transaction()
+        event.listen(connection, "before_cursor_execute", _require_transaction)
         write(connection)
         if connection.closed or connection.get_transaction() is not begun or begun is None or not begun.is_active:
             raise Invalid(_ENDED)
@@ -253,6 +257,13 @@ def _once(engine: Engine, rows: DeliveryRows, write: Callable[[Connection], Any]
                 "nothing of this delivery was committed"
             )
     return True
+
+
+def _require_transaction(connection: Connection, *_: Any) -> None:
+    """`Invalid` where SQLite has rolled the transaction back by itself, for a statement or a trigger that says so: what
+    comes after would be committed without the key."""
+    if connection.dialect.name == SQLITE and not connection.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
+        raise Invalid(_ENDED)
 
 
 def _admit(rows: DeliveryRows, step: Step, connection: Connection) -> None:

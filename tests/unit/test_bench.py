@@ -31,9 +31,11 @@ REQUIRED = {"what", "ours", "other", "ratio", "bar", "ok"}
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All disks of the machine, and all other tests with them, would wait for that."""
+def _nothing_is_tidied_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All disks of the machine would be synced, and all that other tests of this process have left would be counted,
+    before each round."""
     monkeypatch.setattr(harness.os, "sync", lambda: None)
+    monkeypatch.setattr(harness.gc, "collect", lambda: 0)
 
 
 def answers(*values: float, log: list[str] | None = None, name: str = "") -> Callable[[], float]:

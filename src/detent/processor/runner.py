@@ -185,9 +185,7 @@ class Runner:
             found = self._stores[name].commit([question])[0].consumers[0]
             state = found.states[0]
             other = seen.setdefault((found.created_ms, state.number, state.fence), name)
-            if (
-                other != name and raised[other] != state.fence
-            ):  # those of others may be alike, but are as they were left
+            if other != name and raised[other] != state.fence:  # those of other stores are as they were left
                 own = f"the store {other!r}" if other else "the graph's own store"
                 raise Conflict(f"{own} and the store {name!r} are one: use one name for it")
 

@@ -51,10 +51,6 @@ def timeout_of(answer_s: float) -> httpx.Timeout:
     return httpx.Timeout(answer_s, connect=min(CONNECT_S, answer_s), pool=answer_s)
 
 
-def _seconds_until(deadline: float) -> float:
-    return max(deadline - time.monotonic(), ANSWER_S_MIN)
-
-
 def _transactions_path(address: Address) -> str:
     """Whoever has the files reads contents there, which costs the owner nothing."""
     return "/v1/transactions" if address.has_files else "/v1/transactions?contents=1"
@@ -167,10 +163,12 @@ class RemoteOwner:
         """A session for this client."""
         return _session(self._ask_small(self._channel, "POST", "/v1/sessions", ANSWER_S))
 
-    def _ask_small(self, channel: Channel, method: str, path: str, timeout_s: float) -> bytes:
-        """What the owner answers to a request that has no content."""
+    def _ask_small(
+        self, channel: Channel, method: str, path: str, timeout_s: float, content: bytes = b"", kind: str | None = None
+    ) -> bytes:
+        """What the owner answers to a small request; `kind` is the type of its content, if it has any."""
         with self._using():
-            answer = channel.ask(method, path, b"", None, max(timeout_s, ANSWER_S_MIN))
+            answer = channel.ask(method, path, content, kind, max(timeout_s, ANSWER_S_MIN))
         check(*answer)
         return answer.content
 
@@ -198,10 +196,7 @@ class RemoteOwner:
     def _post(self, data: bytes, deadline: float) -> bytes:
         """What the owner answers to transactions."""
         path, kind = _transactions_path(self.address), wire.TRANSACTION_TYPE
-        with self._using():
-            answer = self._channel.ask("POST", path, data, kind, _seconds_until(deadline))
-        check(*answer)
-        return answer.content
+        return self._ask_small(self._channel, "POST", path, deadline - time.monotonic(), data, kind)
 
     def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """Wait until the journal's next offset is above `offset`. False after the time."""
@@ -250,10 +245,18 @@ class AsyncRemoteOwner:
         self._users = 0
         self._retired = False
 
-    async def _ask_small(self, channel: AsyncChannel, method: str, path: str, timeout_s: float) -> bytes:
-        """What the owner answers to a request that has no content."""
+    async def _ask_small(
+        self,
+        channel: AsyncChannel,
+        method: str,
+        path: str,
+        timeout_s: float,
+        content: bytes = b"",
+        kind: str | None = None,
+    ) -> bytes:
+        """What the owner answers to a small request; `kind` is the type of its content, if it has any."""
         async with self._using():
-            answer = await channel.ask(method, path, b"", None, max(timeout_s, ANSWER_S_MIN))
+            answer = await channel.ask(method, path, content, kind, max(timeout_s, ANSWER_S_MIN))
         check(*answer)
         return answer.content
 
@@ -324,10 +327,7 @@ class AsyncRemoteOwner:
     async def _post(self, data: bytes, deadline: float) -> bytes:
         """What the owner answers to transactions."""
         path, kind = _transactions_path(self.address), wire.TRANSACTION_TYPE
-        async with self._using():
-            answer = await self._channel.ask("POST", path, data, kind, _seconds_until(deadline))
-        check(*answer)
-        return answer.content
+        return await self._ask_small(self._channel, "POST", path, deadline - time.monotonic(), data, kind)
 
     async def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """Wait until the journal's next offset is above `offset`. False after the time."""

@@ -110,6 +110,8 @@ POINTS: frozenset[str] = frozenset(
         "processor.file.after_sync",
         "processor.file.after_cut",
         "processor.file.before_rename",
+        "processor.renaming.after_marks",
+        "processor.renaming.after_record",
         "processor.file.after_rename",
         "state.recorded.before_handoff",
         "state.recorded.after_handoff",

@@ -596,6 +596,21 @@ def test_k25_the_error_journal_has_another_name(tmp_path: Path, processes: Proce
     world.check({f"out{at}": [0, 3], f"failed{at}": [[2]], f"broken{at}": [[5]]})
 
 
+# -- names --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", ["after_marks", "after_record"])
+def test_killed_while_it_takes_another_name(tmp_path: Path, processes: Processes, point: str) -> None:
+    """What the old name owes to another store goes with the new one; nothing of the old one is left anywhere."""
+    world = started(tmp_path, processes, "sorting", True)
+    world.killed("processor.after_commit:3")
+    world.options.update(name="sieve", formerly="sort")
+    world.killed(f"processor.renaming.{point}:1")
+    world.finish()
+    check_values(world.values("out@b"), [0, 3], "out")
+    assert {name.rpartition("/")[2] for name in world.look().kept} == {"sieve", "sieve@b"}
+
+
 # -- zombies ------------------------------------------------------------------------------------------------------
 
 STANDING = ["before_commit:2", "before_output:1", "after_fence:1", "after_choice:1"] + IS_LONG * [

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from detent import crash
 from detent.errors import Conflict, Fenced, NotFound
 from detent.processor.declaration import Processor
 from detent.processor.records import Mark, Record
@@ -70,9 +71,11 @@ def _move(live: LiveGraph, old: str, processor: Processor) -> None:
         for name, store in live.stores.items():
             if name:
                 _copy_mark(store, name, before, after)
+        crash.point("processor.renaming.after_marks")
         _move_record(live.store, before, after, journals)
     except (Fenced, NotFound) as error:
         raise Conflict(f"another process makes {old!r} {processor.name!r} at this moment: start again") from error
+    crash.point("processor.renaming.after_record")
     _forget_marks(live, before)
 
 

@@ -54,4 +54,4 @@ lock: $(STAMP) ## resolve the dependencies again, newest first
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade --no-emit-index-url --no-header --no-annotate -o requirements.lock
 
 clean: ## remove what the targets made
-	rm -rf .venv dist demo-data .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv dist demo-data bench/data .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

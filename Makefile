@@ -6,7 +6,7 @@ SUITE ?= journal
 # Tests wait for disks, servers and processes of their own, so one more at a time than there are processors.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 
-.PHONY: help venv demo test lint format bench soak lock clean
+.PHONY: help venv demo test lint format bench soak dist lock clean
 
 help: ## say what each target does
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,8 +46,12 @@ bench: $(STAMP) ## measure one suite (SUITE=journal) and write bench/results/SUI
 soak: $(STAMP) ## the long runs: 100 rounds of kill -9 under load, deep property tests
 	DETENT_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --timeout 3600
 
+dist: $(STAMP) ## build the sdist, and the wheel from it, into dist/
+	rm -rf dist
+	$(BIN)/uv build --no-build-isolation --python $(BIN)/python --no-create-gitignore --out-dir dist
+
 lock: $(STAMP) ## resolve the dependencies again, newest first
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade --no-emit-index-url --no-header --no-annotate -o requirements.lock
 
 clean: ## remove what the targets made
-	rm -rf .venv demo-data .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv dist demo-data bench/data .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -17,7 +17,7 @@ Journals:
 Queues:
 
     queue.py       the queue's records
-    published.py   payload and metadata of published messages
+    published.py   body and metadata of published messages
     statelog.py    what happened to messages since the last checkpoint
     reader.py      the record of a queue's reader
     group.py       the name of a group

@@ -1,6 +1,6 @@
 """Queues: messages published once, routed by filters, claimed under leases, and done exactly once.
 
-Payload and metadata are stored once, however many queues a message goes to. Each queue keeps its
+Body and metadata are stored once, however many queues a message goes to. Each queue keeps its
 messages in buckets, with a state log in between, so that a claim costs the same however many wait.
 
 From the user to the owner:
@@ -16,7 +16,7 @@ From the user to the owner:
 
 A publish:
 
-    publishing.py        payload, metadata, dedup key and routing, in the publishing transaction
+    publishing.py        body, metadata, dedup key and routing, in the publishing transaction
     router.py            which queues the message goes to
     filters.py           the CEL expression that decides it
     state.py             what the owner remembers of one queue
@@ -24,7 +24,7 @@ A publish:
     bucket.py            up to a thousand places side by side
     grouped.py           the same for a queue with groups: one message of a group at a time
     groups.py            the line of each group
-    holdings.py          which queues still need a message, so that its payload can go
+    holdings.py          which queues still need a message, so that its body can go
 
 A claim, and how it ends:
 
@@ -32,7 +32,7 @@ A claim, and how it ends:
     grant.py             one open claim: what it gave out, to which consumer, until when
     timers.py            one timer wheel for leases, delays and retention
     watch.py             wakes waiting consumers, after the commit
-    reader.py            reads payloads straight from the store, in any process
+    reader.py            reads bodies straight from the store, in any process
     failures.py          messages that have failed, and the history of attempts
     moving.py            dead letters and redrives from queue to queue
 
@@ -57,7 +57,7 @@ Durability and what is forgotten:
     housekeeping.py      timers, catching up from the log, collecting; in bounded steps
     verify.py            the queues' part of `store verify`
     verify_queue.py      the buckets and records of one queue
-    verify_messages.py   attempts, payloads and the metadata log
+    verify_messages.py   attempts, bodies and the metadata log
 """
 
 from detent.queue.assignment import AssignedMessage, Assignment, AssignmentReader, AsyncAssignmentReader, ReaderInfo

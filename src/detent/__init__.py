@@ -5,6 +5,50 @@
 ...     store.journal("orders").append(b"hello")
 
 Everything public is here. Names are loaded when they are first used, so that `detent --help` need not import Arrow.
+
+The layers inside, from the top down; each package's docstring says which file does what:
+
+    cli/            the `detent` command
+    server/         `detent serve`: HTTP, SQS and Detent's own clients on one port
+    demo/           `detent demo`
+    ingest/         files that a queue announces, into tables
+    spark/          Spark's sources, sinks and pipelines
+    testing/        suites and fixtures for tests
+    bus/            typed messages, handlers, outbox
+    processor/      graphs of functions between journals
+    consumer/       applications with state that read journals
+    state/          where these keep it
+    store.py        `detent.open(url)`: `Store` and `AsyncStore`
+    transaction.py  `store.transaction()`
+    verify.py       `store verify`
+    remote/         how a process reaches the owner of a store, or becomes it
+    journal/        the state machine of journals
+    queue/          the state machine of queues
+    ledger/         the state machine of ledgers: batches that have taken effect
+    shard/          the state machine of consumers and their shards
+    engine/         transactions: applied in order, durable in groups, answered
+    message/        message ids, clocks, sequencing: pure rules
+    codec/          byte formats
+    kv/             the only code that touches a disk
+
+What several layers share:
+
+    errors.py       every exception, drawn as a tree
+    crash.py        named places where a test kills the process
+    names.py        what journals, queues, ledgers and consumers can be called
+    durations.py    "30s", "5m", `timedelta`
+    sizes.py        "256MiB"
+    lazy.py         packages whose names are imported when they are first used
+    loading.py      finding the app that a command was told to run
+    user_file.py    running a Python file of the user's
+    signals.py      a graceful end on SIGTERM and Ctrl-C
+    forks.py        tells a forked child from its parent
+    loops.py        an event loop in a thread
+    growth.py       waiting for several journals at once
+    databases.py    SQL databases that wait for the disk
+    dialects.py     what SQLite and PostgreSQL call the same thing
+    sqs_client.py   a client of SQS
+    __main__.py     `python -m detent`
 """
 
 from __future__ import annotations

@@ -8,6 +8,70 @@
 ...     idempotency=IdempotencyConfig(SqlTracker()),
 ...     outbox=SqlOutbox(),
 ... )
+
+An app, and how it starts:
+
+    loading.py             finds the app in the user's file or module
+    app.py                 `Bus`: sends and handles typed messages
+    checks.py              what is refused at the start
+    running.py             transport, threads and event loop, from start to stop
+
+One delivery, in the order in which things happen:
+
+    transport.py           the contract of what carries messages (see below)
+    worker.py              takes deliveries, hands each to a thread, keeps their leases
+    pipeline.py            read, begin, mark, handle, save what was sent, commit, acknowledge
+    calling.py             that pipeline for plain functions and for coroutines
+    envelope.py            a message as bytes, headers and address
+    message_types.py       which class a message is
+    serializers.py         bytes to objects and back
+    unit_of_work.py        the contract of the transaction that all of it commits in (see below)
+    idempotency.py         the mark: which messages were handled
+    tracker_sql.py         marks in the user's database
+    handlers.py            which function takes which messages, and its other parameters
+    context.py             what a handler knows of its message, and how it sends
+    middleware.py          hooks around messages
+    retries.py             how often a message is tried, and when
+    observing.py           watching what becomes of messages, from outside
+
+Sending, and the outbox:
+
+    sending.py             the type's name, the address, and the transaction that a message goes with
+    outbox.py              the contract of the outbox
+    outbox_sql.py          the outbox in the user's database
+    forwarder.py           sends what waits in it, lane by lane
+    housekeeping.py        forgets old marks and sent messages
+    transaction.py         `bus.transaction(session)`, for web requests and other code
+    inbox.py               `@exactly_once`, for messages from elsewhere
+    replies.py             requests that wait for replies
+    reply_journals.py      replies through a store: a journal for each app
+
+Transports:
+
+    transport_queue.py     queues of a Detent store
+    subscriptions.py       which topics a queue takes
+    topics.py              names of topics, and the filters that they become
+    transport_sqs.py       queues of SQS
+    sqs_queues.py          connections to them, by name
+    sqs_sending.py         sending ten at a time
+    sqs_message.py         how a message is written for SQS, and read from it
+
+Units of work:
+
+    unit_rules.py          what every one on a database has to see to
+    unit_sqlalchemy.py     SQLAlchemy sessions, plain and async
+    unit_connections.py    its guard on the connection, in few round trips
+    unit_dbapi.py          sqlite3 and psycopg connections
+    unit_psycopg.py        psycopg, plain and async
+    unit_django.py         Django
+    unit_engine.py         the store itself: one transaction for changes, messages and acknowledgement
+
+SQL, and looking at an app:
+
+    sql_port.py            SQL on whatever connection a unit has
+    statements.py          the tables of trackers and outboxes, and their statements
+    lane_statements.py     how lanes are claimed
+    looking.py             what is in an app's queue and outbox, without running it
 """
 
 from __future__ import annotations

@@ -1,4 +1,47 @@
-"""The `detent` command: nouns, then verbs. Each noun has a file of its own."""
+"""The `detent` command: nouns, then verbs. Each noun has a file of its own.
+
+This file puts the commands together, runs them, and turns errors into exit codes. The nouns:
+
+    store.py           `detent store`
+    journal.py         `detent journal`
+    queue.py           `detent queue`: create, change, show
+    queue_messages.py  `detent queue`: publish, claim, settle, failed messages
+    queue_readers.py   `detent queue`: readers
+    message.py         `detent message`
+    ledger.py          `detent ledger`
+    consume.py         `detent consume`: runs a consumer
+    consumer.py        `detent consumer`: looks at consumers and steers them
+    bus.py             `detent bus`
+    graph.py           `detent graph`
+    pipeline.py        `detent run` and `detent quarantine`
+    ingest.py          `detent ingest`
+    serve.py           `detent serve`
+    token.py           `detent token`
+    doctor.py          `detent doctor`
+    demo.py            `detent demo`
+    __main__.py        `python -m detent.cli`
+
+What commands share:
+
+    _common.py         the store's URL, common options, opening a store
+    _output.py         tables for people, JSON for programs
+    _logs.py           logs of long-running commands
+    _views.py          what all live views have in common
+    _messages.py       messages as text, in and out
+    _publish.py        `queue publish` and `message publish`
+
+What one noun needs beside its file:
+
+    _bus_shown.py      an app: its parts, what waits, whether it goes together
+    _bus_views.py      an app that runs
+    _consumers.py      how far shards are
+    _consume_views.py  a consumer that runs
+    _graph_shown.py    a graph: its processors, a message's origin
+    _graph_running.py  `graph run`
+    _graph_views.py    a graph that runs
+    _graph_send.py     `graph send`
+    _graph_reset.py    `graph reset`
+"""
 
 from __future__ import annotations
 

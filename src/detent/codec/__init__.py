@@ -1,4 +1,32 @@
-"""Byte formats: order-preserving keys, little-endian values, and the log's records."""
+"""Byte formats: order-preserving keys, little-endian values, and every record of a store.
+
+`docs/format.md` shows each record byte by byte. What all records are made of:
+
+    keys.py        keys whose bytes compare as their values do
+    values.py      values: a cursor that reads them, a builder that writes them
+    log.py         the log's records: entries, sequence blocks, segments
+
+Journals:
+
+    journal.py     the journal's records
+    block.py       blocks of messages in columns, as Arrow
+    single.py      blocks of one message, from templates
+    one_header.py  header columns in which each message has one of the same name
+    parts.py       an Arrow stream, taken in parts while it is written
+
+Queues:
+
+    queue.py       the queue's records
+    published.py   body and metadata of published messages
+    statelog.py    what happened to messages since the last checkpoint
+    reader.py      the record of a queue's reader
+    group.py       the name of a group
+
+Others:
+
+    ledger.py      ledger rows and pins
+    shard.py       consumers and their shards
+"""
 
 from __future__ import annotations
 

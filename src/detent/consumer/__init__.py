@@ -1,4 +1,4 @@
-"""Consumers: applications that read journals, keep state and publish, each message taking effect exactly once.
+"""Consumers: applications that read journals, keep state and publish, each message taking effect once.
 
 >>> from detent.consumer import Consumer
 >>> app = Consumer("words", store="file:./data", read="lines")
@@ -7,6 +7,27 @@
 ...     for word in message.body.decode().split():
 ...         state[word] = state.get(word, 0) + 1
 >>> app.run(once=True)
+
+Where the state is kept is in `detent.state`; which process has which shard is recorded by
+`detent.shard`. From `detent consume` to one message:
+
+    loading.py      finds the application in the user's file or module
+    application.py  `Consumer`: what it reads, what it does with a message, where its state is
+    supervisor.py   several processes: started, watched, started again, ended together
+    running.py      or all of it in this process
+    worker.py       one process: says that it is alive, takes free shards, gives up surplus ones
+    sharing.py      the rules by which every process decides that, from the same table
+    lives.py        one shard in a process: a life after another, or a standby
+
+A shard's transaction, in the order in which things happen:
+
+    shard.py        restores state behind the fence, then runs transaction after transaction
+    sources.py      reads the shard's journals in turns, each in order
+    transaction.py  one transaction: from its first message to its acknowledgement
+    outbox.py       what it publishes: in the engine's commit, or pending and acknowledged
+    committer.py    the committing thread: append pending, commit, acknowledge
+    progress.py     how far the shard is, for calls that wait for it
+    reporting.py    tells the store how far the shard is
 """
 
 from __future__ import annotations

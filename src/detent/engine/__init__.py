@@ -1,4 +1,15 @@
-"""Transactions: one owner applies them in order, one durable batch per group; layers above bring state machines."""
+"""The engine: one owner applies transactions in order, and one sync makes a whole group durable.
+
+The layers above register a state machine each (journal, queue, ledger, shard). A transaction, in
+the order in which things happen:
+
+    request.py     the transaction on its way, under its name (session, sequence), and its ticket
+    lead.py        which thread commits next, and which waiting transactions it takes along
+    engine.py      applies the group to memory, commits it once, answers; tells the truth on failure
+    operation.py   the contract: what an operation is, and what a machine has to do with it
+    sessions.py    answers are stored in the same commit, so that a retry is answered, not repeated
+    verify.py      the engine's part of `store verify`, and what a finding is
+"""
 
 from detent.engine.engine import Engine, operation_union, wall_ms
 from detent.engine.operation import Context, Done, Machine, Operation, Result

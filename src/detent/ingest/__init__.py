@@ -4,7 +4,57 @@
 >>> config = IngestConfig(name="orders", queue="sqs:new-orders", table="./orders", committer="delta")
 >>> Ingest(config).run(once=True)
 
-Names are loaded when they are first used, so that importing this package imports neither pyspark nor SQLAlchemy.
+Names are loaded when they are first used, so that importing this package imports neither pyspark
+nor SQLAlchemy.
+
+The pipeline, and the queue that it reads:
+
+    config.py            what an ingest is to do, from TOML or Python
+    running.py           `Ingest`: the threads of a pipeline, until it is stopped or all is done
+    coordinator.py       a message's whole way: received, read, committed, acknowledged
+    queues.py            the contract of a queue: receive, extend, acknowledge
+    queue_urls.py        queues by URL
+    queue_sqs.py         SQS
+    queue_detent.py      a queue of Detent
+    queue_redis.py       a stream of Redis
+
+A file, in the order in which things happen:
+
+    envelope.py          finds the files in a message: S3 notification, URI, or the data itself
+    announced.py         one announced file
+    identity.py          what makes it this file: its name, and by policy its version
+    objects.py           looks it up, fetches it, lists what was never announced
+    local_state.py       what this pipeline knows of recent messages
+    shared_state.py      which pipeline has which file, and which are finished
+    shard_sql.py         the tables and statements for that
+    metastore.py         the database that they are in
+    source.py            what all pipelines of a source agree on, and what is forgotten
+    visibility.py        extends messages while their files are in work
+    batching.py          when a batch is due, and which files are in it
+    staging.py           the batch's files in one folder
+    job.py               Spark's part: read, transform, write Parquet
+    reading.py           the files as one DataFrame
+    schemas.py           the schemas that pipelines share
+    csv_headers.py       the columns of each CSV file
+    origins.py           the column that says which file a row came from
+    transforms.py        finds the user's function
+    writing.py           Parquet files that no table names yet
+
+The commit, of data files and finished shards together:
+
+    committer.py         the contract
+    commit_manifest.py   a list of Parquet files in the database
+    commit_delta.py      a Delta table
+    delta_log.py         its transaction ids
+    commit_iceberg.py    an Iceberg table
+    iceberg_metadata.py  its metadata files
+    iceberg_schema.py    its schema
+
+Looking and steering:
+
+    steering.py          list files, put them back, forget them
+    counters.py          what a pipeline has done
+    views.py             how that is shown
 """
 
 from __future__ import annotations

@@ -1,7 +1,37 @@
 """Journals: append-only logs of messages, read by committed offset.
 
-Blocks hold the messages in columns, the committed index says which of them count and in which order, registers carry
-small values that change with an append, fragments bring in bulk data by reference.
+Blocks hold the messages in columns. The committed index says which of them count, and in which
+order. Registers are small values that change together with an append. Fragments bring in bulk data
+by reference.
+
+An append, in the order in which things happen:
+
+    handle.py         `store.journal(name)`: the journal as a user holds it, sync and async
+    publisher.py      a publisher: messages with UUIDs, at once or pending until acknowledged
+    transaction.py    the journal operations of `store.transaction()`
+    calls.py          the user's arguments become operations; the same for all of the above
+    operations.py     the operations themselves, and what each answers
+    machine.py        in the owner: applies operations to memory, writes a group's changes
+    appending.py      stamps, sequences and indexes the messages of an append
+    chunks.py         packs the appends of many callers into few blocks
+    state.py          what the owner remembers of a journal, and how a refused change is undone
+    watch.py          wakes waiting readers, after the commit
+
+A read, from any process, without the owner:
+
+    reader.py         finds the range in the committed index, then walks runs and blocks
+    following.py      reads on from an offset, some messages at a time, forward or back
+    columns.py        what was read, column by column, without making an object a message
+    message.py        one message as a reader sees it
+    fragments.py      Arrow files beside the store: written here, adopted by reference
+
+What is forgotten, and what is checked:
+
+    housekeeping.py   retention, overdue transactions, idle producers, deleted journals
+    sweeper.py        deletes fragments that no journal has adopted, or needs any more
+    verify.py         the journals' part of `store verify`
+    verify_journal.py the records of one journal, and whether they agree
+    verify_order.py   works the committed index out again from the stored rows, and compares
 """
 
 from detent.journal.handle import AsyncJournal, Journal

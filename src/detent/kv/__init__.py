@@ -1,7 +1,32 @@
-"""The only code that touches a disk: ordered keys, atomic durable batches, one fenced writer, a space for objects.
+"""The only code that touches a disk: ordered keys, atomic durable batches, one fenced writer, objects.
 
-The URL picks the engine: ``memory:`` (tests, simulation), ``file:PATH`` (LMDB, the embedded default), ``s3://``,
-``gs://`` and ``az://`` (SlateDB on an object store).
+The URL picks the back end: ``memory:`` (tests, simulation), ``file:PATH`` (LMDB, the embedded
+default), ``s3://``, ``gs://`` and ``az://`` (SlateDB on an object store).
+
+For all back ends:
+
+    base.py            the contract: views, batches, the writer's epoch, objects
+    urls.py            what a store's URL means
+    memory.py          `memory:`, the same behaviour without a disk
+
+`file:`, in the order of a commit:
+
+    ownership.py       which process owns the store: a lock, and a note that says how to reach it
+    file.py            the writer and the readers
+    commitlog.py       a small commit is one synced record here, and moves to LMDB later
+    commitrecord.py    the bytes of such a record
+    environment.py     the LMDB file: opened once a process, grown, its dead readers removed
+    overlay.py         commits that are in the log and not yet in LMDB, for views
+    fileview.py        one consistent state: an LMDB snapshot with the overlay on top
+    localobjects.py    objects as files, synced
+
+Object stores:
+
+    slate.py           the writer, over SlateDB
+    _slate_session.py  the way into SlateDB's asynchronous binding, and its errors in our words
+    _slate_reader.py   readers: a checkpoint of the tables, then the commits after it, by polling
+    _slate_fast.py     bytes into the binding in one copy
+    objectstore.py     objects in a bucket, through obstore
 """
 
 from __future__ import annotations

@@ -1,4 +1,18 @@
-"""Message ids, clocks, partition mappings and sequencing. Pure: no I/O, no wall clock, no randomness of its own."""
+"""Message ids, clocks, partition mappings and sequencing. Pure: no I/O, no wall clock, no randomness of its own.
+
+From a message's id to the decision whether it counts:
+
+    uuids.py       message ids: UUIDs that carry producer, clock and flags
+    clock.py       a producer's clock: strictly monotonic, close to wall time
+    flags.py       alone, part of an open transaction, or its acknowledgement
+    mapping.py     which partition journal a message belongs to
+    sequence.py    the rule, one function: what a message does, given what its producer did before
+    vectorised.py  the same rule for a block of columns; this is what a journal's owner runs
+    grouping.py    the rows of a block by producer
+    block.py       the result for a block, and the same rule as a plain loop
+    sequencer.py   the same rule for raw streams, which have no index: committed messages, once each
+    ring.py        its memory of pending messages
+"""
 
 from detent.message.block import Carried, SequencedBlock, sequence_block_scalar
 from detent.message.clock import TICK, Clock, as_unix_ns, clock_of, clock_of_ns

@@ -1,4 +1,4 @@
-"""Processors: graphs of sources, streams and sinks over journals, each message taking effect exactly once.
+"""Processors: graphs of sources, streams and sinks over journals, each message taking effect once.
 
 >>> from detent.processor import Graph
 >>> graph = Graph("shop", store="file:./data", errors="failed")
@@ -6,6 +6,54 @@
 >>> @graph.stream(input="orders", output="totals")
 ... def total(order):
 ...     return {"order": order["id"], "total": order["price"] * order["count"]}
+
+Declaring a graph:
+
+    loading.py        finds the graph in the user's file or module
+    graph.py          `Graph`: sources, streams and sinks
+    declaration.py    one of these, as a value
+    place.py          a journal of the graph's store, or ``journal@store``
+    checks.py         what is refused before a graph starts
+    drawing.py        a graph as text or for Mermaid
+
+Running it, in the order in which things happen:
+
+    live.py           the graph with its stores open, each processor in a thread
+    life.py           one processor: waits for its lease, runs, starts over when it fails
+    runner.py         one such run: raises the fence, recovers, then makes step after step
+    records.py        what a processor writes down: its record, and a mark in each other store
+    recovery.py       what it does when it starts: a pure function of what is durable
+    shapes.py         whether it may go on from what it finds
+    inputs.py         input sets: one message, one of each of several journals, one of any
+    calling.py        runs input sets through the function: filtered, retried, in parallel
+    function.py       how the function's parameters are filled
+    step.py           what the function is told of its step, and what it may return
+    outcome.py        what comes of a step: messages for journals, and counts
+    provenance.py     where a message comes from: a header that every output carries
+
+Sinks that take effect once:
+
+    sink_base.py      what they have in common
+    sink_sql.py       rows and delivery key in one SQL transaction
+    delivery_rows.py  the tables for the keys
+    sink_objects.py   one object a delivery, under a name that only one put can take
+    sink_http.py      requests with an idempotency key
+    sink_file.py      lines of one file
+    sink_notes.py     the notes beside that file: how much of it is good
+
+Looking and steering:
+
+    status.py         how processors are doing
+    settling.py       whether a graph has done all that there is to do
+    tracing.py        where messages come from, hop by hop, with times
+    resetting.py      reading inputs again, and forgetting a processor
+    renaming.py       a processor under a new name keeps its progress
+
+Without a graph:
+
+    tailer.py         reading a journal message by message, with a place that can be kept
+    appender.py       writing so that a second write of the same adds nothing
+    places_kept.py    where these two keep their places
 """
 
 from __future__ import annotations

@@ -1,7 +1,63 @@
 """Queues: messages published once, routed by filters, claimed under leases, and done exactly once.
 
-Payloads and metadata are stored once, whatever queues a message goes to. Each queue keeps its messages in buckets, and
-a state log in between, so that a claim costs the same however many wait.
+Body and metadata are stored once, however many queues a message goes to. Each queue keeps its
+messages in buckets, with a state log in between, so that a claim costs the same however many wait.
+
+From the user to the owner:
+
+    handle.py            `store.queue(name)`: the queue as a user holds it, sync and async
+    worker.py            a worker: claims, calls a handler, extends the lease, settles
+    message.py           a message as producers and consumers hold it; the receipt
+    transaction.py       the queue operations of `store.transaction()`
+    calls.py             the user's arguments become operations, and results become objects
+    settings.py          a queue's settings: defaults, limits, changes
+    operations.py        the operations themselves, and what each answers
+    machine.py           in the owner: applies operations to memory, writes a group's changes
+
+A publish:
+
+    publishing.py        body, metadata, dedup key and routing, in the publishing transaction
+    router.py            which queues the message goes to
+    filters.py           the CEL expression that decides it
+    state.py             what the owner remembers of one queue
+    places.py            its messages in order, and which of them can be claimed
+    bucket.py            up to a thousand places side by side
+    grouped.py           the same for a queue with groups: one message of a group at a time
+    groups.py            the line of each group
+    holdings.py          which queues still need a message, so that its body can go
+
+A claim, and how it ends:
+
+    claiming.py          claimed, acknowledged, failed, extended or expired, by receipt
+    grant.py             one open claim: what it gave out, to which consumer, until when
+    timers.py            one timer wheel for leases, delays and retention
+    watch.py             wakes waiting consumers, after the commit
+    reader.py            reads bodies straight from the store, in any process
+    failures.py          messages that have failed, and the history of attempts
+    moving.py            dead letters and redrives from queue to queue
+
+Readers, which are given messages by number instead of under a lease (Spark):
+
+    assignment.py        `queue.reader(name)`, sync and async
+    reader_operations.py the operations of readers, and what each answers
+    assigning.py         in the owner: plans an assignment, ends the one before, releases a reader
+    readers.py           what the owner remembers of readers
+
+Rare calls and questions:
+
+    admin.py             queues made, changed, deleted, purged; failed messages redriven
+    looking.py           descriptions, failed messages, where a message is
+    listing.py           a queue's messages, page by page
+    info.py              what these answer
+
+Durability and what is forgotten:
+
+    checkpoint.py        folds the state log into the buckets, drops what no queue needs
+    loading.py           a new owner reads the buckets and replays the state log
+    housekeeping.py      timers, catching up from the log, collecting; in bounded steps
+    verify.py            the queues' part of `store verify`
+    verify_queue.py      the buckets and records of one queue
+    verify_messages.py   attempts, bodies and the metadata log
 """
 
 from detent.queue.assignment import AssignedMessage, Assignment, AssignmentReader, AsyncAssignmentReader, ReaderInfo

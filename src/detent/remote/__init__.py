@@ -1,4 +1,41 @@
-"""One wire protocol (HTTP on a Unix socket or TCP), both halves, and how a process finds the owner of a store."""
+"""How a process reaches a store that another process owns: one wire protocol, both halves of it.
+
+The protocol is HTTP, on a Unix socket beside a `file:` store or on a server's TCP port.
+
+Finding the owner, or becoming it:
+
+    connection.py      owns the store or talks to its owner; when that dies, takes over or reconnects
+    address.py         where an owner answers, and what is needed to be let in
+    owner.py           the owner: engine, housekeeping, and on `file:` the socket
+
+A client's call, on its way to the owner and back:
+
+    session.py         names each transaction, and sends it under that name until it is answered
+    client.py          the client's half, sync and async
+    channel.py         lean connections for transactions and waits, blocking and for asyncio
+    dialing.py         how a connection begins: connected, encrypted where asked for
+    exchange.py        HTTP/1.1 as bytes, without I/O
+    wire.py            what requests and answers look like
+    answers.py         what an answer means: content, or the error that it stands for
+
+The owner's half:
+
+    app.py             the ASGI application over one engine
+    asgi.py            one request and its answer
+    bodies.py          request bodies, bounded in size and time
+    rights.py          which right each operation needs, and on what
+    dispatch.py        from the committing thread to an event loop: one wake-up a group
+
+For clients that have no files in common with the owner (a store behind a server):
+
+    line.py            reads that are made again until one is answered
+    contents.py        the owner puts message contents into its answers
+    journals.py        reading journals, the client's half
+    served_journals.py reading journals, the owner's half
+    batches.py         the Arrow stream between these two, which says how it ended
+    objects.py         fragments, the client's half
+    served_objects.py  fragments, the owner's half
+"""
 
 from detent.remote.address import server_address
 from detent.remote.answers import Disconnected, Overloaded

@@ -1,1 +1,37 @@
-"""`detent serve`: one engine behind one port, for Detent's own clients, for HTTP, and for SQS clients."""
+"""`detent serve`: one engine behind one port, for Detent's own clients, for HTTP, and for SQS clients.
+
+A request, in the order in which things happen:
+
+    serving.py          opens the store as its owner, listens, stops without losing an answer
+    protocol.py         limits on connections, before it is known who calls
+    http.py             requests and answers as the parts below see them
+    app.py              finds the caller, hands the request to its part, turns errors into answers
+    keys.py             bearer tokens, and the file that they are in
+    sigv4.py            signatures of SQS clients
+    access.py           what a caller may do
+
+The parts:
+
+    native.py           Detent's own clients, in the protocol of `detent.remote`
+    api.py              the JSON API
+    operators.py        health and readiness
+    metrics.py          counters for Prometheus
+    tracing.py          spans for OpenTelemetry
+    sqs/                the SQS endpoint, a package of its own
+
+The JSON API:
+
+    route.py            a route: what is asked, who may ask it, what travels
+    limits.py           what one request may ask for, and how lists are paged
+    jsonbody.py         JSON of a request, checked against its type
+    api_journals.py     the routes for journals
+    api_queues.py       the routes for queues
+    api_transaction.py  the route for transactions
+    models.py           bytes, durations and times in JSON
+    models_journals.py  journals in JSON
+    models_queues.py    queues in JSON
+    receipts.py         which queue a receipt belongs to, so that rights can be checked
+    arrow.py            messages as Arrow streams, in and out
+    waiting.py          long polls
+    openapi.py          the OpenAPI document, made from the routes
+"""

@@ -1,6 +1,18 @@
-"""Consumers and their shards: which shard reads which journal, who holds it, and what it has committed in this store.
+"""Consumers and their shards as records of a store: who reads which journal, and how far it is.
 
-Here are the records and the rules. What reads, processes and commits is built on them, elsewhere.
+Here are the records and the rules. `detent.consumer` runs what is built on them.
+
+    handle.py      `store.consumer(name)`: look, pause, reset, wait, delete; sync and async
+    info.py        what these answer
+    calls.py       the operations that both halves send, and what they make of the answers
+    operations.py  the operations themselves, and what each answers
+    machine.py     the state machine in the owner
+    leasing.py     the rules, pure: which shard gets a journal, which member may take a shard
+    rows.py        consumers and shards in memory, and how a refused change is undone
+    reports.py     what is not written down: which members are alive, how far each shard says it is
+    members.py     what members call themselves, so that a death on the same machine is noticed
+    reading.py     reading a shard's state from any view of the store
+    verify.py      the consumers' part of `store verify`
 """
 
 from detent.shard.handle import (

@@ -1,10 +1,80 @@
-"""Spark over Detent's journals and queues: sessions, sources, sinks.
+"""Spark over Detent's journals and queues: sessions, sources, sinks, pipelines.
 
 >>> import detent.spark
 >>> spark = detent.spark.session(store="file:./data")
 >>> orders = spark.readStream.format("detent").load("file:./data")
 
 Names are loaded when they are first used, so that importing this package imports no pyspark.
+
+The formats, and what they share:
+
+    formats.py          which formats Spark can load by name, and where their classes are
+    journals.py         the format ``detent``
+    queues.py           the format ``detent.queue``
+    tables.py           the format ``detent.table``: what a store knows of itself
+    table_columns.py    the types of its columns
+    table_journals.py   its tables about journals, producers and ledgers
+    table_queues.py     its tables about queues
+    options.py          the options of the formats, checked
+    opened.py           stores that a Python process of Spark's keeps open
+    identity.py         query, run and ledger name: who writes a batch
+
+Reading:
+
+    journal_reading.py  the driver plans, tasks read straight from the store
+    extents.py          which journals there are, where each begins and ends
+    places.py           where a read starts or ends, as the user says it
+    ranges.py           cuts a batch into partitions, the same way at each replay
+    pushdown.py         filters that narrow a batch read
+    rows.py             messages as Arrow batches
+    queue_reading.py    a queue: planning assigns messages, the assignment's number is the offset
+
+Writing:
+
+    outgoing.py         rows become messages for journals
+    journal_writing.py  tasks stage rows, the driver's commit makes them messages once a batch
+    queue_outgoing.py   rows become messages for queues
+    queue_writing.py    the same for queues
+    once_writing.py     `once(...)`: a function for ``foreachBatch`` with any number of sinks
+    once_batch.py       the batch: its name, whether it was there before, its rows
+    once_engine.py      sink: journals and queues
+    once_delta.py       sink: a Delta table
+    delta_files.py      the Parquet files that its tasks write
+    once_sql.py         sink: an SQL database
+
+Pipelines (`detent run`):
+
+    pipeline.py         `Pipeline`: streams, declared in a file
+    pipeline_file.py    loads that file
+    pipeline_stream.py  one stream: what it reads and writes, checked
+    pipeline_graph.py   the streams in order, and how the pipeline is drawn
+    running.py          runs every stream as a query, and starts it again when it fails
+    running_prepare.py  what is settled before that: store, checkpoints
+    running_query.py    one query: started, looked at, stopped
+    running_frames.py   the DataFrames that a stream's function gets and returns
+    running_sinks.py    where its rows go
+    quarantine.py       bodies that did not match their schema, kept with the reason
+    running_failure.py  why a stream failed, and whether to try again
+    running_state.py    how far, how fast, how far behind
+    running_events.py   what views are told
+    liveview.py         the views: a live table, log lines, JSON
+    foreground.py       silences Spark's own log under a command
+
+Starting Spark quickly, from pip alone:
+
+    sessions.py         `session()`
+    stores.py           the stores that a session keeps open, so that tasks find an owner
+    settings.py         what is set in Spark, and why
+    launch.py           environment and settings before Java runs
+    java.py             which Java
+    archive.py          Java's archive of loaded classes
+    cache.py            the folder for what is prepared once
+    python.py           the launcher for Spark's Python processes
+    daemon.py           Spark's Python daemon, with less garbage collection
+    source_runner.py    the process of a stream's source
+    nursery.py          a process that has imported everything, and forks such processes
+    hatch.py            asks the nursery for one
+    sockets.py          the private folder of the sockets between Java and Python
 """
 
 from __future__ import annotations

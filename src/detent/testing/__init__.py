@@ -8,8 +8,15 @@ inherits one, says how its parts are made, and pytest finds the tests.
 ...     def tracker(self):
 ...         return MyTracker(self.database)
 
-The fixtures `store`, `bus`, `new_bus`, `borrow_bus`, `clock` and `recorded` come by themselves, as a plug-in of pytest:
-see `detent.testing.plugin`.
+The fixtures `store`, `bus`, `new_bus`, `borrow_bus`, `clock` and `recorded` come by themselves, as a plug-in of pytest.
+
+    plugin.py    the fixtures
+    clock.py     the clock of `clock`: it stands still until a test moves it
+    recorded.py  `recorded`: what an app has sent, and what became of its messages
+    suite.py     what the suites have in common
+    trackers.py  the suite for trackers
+    outboxes.py  the suite for outbox storages
+    running.py   calls what may be plain or ``async def``
 """
 
 from __future__ import annotations

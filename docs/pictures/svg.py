@@ -16,6 +16,8 @@ STYLE = """
   .box { fill: #f3f5f8; stroke: #8a94a3; stroke-width: 1.2 }
   .strong { fill: #dcebfb; stroke: #2f6fb3; stroke-width: 1.6 }
   .warm { fill: #fdf0d9; stroke: #b7791f; stroke-width: 1.2 }
+  .good { fill: #dff3e4; stroke: #2c8a4b; stroke-width: 1.6 }
+  .kill { fill: #d33a2c }
   .frame { fill: none; stroke: #8a94a3; stroke-width: 1.2; stroke-dasharray: 5 4 }
   .line { fill: none; stroke: #5b6675; stroke-width: 1.4 }
   .head { fill: #5b6675 }
@@ -23,16 +25,20 @@ STYLE = """
   text.title { font-size: 15px; font-weight: bold }
   text.bold { font-weight: bold }
   text.note { fill: #4a5563; font-size: 12px }
+  text.killed { fill: #b3281c }
   @media (prefers-color-scheme: dark) {
     .page { fill: #14181f }
     .box { fill: #222936; stroke: #75808f }
     .strong { fill: #1c3a5a; stroke: #6cabee }
     .warm { fill: #43331a; stroke: #d9a441 }
+    .good { fill: #1b3f29; stroke: #5cc27f }
+    .kill { fill: #ff6b5c }
     .frame { stroke: #75808f }
     .line { stroke: #a3aebd }
     .head { fill: #a3aebd }
     text { fill: #e8edf4 }
     text.note { fill: #b4bfcd }
+    text.killed { fill: #ff9a8f }
   }
 """.replace("FONT", FONT)
 
@@ -67,6 +73,10 @@ class Drawing:
         """A dashed frame around what belongs together."""
         self._parts.append(f'<rect class="frame" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="8"/>')
         self.text(x + 12, y + 20, title, "bold")
+
+    def shape(self, points: list[tuple[float, float]], kind: str) -> None:
+        """A filled shape with these corners."""
+        self._parts.append(f'<polygon class="{kind}" points="{" ".join(f"{x:g},{y:g}" for x, y in points)}"/>')
 
     def arrow(self, *points: tuple[float, float]) -> None:
         """A line through the points, with a head at its end."""

@@ -100,7 +100,7 @@ def test_pins(url: str, store: detent.Store) -> None:
     assert (many["name"], many["offsets"]) == ("many", {f"j{number}": number for number in range(5)})
     lines = ok("ledger", "pins", url).decode().splitlines()
     assert lines[1].split()[:3] == ["few", "1", "a=1"]
-    assert "j0=0 j1=1 j2=2 …" in lines[2]
+    assert "j0=0 j1=1 j2=2 and 2 more" in lines[2]
     assert [pin["name"] for pin in document("ledger", "pins", url, "--prefix", "m")] == ["many"]
     assert "say --yes" in refused("ledger", "unpin", url, "few", code=2)
     assert ok("ledger", "unpin", url, "few", "--yes") == b"forgot the pin few\n"

@@ -73,7 +73,7 @@ def detent_cli(*arguments: str, environment: dict[str, str] | None = None) -> su
 def test_a_server_starts_in_memory_and_stops_when_it_is_told(servers: list[Served], number: int) -> None:
     server = Served()
     servers.append(server)
-    assert (server.store, server.who) == ("memory:", "everybody who can reach it")
+    assert (server.store, server.who) == ("memory:", "every client that can reach it")
     assert server.get("/healthz").status_code == server.get("/readyz").status_code == 200
     assert "detent_commit_seconds" in server.get("/metrics").text
     code, said = server.stop(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections import Counter
@@ -10,17 +11,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import detent
 from detent.cli import run as cli
 from detent.cli.demo import NEEDED, check_extra
+from detent.demo.check import Verdict
 from detent.demo.crew import CRASHES_MAX, Crew
 from detent.demo.killer import DRIVERS_MAX, OWNER_UNDER_SPARK, SPARK, Killer, Target, is_good_moment, targets
-from detent.demo.meter import NOTHING, Counts, TableRows
+from detent.demo.meter import NOTHING, Counts, Sample, TableRows
 from detent.demo.orders import place
 from detent.demo.plan import DRIVER, ORDERS, OWNER, PLACING, RUSH, WORKER, Plan
 from detent.demo.running import MARK, empty, new_folder, prepare
 from detent.demo.rush import publish
+from detent.demo.story import COUNTING, PLACED, RELEASED, killed, meaning, opening, progress
+from detent.demo.view import LineView, LiveView, told
 from processes import eventually
 
 LONG_AGO = 0.0
@@ -111,6 +116,70 @@ def test_the_rows_of_a_table_are_counted_by_its_log(tmp_path: Path) -> None:
     assert rows.count() == rows.count() == 7
     (log / f"{2:020}.json").write_text(json.dumps(adds[0]))
     assert rows.count() == 10
+
+
+# -- what is said ----------------------------------------------------------------------------------------------------
+
+
+def test_log_has_a_line_for_each_change_and_few_while_nothing_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view, samples = LineView(plan_in(tmp_path)), []
+    for tenth in range(6_000):
+        samples.append(Sample(tenth / 10, Counts(min(tenth, 100), 0, 0, 0)))
+        view.show(samples, kills=0)
+    lines = capsys.readouterr().err.splitlines()
+    assert "10.0 s  100 of 1,000 placed, 0 checked, 0 stored" in lines[0]
+    assert sum("placed" in line for line in lines) == 20
+    assert sum("nothing has changed" in line for line in lines) == 19
+
+
+def test_first_kill_of_a_kind_says_why_it_is_hard() -> None:
+    for role in (OWNER, DRIVER, WORKER, *PLACING):
+        text = killed(role, 3, 12, is_first=True)
+        assert text.startswith("kill 3 of 12: kill -9 for ")
+        assert role in text.splitlines()[0]
+        assert killed(role, 3, 12, is_first=False) == text.splitlines()[0] != text
+
+
+def test_what_is_said_fits_a_terminal(tmp_path: Path) -> None:
+    plan = Plan(str(tmp_path), 10_000_000, seconds=60.0, kills=100, started=LONG_AGO)
+    texts = [opening(plan), RELEASED, PLACED, COUNTING, progress(plan, Counts(*[10_000_000] * 4))]
+    texts += [killed(role, 100, 100, is_first=True) for role in (OWNER, DRIVER, WORKER, *PLACING)]
+    for text in texts:
+        assert max(map(len, told(1_234.5, text).splitlines())) <= 80
+    live = LiveView(plan)
+    live.show([Sample(999.0, Counts(*[10_000_000] * 4))], 100)
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    console.print(live._rendered())
+    file: Any = console.file
+    assert "…" not in file.getvalue()
+    assert {"journals", "paid,", "rejected", "Delta", "10,000,000", "second"} <= set(file.getvalue().split())
+
+
+@pytest.mark.parametrize(
+    ("lost", "duplicated", "words"),
+    [
+        (0, 0, ["each order is in every place where it belongs", "no order is anywhere twice"]),
+        (3, 0, ["orders are missing somewhere", "no order is anywhere twice"]),
+        (0, 2, ["each order is in every place", "orders are somewhere more than once"]),
+    ],
+)
+def test_numbers_are_said_with_what_they_mean(lost: int, duplicated: int, words: list[str]) -> None:
+    roles = [OWNER, OWNER, *PLACING]
+    lines = "\n".join(meaning(Verdict((), lost, duplicated), roles)).splitlines()
+    assert [line.split()[:2] for line in lines if line[0] != " "] == [
+        ["lost", str(lost)], ["duplicated", str(duplicated)], ["kills", "6"]
+    ]  # fmt: skip
+    text = " ".join(" ".join(lines).split())
+    assert all(one in text for one in [*words, "owner 2, producer 3, clerk 1"])
+    assert max(map(len, lines)) <= 80
+
+
+def test_run_without_kills_claims_none() -> None:
+    text = " ".join(meaning(Verdict((), 0, 0), []))
+    assert "no process was killed" in text
+    assert "after kills" not in text
 
 
 # -- the processes --------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ This file puts the commands together, runs them, and turns errors into exit code
 What commands share:
 
     _common.py         the store's URL, common options, opening a store
+    _help.py           help texts: whole sentences, whatever the width
     _output.py         tables for people, JSON for programs
     _logs.py           logs of long-running commands
     _views.py          what all live views have in common
@@ -53,6 +54,7 @@ from typing import Any, NoReturn
 
 import click
 
+from detent.cli._help import Commands
 from detent.cli.bus import bus
 from detent.cli.consume import consume
 from detent.cli.consumer import consumer
@@ -76,7 +78,7 @@ BROKEN_PIPE = 128 + signal.SIGPIPE
 """Exit codes as a shell gives them to a program that a signal ended."""
 
 
-class _Commands(click.Group):
+class _Commands(Commands):
     """The commands, with an exit code of our own where click would end the process with 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -92,9 +94,12 @@ class _Commands(click.Group):
 def cli() -> None:
     """Messages that take effect exactly once: durable journals and queues on a disk or an object store.
 
+    A journal is a log that many can read; a queue gives each message to one worker. Both are kept in a store.
+
     A store has a URL: file:PATH for a directory, s3://BUCKET/PREFIX for an object store, http://HOST:PORT for a server.
-    Give it as the first argument of a command, with --url, or once and for all in the environment variable DETENT_URL.
-    A path does as well: one with a slash or a dot in front, such as ./data, or the name of a directory that exists.
+    Give it as the first argument of a command, with --url, or once for all commands in the environment variable
+    DETENT_URL. A path works too: one that begins with a slash or a dot, such as ./data, or the name of a directory that
+    exists. The first command that writes creates the store.
 
     \b
     Try it:
@@ -104,6 +109,9 @@ def cli() -> None:
       detent queue publish file:./data mails hello
       detent queue claim file:./data mails
       detent store verify file:./data
+
+    `detent COMMAND --help` explains a command, with examples. `detent doctor` looks for what is wrong with this
+    machine, a store or a server, and `detent demo` shows all parts at work.
 
     Exit codes: 0 done, 1 failed (one line on stderr says why), 2 wrong usage, 130 interrupted. With DETENT_DEBUG=1 a
     failure shows where in the code it came from.
@@ -162,7 +170,7 @@ def _failed(error: Exception, message: str) -> int:
 
 
 def _silence_stdout() -> None:
-    """Whoever read our output has gone; what Python still holds of it must not fail at exit."""
+    """The reader of our output has gone; what Python still holds of it must not fail at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

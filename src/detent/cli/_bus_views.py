@@ -71,7 +71,7 @@ def _pending(bus: Bus) -> int | None:
 
     try:
         return OutboxLook(bus).counts().pending
-    except Exception as error:  # noqa: BLE001 - the database is away: whoever forwards says so, and this is a look only
+    except Exception as error:  # noqa: BLE001 - the database is away: the forwarder says so, and this is a look only
         logging.getLogger("detent.cli").info("the outbox of %r cannot be seen now: %s", bus.name, error)
         return None
 
@@ -118,7 +118,7 @@ class View(Protocol):
 
 
 def view_of(*, as_json: bool) -> View:
-    """The view that suits whoever watches."""
+    """The view that suits the reader."""
     if as_json:
         return JsonView()
     return LiveView() if sys.stderr.isatty() else LineView()

@@ -158,7 +158,7 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what wou
 
 
 def check_kept(url: str) -> None:
-    """Refuse a store that nobody could look into afterwards."""
+    """Refuse a store that is gone when the command ends."""
     if url.startswith("memory:"):
         raise Invalid("a memory: store lives and ends with its process, so there is nothing to see; use file:PATH")
 

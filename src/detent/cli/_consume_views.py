@@ -41,7 +41,7 @@ class View(Protocol):
 
 
 def view_of(name: str, *, as_json: bool) -> View:
-    """The view that suits whoever watches."""
+    """The view that suits the reader."""
     if as_json:
         return JsonView(name)
     return LiveView(name) if sys.stderr.isatty() else LineView()
@@ -130,27 +130,30 @@ class Rates:
 
 def table_of(seen: Seen, rates: Rates) -> Any:
     """The shards as a table."""
-    from rich.table import Table
     from rich.text import Text
+
+    from detent.grid import Grid
 
     info = seen.info
     hidden = f", {len(info.shards) - ROWS_SHOWN} shards not shown" if len(info.shards) > ROWS_SHOWN else ""
     paused = ", paused" if info.paused else ""
-    table = Table(title=f"consumer {info.name}{paused}: lag {total_lag(seen):,}{hidden}", title_justify="left")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in _TEXT else "right")
+    rows: list[list[str | Text]] = []
     for shard in info.shards[:ROWS_SHOWN]:
         status = shown_status(shard)
-        table.add_row(
-            str(shard.index),
-            Text(shown_journals(shard)),  # as text: brackets in a name are not markup
-            Text(line_text(shard.holder) or "-"),
-            Text(status, style=_COLOURS.get(status, "")),
-            f"{sum(shard.processed.values()):,}",
-            f"{sum(seen.lag[shard.index].values()):,}",
-            f"{rates.by_shard.get(shard.index, 0.0):,.0f}",
+        rows.append(
+            [
+                str(shard.index),
+                shown_journals(shard),
+                line_text(shard.holder) or "-",
+                Text(status, style=_COLOURS.get(status, "")),
+                f"{sum(shard.processed.values()):,}",
+                f"{sum(seen.lag[shard.index].values()):,}",
+                f"{rates.by_shard.get(shard.index, 0.0):,.0f}",
+            ]
         )
-    return table
+    right = [column for column in COLUMNS if column not in _TEXT]
+    title = f"consumer {info.name}{paused}: lag {total_lag(seen):,}{hidden}"
+    return Grid(COLUMNS, rows, right=right, title=title)
 
 
 def line_of(notice: Notice) -> str:

@@ -19,7 +19,7 @@ JOURNALS_SHOWN = 3
 """Journals of a shard in a table; --json has them all."""
 
 FREE = "free"
-"""What is shown of a shard that nobody works on."""
+"""What is shown of a shard on which no process works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ def look(store: Store, name: str) -> Seen:
 
 
 def place_of(shard: ShardInfo, journal: str) -> int | None:
-    """Where a shard goes on in a journal, as far as that is known: a reset counts before anybody has read on."""
+    """Where a shard goes on in a journal, as far as that is known: a reset counts before a process has read on."""
     return shard.processed.get(journal, shard.resets.get(journal))
 
 
 def _extent(store: Store, journal: str) -> tuple[int, int]:
-    """A journal that nobody has written yet begins and ends at 0."""
+    """A journal that was never written begins and ends at 0."""
     with suppress(NotFound):
         return store.reader.extent(journal)
     return 0, 0
@@ -91,14 +91,15 @@ def _shard_fields(shard: ShardInfo, lag: Mapping[str, int]) -> dict[str, Any]:
 
 
 def shown_status(shard: ShardInfo) -> str:
-    """What a shard is at. What it said last counts for nothing when nobody works on it any more."""
+    """What a shard is at. What it said last counts for nothing when no process works on it any more."""
     return (shard.status or "starting") if shard.holder else FREE
 
 
 def shown_journals(shard: ShardInfo) -> str:
     """The first few journals of a shard."""
     names = [line_text(name) for name in shard.journals[:JOURNALS_SHOWN]]
-    return " ".join(names + ["…"] * (len(shard.journals) > JOURNALS_SHOWN)) or "-"
+    more = len(shard.journals) - len(names)
+    return " ".join([*names, f"and {more} more"] if more else names) or "-"
 
 
 def total_lag(seen: Seen) -> int:

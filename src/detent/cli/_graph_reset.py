@@ -111,7 +111,7 @@ def forget(live: LiveGraph, name: str, *, yes: bool, as_json: bool) -> None:
     known = _known(live, name)
     if known is None:
         listed = ", ".join(one.name for one in live.status() if one.status != "new")
-        raise NotFound(f"there is no progress of {name!r} to forget: there is that of {listed or 'nobody'}")
+        raise NotFound(f"there is no progress of {name!r} to forget: there is that of {listed or 'no processor'}")
     for one in known.inputs:
         note(f"{one.journal} was read up to offset {one.position}")
     what = f"deletes the progress of {name}: if it runs again it begins anew, and its deliveries have new keys"

@@ -63,7 +63,7 @@ def _show(view: View, live: LiveGraph, tally: Tally) -> None:
         view.show(live, tally)
     except BrokenPipeError:
         raise
-    except (Unavailable, OSError) as error:  # whoever renews the leases says so: this is a look only
+    except (Unavailable, OSError) as error:  # the thread that renews the leases says so: this is a look only
         logging.getLogger("detent.cli").info("the processors cannot be seen now: %s", error)
 
 
@@ -142,7 +142,7 @@ def _problem(live: LiveGraph, tally: Tally, error: BaseException) -> DetentError
 
 @contextmanager
 def _moving(move: Callable[[int, int | None], None], live: LiveGraph, tally: Tally, before: int) -> Iterator[None]:
-    """Move the progress bar meanwhile, if anybody sees it: what was done, of that and what is left."""
+    """Move the progress bar meanwhile, if it is shown: what was done, of that and what is left."""
     ended = threading.Event()
 
     def follow() -> None:

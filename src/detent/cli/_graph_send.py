@@ -23,7 +23,8 @@ STDIN = "-"
 
 
 def place_of(graph: Graph, to: str | None) -> str:
-    """The journal that is meant: that of a source, or one that somebody reads. Said before a store is made for it."""
+    """The journal that is meant: that of a source, or one that a processor reads. An error comes before a store is
+    made."""
     sources = {
         one.name: str(place) for one in graph.processors if one.kind == "source" for place in one.outputs.values()
     }

@@ -146,7 +146,7 @@ class View(Protocol):
 
 
 def view_of(graph: str, *, as_json: bool) -> View:
-    """The view that suits whoever watches."""
+    """The view that suits the reader."""
     if as_json:
         return JsonView()
     return LiveView(graph) if sys.stderr.isatty() else LineView()
@@ -234,18 +234,22 @@ class LiveView(LiveScreen):
 
 def table_of(graph: str, seen: Sequence[Seen]) -> Any:
     """The processors as a table."""
-    from rich.table import Table
     from rich.text import Text
+
+    from detent.grid import Grid
 
     hidden = f", {len(seen) - ROWS_SHOWN} processors not shown" if len(seen) > ROWS_SHOWN else ""
     title = f"graph {graph}: lag {sum(one.lag for one in seen):,}{hidden}"
-    table = Table(title=title, title_justify="left")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in _TEXT else "right")
-    for one in seen[:ROWS_SHOWN]:
-        numbers = (f"{getattr(one, column):,}" for column in COLUMNS if column not in _TEXT)
-        table.add_row(Text(one.processor), Text(one.status, style=_COLOURS.get(one.status, "")), *numbers)
-    return table
+    right = [column for column in COLUMNS if column not in _TEXT]
+    rows: list[list[str | Text]] = [
+        [
+            one.processor,
+            Text(one.status, style=_COLOURS.get(one.status, "")),
+            *(f"{getattr(one, column):,}" for column in right),
+        ]
+        for one in seen[:ROWS_SHOWN]
+    ]
+    return Grid(COLUMNS, rows, right=right, title=title)
 
 
 def fields_of(seen: Sequence[Seen]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""How commands print: tables for people, JSON for programs, progress where somebody watches."""
+"""How commands print: tables for people, JSON for programs, progress on a terminal."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ def print_json(document: Any) -> None:
     click.echo(json.dumps(document, ensure_ascii=False, indent=2))
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table: with lines and colours on a terminal, plain columns in a pipe, so that nothing is ever cut there."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, is_divisible: bool = False) -> None:
+    """A table in which nothing is cut: no wider than a terminal, as `Grid` says; in a pipe plain columns, as wide as
+    they are, with one line for each row."""
     if sys.stdout.isatty():
         from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
 
-        table = Table(*columns)
-        for row in rows:
-            table.add_row(*map(Text, row))  # as text: brackets in a name are not markup
-        Console().print(table)
+        from detent.grid import Grid
+
+        Console().print(Grid(columns, rows, is_divisible=is_divisible), soft_wrap=True)
         return
     widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
     for row in ([column.upper() for column in columns], *rows):
@@ -74,7 +72,7 @@ def age_text(duration_ms: int) -> str:
 
 
 def line_text(text: str) -> str:
-    """Text of somebody else on one line of ours: line breaks and what moves a terminal's cursor are written out."""
+    """Text of others on one line of ours: line breaks and what moves a terminal's cursor are written out."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -87,7 +85,7 @@ def note(text: str) -> None:
 
 @contextmanager
 def progress_bar(text: str, *, hidden: bool = False) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar on stderr while somebody watches; the function that moves it takes what is done and the total."""
+    """A bar on stderr, if that is a terminal; the function that moves it takes what is done and the total."""
     if hidden or not sys.stderr.isatty():
         yield lambda _done, _total: None
         return

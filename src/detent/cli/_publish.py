@@ -175,7 +175,7 @@ def _publish(store: Store, queue: str | None, messages: list[Outgoing]) -> Seque
 
 
 def _where(store: Store, queue: str | None, message: int) -> str:
-    """The queues that got a message that was for whoever wants it."""
+    """The queues that got a message that was for all queues that match."""
     if queue is not None:
         return ""
     with suppress(NotFound):

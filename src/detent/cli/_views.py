@@ -22,14 +22,14 @@ class _Plain:
         raise NotImplementedError
 
     def say_elsewhere(self, what: Any) -> None:
-        """The same in a thread that has other work to do. If nobody reads any more, `check_read` says so."""
+        """The same in a thread that has other work to do. If the reader is gone, `check_read` says so."""
         try:
             self.say(what)
         except BrokenPipeError as error:
             self._gone = error
 
     def check_read(self) -> None:
-        """Raise what went wrong elsewhere: nobody reads any more."""
+        """Raise what went wrong elsewhere: the reader is gone."""
         if self._gone is not None:
             raise self._gone
 
@@ -49,7 +49,7 @@ class JsonLines(_Plain):
         self._status_at = time.monotonic() + first_status_s
 
     def say(self, document: dict[str, Any]) -> None:
-        """Print one object, at once: whoever reads the pipe waits for it."""
+        """Print one object, at once: the reader of the pipe waits for it."""
         with self._lock:
             print(json.dumps(document), file=self._out, flush=True)
 

@@ -16,6 +16,7 @@ import click
 from detent.cli._bus_shown import checked, counts_text, fields_of_app, outbox_counts, print_app, print_ascii_json
 from detent.cli._bus_views import COUNTED, JsonView, LineView, Notice, Tally, View, fields_of, view_of
 from detent.cli._common import count_text, json_option
+from detent.cli._help import Commands
 from detent.cli._logs import logs_shown
 from detent.cli._output import line_text, note, print_fields, print_json, print_table
 from detent.errors import Invalid
@@ -27,7 +28,7 @@ LOOK_S: Final = 0.2
 """How often a command that runs looks whether it is to stop."""
 
 ONCE_TIMEOUT: Final = "365d"
-"""How long --once may take: whoever runs it says when it is enough."""
+"""How long --once may take: the user says when it is enough."""
 
 SHOWN_MAX: Final = 100
 """Messages of an outbox in a table: those behind them were set aside for the same reasons, as a rule."""
@@ -35,7 +36,7 @@ SHOWN_MAX: Final = 100
 INTERRUPTED: Final = 128 + signal.SIGINT
 
 
-@click.group(short_help="Run apps that handle typed messages, and look at them.")
+@click.group(cls=Commands, short_help="Run apps that handle typed messages, and look at them.")
 def bus() -> None:
     """Run apps that handle typed messages, and look at them.
 
@@ -63,7 +64,8 @@ def bus() -> None:
     Try it:
       detent bus show shop.py
       detent bus run shop.py
-      python -c 'import shop; shop.billing.publish(shop.OrderPlaced(1)); shop.billing.stop()'
+      echo 'from shop import *; billing.publish(OrderPlaced(1)); billing.stop()' |
+          python
 
     Messages that an app gave up are on the failed list of its queue: `detent queue failed file:./data billing` shows
     them with what went wrong, `detent queue redrive file:./data billing --all` has them tried again.
@@ -82,7 +84,9 @@ def bus() -> None:
     "--json", "as_json", is_flag=True, help="Print an object a line: what happens, and a status now and then."
 )
 def run(targets: tuple[str, ...], concurrency: int | None, once: bool, verbose: bool, as_json: bool) -> None:
-    """Run apps in this process: handle their messages, and forward their outboxes.
+    """Run apps: handle their messages, and forward their outboxes.
+
+    All of it happens in this process.
 
     TARGET is package.module:name or path/to/file.py:name; without a name, all apps that are declared there. What a file
     does under `if __name__ == "__main__"` is not done. Run the same in as many processes as you like.
@@ -213,8 +217,10 @@ def _number(counts: dict[str, int | None], key: str) -> str:
 @click.argument("target")
 @json_option
 def show(target: str, as_json: bool) -> None:
-    """Show an app: its queue, its handlers, where they write, what waits in its outbox; and check that all of it goes
-    together, as it is checked when the app starts. Nothing is made, and nothing handled.
+    """Show an app, and check it.
+
+    Shows its queue, its handlers, where they write, and what waits in its outbox. The check is the one that the app
+    makes when it starts: whether all these parts go together. Nothing is made, and no message is handled.
 
     TARGET is package.module:name or path/to/file.py:name. If something is wrong, the last line says what, and the exit
     code is 1.
@@ -254,10 +260,10 @@ def show(target: str, as_json: bool) -> None:
 @click.option("--redrive", is_flag=True, help="Have failed messages tried again: those at POSITION..., or all.")
 @json_option
 def outbox(target: str, positions: tuple[int, ...], failed: bool, redrive: bool, as_json: bool) -> None:
-    """What waits in an app's outbox, what failed there, and have that tried again.
+    """Show what waits or failed in an app's outbox, or try it again.
 
-    TARGET is package.module:name or path/to/file.py:name. A message fails if it is too large, or if its address is
-    none; everything else is tried until it works. It is forwarded by the app, wherever that runs.
+    TARGET is package.module:name or path/to/file.py:name. A message fails if it is too large, or if its address is not
+    valid; all others are tried until they are sent. The app forwards them, wherever it runs.
 
     \b
     Examples:
@@ -323,9 +329,9 @@ def _print_redriven(count: int, asked: int, *, as_json: bool) -> None:
 @click.option("--outbox", metavar="TABLE", help="The name of the outbox's table, if it is one of your own.")
 @json_option
 def schema(dialect: str, tracker: str | None, outbox: str | None, as_json: bool) -> None:
-    """Print the SQL that makes the tables of a tracker and an outbox, for migrations of your own.
+    """Print the SQL for the tables of a tracker and an outbox.
 
-    An app makes them itself when it starts, if it may.
+    It is for migrations of your own: an app that has the right to create tables makes them itself when it starts.
 
     \b
     Examples:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from detent.consumer.progress import Progress
 
 
-@click.command(short_help="Run a consumer: an application that reads journals, each message once.")
+@click.command(short_help="Run a consumer: an app that reads each message once.")
 @click.argument("target")
 @click.option("--shards", type=click.IntRange(1), help="How many shards, instead of the consumer's own number.")
 @click.option(
@@ -161,7 +161,7 @@ def _run_once(app: Consumer, url: str, *, as_json: bool) -> None:
     view = JsonView(app.name) if as_json else LineView()
 
     def on_event(what: str, shard: int, text: str) -> None:
-        if what == "waiting":  # for whoever holds the shard, which may take long; the rest is in the summary
+        if what == "waiting":  # for the process that holds the shard, which may take long; the rest is in the summary
             view.tell(Notice(what, shard=shard, text=text))
 
     stopping = threading.Event()

@@ -19,6 +19,7 @@ from detent.cli._common import (
     takes_store,
 )
 from detent.cli._consumers import consumer_fields, look, place_of, shown_journals, shown_status, total_lag
+from detent.cli._help import Commands
 from detent.cli._output import line_text, print_fields, print_json, print_table, time_text
 from detent.errors import Denied, Invalid, NotFound
 
@@ -33,7 +34,7 @@ LOGS_SHOWN = 10
 """Recovery logs in a question; --json has them all."""
 
 
-@click.group(short_help="See how far consumers are; pause, reset and delete them.")
+@click.group(cls=Commands, short_help="See how far consumers are; pause, reset and delete them.")
 def consumer() -> None:
     """See how far consumers are, wait for them, and pause, reset or delete them.
 
@@ -59,7 +60,9 @@ def consumer() -> None:
 @force_option
 @json_option
 def list_consumers(url: str, prefix: str, force: bool, as_json: bool) -> None:
-    """List the consumers of a store: how many shards each has, who works on them, and what is left to process.
+    """List the consumers of a store, and how far they are.
+
+    Shows how many shards each has, how many processes work on them, and how many messages are left to process (LAG).
 
     \b
     Example:
@@ -105,8 +108,9 @@ def _row(seen: Seen) -> list[str]:
 @force_option
 @json_option
 def show(url: str, name: str, force: bool, as_json: bool) -> None:
-    """Show a consumer: of each shard who holds it, what it is at, its last error, and how far it is in each journal.
+    """Show a consumer and its shards.
 
+    For each shard: the process that holds it, what it does now, its last error, and how far it is in each journal.
     PROCESSED is the offset after the last message whose effects are all visible, LAG how many messages come after it.
 
     \b
@@ -158,9 +162,10 @@ def _shard_rows(seen: Seen) -> list[list[str]]:
 def wait(
     url: str, name: str, journal: str, offset: int | None, end: bool, timeout: str, force: bool, as_json: bool
 ) -> None:
-    """Wait until a consumer has processed a message of a journal, and tell how far it has written others.
+    """Wait until a consumer has processed a message.
 
-    Whoever reads those up to there has seen everything that the message led to: so you read your own writes.
+    Prints how far the consumer has written its output journals. A client that reads these up to there has seen
+    everything that the message led to: so you read your own writes.
 
     \b
     Example:
@@ -191,7 +196,9 @@ def wait(
 @force_option
 @json_option
 def pause(url: str, name: str, force: bool, as_json: bool) -> None:
-    """Let a consumer rest: its shards finish the transaction they are at, and stay where they are.
+    """Pause a consumer until `resume`.
+
+    Its shards finish the transaction that is under way, and stay where they are.
 
     \b
     Example:
@@ -205,7 +212,7 @@ def pause(url: str, name: str, force: bool, as_json: bool) -> None:
 @force_option
 @json_option
 def resume(url: str, name: str, force: bool, as_json: bool) -> None:
-    """Let a consumer that rests go on.
+    """Resume a consumer that is paused.
 
     \b
     Example:
@@ -246,17 +253,18 @@ def reset(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Let a consumer go on from another place in a journal, whether it runs or not.
+    """Move a consumer to another place in a journal.
 
-    What it has made of the messages stays: its state, and what it has published. So messages that it reads again take
-    effect again, and those that it skips never do. To start over, `delete` it.
+    It may run meanwhile. What it has made of the messages stays: its state, and what it has published. So messages that
+    it reads again take effect again, and those that it skips never do. To start over, `delete` it.
 
     Asks before it does so; a script says --yes.
 
     \b
     Examples:
       detent consumer reset file:./data words --journal lines --offset 100
-      detent consumer reset file:./data words --journal lines --time 2026-01-31T12:00:00Z --yes
+      detent consumer reset file:./data words --journal lines \\
+          --time 2026-01-31T12:00:00Z --yes
     """
     if sum([offset is not None, since is not None, earliest, latest]) != 1:
         raise click.UsageError("say where to go on, once: --offset N, --time TIME, --earliest or --latest")
@@ -300,8 +308,10 @@ def _consequence(seen: Seen, journal: str, place: int) -> str:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def delete(url: str, name: str, force: bool, yes: bool, as_json: bool) -> None:
-    """Delete a consumer: its progress, the state that it keeps in this store, and its recovery logs, the journals
-    NAME/recovery/SHARD. What it has published stays.
+    """Delete a consumer: its progress, state and recovery logs.
+
+    The state is what it keeps in this store; the recovery logs are the journals NAME/recovery/SHARD. What it has
+    published stays.
 
     If it runs again under this name, it begins at the beginning. Rows of a database are not touched: with its state
     there, delete those of the consumer in the table detent_shards too. Refused while a process works on it, unless
@@ -326,7 +336,7 @@ def delete(url: str, name: str, force: bool, yes: bool, as_json: bool) -> None:
 
 
 def _delete(store: Store, name: str, logs: list[str], *, force: bool) -> None:
-    """All of it or nothing: nobody would ask for the logs of a consumer that is not there any more."""
+    """All of it or nothing: once the consumer is gone, its logs would never be deleted."""
     from detent.journal.operations import DeleteJournal
     from detent.shard.operations import DeleteConsumer
 
@@ -368,9 +378,9 @@ def _contents(info: ConsumerInfo, logs: list[str]) -> str:
 @force_option
 @click.option("--json", "as_json", is_flag=True, help="Print an object a line, for programs.")
 def state(url: str, name: str, shard: int | None, prefix: str, force: bool, as_json: bool) -> None:
-    """Print the state that a consumer keeps in its store: a key and its value a line, as JSON.
+    """Print the state that a consumer keeps in its store.
 
-    A consumer whose state is in a database or in files has none here.
+    Each line is a key and its value, as JSON. A consumer whose state is in a database or in files has none here.
 
     \b
     Examples:

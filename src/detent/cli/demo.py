@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import textwrap
 import time
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +26,13 @@ MESSAGES_MAX: Final = 10_000_000
 
 
 @click.command(short_help="Show that each message takes effect once, whatever is killed.")
-@click.option("--folder", default="demo-data", show_default=True, type=click.Path(path_type=Path), help="Where to run.")
+@click.option(
+    "--folder",
+    default="demo-data",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where to run: a new folder, an empty one, or that of an earlier demo.",
+)
 @click.option(
     "--messages",
     default=200_000,
@@ -35,22 +41,27 @@ MESSAGES_MAX: Final = 10_000_000
     help="How many orders.",
 )
 @click.option(
-    "--kills", default=12, show_default=True, type=click.IntRange(0, 100), help="How often something is killed."
+    "--kills", default=12, show_default=True, type=click.IntRange(0, 100), help="How often a process is killed."
 )
 @click.option(
-    "--seconds", default=60.0, show_default=True, type=click.FloatRange(5), help="About how long it may take."
+    "--seconds",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(5),
+    help="About how long it should take; a busy machine needs longer.",
 )
 @click.option("--keep", is_flag=True, help="Leave the store and the table there, to look around.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end, for programs.")
 def demo(folder: Path, messages: int, kills: int, seconds: float, keep: bool, as_json: bool) -> None:
     """Send orders from producers through Spark into a Delta table, kill everything on the way, and count.
 
-    Three producers append orders to a journal, and a clerk sends rush orders through a queue. Spark checks them and
-    splits them into two journals, and writes those that are paid into a Delta table. Meanwhile the process that owns
-    the store, Spark's driver, the producers and the worker are killed with kill -9, and started again. At the end
-    another process looks for each order in the journals and in the table. A picture of the run is in FOLDER/demo.png.
+    Three producers append orders to a journal; a clerk publishes rush orders to a queue, and a worker appends them to
+    the journal too. Spark checks the orders, splits them into two journals, and writes those that are paid into a Delta
+    table. Meanwhile each of these processes, and the owner of the store, is ended by the signal SIGKILL, which it
+    cannot catch, and started again. At the end another process looks for each order in the journals and in the table.
 
-    It takes about a minute on two cores; the exit code is 1 unless every order is there once.
+    The lines on stderr say what happens; the result is on stdout, and a picture of the run in FOLDER/demo.png. It takes
+    about a minute on two cores. The exit code is 1 unless every order is everywhere exactly once.
 
     \b
     Try it:
@@ -91,7 +102,7 @@ def check_extra() -> None:
 def _view(plan: Plan) -> LiveView | LineView:
     from detent.demo.view import LineView, LiveView
 
-    return LiveView(plan) if sys.stderr.isatty() else LineView()
+    return LiveView(plan) if sys.stderr.isatty() else LineView(plan)
 
 
 def summary_of(outcome: Outcome) -> dict[str, float]:
@@ -108,19 +119,20 @@ def summary_of(outcome: Outcome) -> dict[str, float]:
 
 def _print(outcome: Outcome, folder: Path, *, kept: bool) -> None:
     from detent.demo.check import COLUMNS
+    from detent.demo.story import COLUMNS_EXPLAINED, WIDTH, meaning
 
     rows = [[place.name, *(f"{getattr(place, column):,}" for column in COLUMNS)] for place in outcome.verdict.places]
-    print_table(["", *COLUMNS], rows)
-    killed = Counter(kill.role.split()[0] for kill in outcome.kills)
-    names = ", ".join(f"{role} {count}" for role, count in killed.items())
-    click.echo(
-        f"\n{outcome.plan.messages:,} orders in {outcome.seconds:.1f} s, {outcome.rate:,.0f} a second, over "
-        f"{len(outcome.kills)} kills{f' ({names})' if names else ''}: "
-        f"lost {outcome.verdict.lost}, duplicated {outcome.verdict.duplicated}"
-    )
-    click.echo(f"\nThe run as a picture:  {outcome.plan.picture}")
-    if kept:
-        click.echo(f"Look around:           detent journal ls file:{folder}/store")
-        click.echo(f"                       detent journal read file:{folder}/store paid --limit 3")
-    else:
-        click.echo("Look around:           run it with --keep, and the store and the table stay")
+    print_table(["place", *COLUMNS], rows)
+    click.echo(f"{textwrap.fill(COLUMNS_EXPLAINED, WIDTH)}\n")
+    for line in meaning(outcome.verdict, [kill.role for kill in outcome.kills]):
+        click.echo(line)
+    yes = "Every order took effect exactly once" if outcome.verdict.is_right else "Not every order took effect once"
+    click.echo(f"\n{yes}: {outcome.plan.messages:,} orders in {outcome.seconds:.1f} s, {outcome.rate:,.0f} a second.\n")
+    click.echo(f"The picture:  {folder / outcome.plan.picture.name} (orders a second, and each kill)")
+    if not kept:
+        click.echo("Look around:  run it with --keep, and the store, the table and the logs stay")
+        return
+    click.echo(f"The folder:   {folder}, with store, tables/paid, checkpoints and logs")
+    click.echo(f"Look around:  detent journal ls file:{folder}/store")
+    click.echo(f"              detent journal read file:{folder}/store paid --limit 3")
+    click.echo(f"              detent store verify file:{folder}/store")

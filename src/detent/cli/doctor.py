@@ -69,10 +69,10 @@ class Finding(NamedTuple):
 @click.option("--keys", metavar="FILE", help="A file of keys to look at (or DETENT_KEYS_FILE).")
 @json_option
 def doctor(url: str | None, keys: str | None, as_json: bool) -> None:
-    """Look at this machine, a store or a server, and say what is wrong and what to do about it.
+    """Look for what is wrong with this machine, a store or a server.
 
-    Nothing is changed, and no store is opened for writing. A server is asked as clients ask it, with the token of
-    DETENT_TOKEN or DETENT_TOKEN_FILE. Exit code 1 if something is wrong.
+    Says what to do about each finding. Nothing is changed, and no store is opened for writing. A server is asked as
+    clients ask it, with the token of DETENT_TOKEN or DETENT_TOKEN_FILE. Exit code 1 if something is wrong.
 
     \b
     Try it:
@@ -116,7 +116,7 @@ def _machine() -> Iterator[Finding]:
 
 
 def _environment() -> Iterator[Finding]:
-    """A variable with a slip of the pen is silently nobody's."""
+    """A variable that is misspelt is ignored without a word."""
     unknown = sorted(
         name for name in os.environ if name.startswith("DETENT_") and name.removeprefix("DETENT_") not in VARIABLES
     )
@@ -181,7 +181,7 @@ def _folder(path: Path) -> Iterator[Finding]:
     if not os.access(path, os.W_OK):
         yield Finding("wrong", f"{path} may not be written by this user", f"chown or chmod {path}")
     if stat.S_IMODE(path.stat().st_mode) & stat.S_IWOTH:
-        yield Finding("wrong", f"everybody may write into {path}", f"chmod o-w {path}")
+        yield Finding("wrong", f"every user may write into {path}", f"chmod o-w {path}")
     kind = _file_system(path)
     if kind in NETWORK_FILE_SYSTEMS:
         yield Finding("wrong", f"{path} is on a network file system ({kind})", "use a local disk, or s3://")

@@ -17,6 +17,7 @@ from detent.cli._common import (
     json_option,
     parse_time,
 )
+from detent.cli._help import Commands
 from detent.cli._output import print_json
 from detent.errors import Invalid, NotFound
 
@@ -29,7 +30,7 @@ store_option = click.option(
 )
 
 
-@click.group(short_help="Draw, run and steer graphs of processors: streams over journals.")
+@click.group(cls=Commands, short_help="Draw, run and steer graphs of processors: streams over journals.")
 def graph() -> None:
     """Draw, run and steer graphs of processors.
 
@@ -69,7 +70,7 @@ def graph() -> None:
 
 
 def store_of(graph: Graph, given: str | None) -> str:
-    """Where the graph's store is, by whoever says it first."""
+    """Where the graph's store is: the first of those that say it."""
     url = given or graph.store or os.environ.get(URL_VARIABLE)
     if not url:
         raise Invalid(
@@ -104,8 +105,9 @@ def _opened(graph: Graph, given: str | None, *, create: bool = False) -> Iterato
 @click.option("--mermaid", is_flag=True, help="Print a flowchart for Mermaid, as in a Markdown file.")
 @json_option
 def show(target: str, mermaid: bool, as_json: bool) -> None:
-    """Draw a graph, and list what was declared for each processor. What is wrong with it is said, too; nothing is
-    opened, made or run.
+    """Draw a graph, and list what was declared for each processor.
+
+    If something is wrong with the graph, that is said too. Nothing is opened, made or run.
 
     A row is a processor, a lane a journal: it goes down from the first one that writes it to the last one that has to
     do with it. Inputs with + between them are joined, one message of each at a time; of those with | it takes any.
@@ -156,7 +158,7 @@ def run(
 ) -> None:
     """Run the processors of a graph in this process.
 
-    Run the same in as many processes as you like: each processor runs in one of them, the others stand by for it.
+    Start it in as many processes as you like: each processor runs in one of them, and the others stand by to take over.
 
     It runs until Ctrl-C or SIGTERM, which let the steps under way end; a second Ctrl-C does not wait, and what it cuts
     off is done again. A processor whose function fails, and has no journal for errors, rests and tries again; with
@@ -166,7 +168,8 @@ def run(
     Examples:
       detent graph run shop.py
       detent graph run shop.py --once
-      detent graph run shop.graphs:orders --store s3://bucket/shop --only total --only show --json
+      detent graph run shop.graphs:orders --store s3://bucket/shop --only total
+      detent graph run shop.py --only total --only show --json
     """
     from detent.cli import _graph_running
     from detent.processor.loading import load_graph
@@ -199,7 +202,7 @@ def _to_run(graph: Graph, only: Sequence[str]) -> list[str]:
 @store_option
 @json_option
 def status(target: str, store: str | None, as_json: bool) -> None:
-    """Show how the processors of a graph are doing, wherever they run.
+    """Show how far the processors of a graph are, wherever they run.
 
     LAG counts the messages that a processor has not read. OUTPUTS, ERRORS and NILS say what became of the input sets:
     messages, an error, or nothing, as with a sink. OWED are messages that another store may not have yet. HOLDER is the
@@ -229,10 +232,11 @@ def status(target: str, store: str | None, as_json: bool) -> None:
 @store_option
 @json_option
 def trace(target: str, journal: str, offset: int, store: str | None, as_json: bool) -> None:
-    """Show where a message comes from: who wrote it and when, from which messages, and so on up to the sources.
+    """Show where a message comes from.
 
-    HOP is the time from the writing of its newest input to its own, IN ALL that from when the oldest message which had
-    a part in it entered the graph.
+    Shows which processor wrote it and when, from which messages, and so on up to the sources. HOP is the time from the
+    writing of its newest input to its own, IN ALL that from when the oldest message which had a part in it entered the
+    graph.
 
     \b
     Examples:
@@ -277,10 +281,11 @@ def reset(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """Have a processor read its inputs again from another place, whether it runs or not; or forget its progress.
+    """Move a processor to another place in its inputs, or forget it.
 
-    What it has written stays. What it does from there on are new deliveries, under new keys: messages that it reads
-    again take effect again, also outside. Those that it skips never do.
+    It may run meanwhile. --forget deletes its progress. What it has written stays. What it does from there on are new
+    deliveries, under new keys: messages that it reads again take effect again, also outside. Those that it skips never
+    do.
 
     Asks before it does so; a script says --yes.
 
@@ -332,7 +337,7 @@ def send(
     \b
     Examples:
       detent graph send shop.py '{"id": 1, "price": 3, "count": 2}'
-      detent graph send shop.py orders '{"id": 2}' --key customer-7 --type sale --topic eu
+      detent graph send shop.py orders '{"id": 2}' --key customer-7 --type sale
       detent graph send shop.py orders - < orders.ndjson
     """
     from detent.cli import _graph_send

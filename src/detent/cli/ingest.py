@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from detent.cli._common import confirm, json_option
+from detent.cli._help import Commands
 from detent.cli._output import (
     age_text,
     line_text,
@@ -31,13 +32,10 @@ if TYPE_CHECKING:
 
     from detent.ingest.config import IngestConfig
 
-REASON_SHOWN = 80
-"""What fits beside the rest on a terminal; a pipe and --json get all of it."""
-
 _config = click.argument("config", type=click.Path(path_type=Path))
 
 
-@click.group(short_help="Bring files that a queue announces into a table, each exactly once.")
+@click.group(cls=Commands, short_help="Bring files that a queue announces into a table, once each.")
 def ingest() -> None:
     """Bring files that a queue announces into a table, each exactly once, through Spark.
 
@@ -47,14 +45,15 @@ def ingest() -> None:
     \b
     orders.toml:
       name = "orders"
-      queue = "sqs:new-orders"           # or detent:file:./data#files, redis://localhost/0#files
+      queue = "sqs:new-orders"           # or redis://localhost/0#files,
+                                         # or detent:file:./data#files
       table = "./lake/orders"
       committer = "delta"                # or manifest, iceberg
-      state = "sqlite:///orders.db"      # PostgreSQL for pipelines on several machines
+      state = "sqlite:///orders.db"      # PostgreSQL for several machines
       format = "json"                    # or csv, parquet, text, binary
       schema = "id BIGINT, name STRING"  # left out: inferred once, and kept
       transform = "clean.py:clean"       # a function from DataFrame to DataFrame
-      allow = ["s3://bucket/orders/"]    # what names of files begin with; left out: anything
+      allow = ["s3://bucket/orders/"]    # names must begin so; default: any
       [batch]
       files = 10000
       bytes = "1GiB"
@@ -76,7 +75,7 @@ def ingest() -> None:
 @click.option(
     "--backfill",
     metavar="PREFIX",
-    help="Also ingest the files under a folder or s3://bucket/prefix that nobody announced. Those in subfolders are "
+    help="Also ingest the files under a folder or s3://bucket/prefix that were not announced. Those in subfolders are "
     "included; hidden ones (_x, .x) are left out.",
 )
 @click.option(
@@ -104,10 +103,11 @@ def run_ingest(
     as_json: bool,
     **session: Any,
 ) -> None:
-    """Ingest until Ctrl-C or SIGTERM, which let the batch that runs be committed.
+    """Ingest files until Ctrl-C or SIGTERM.
 
-    However it ends, it goes on from there the next time, and no file is lost or comes twice: what a batch read and
-    that its files are finished is one commit. Files that fail are tried again, and put into quarantine in the end.
+    These let the batch under way be committed. However the command ends, it goes on from there the next time, and no
+    file is lost or comes twice: what a batch read and that its files are finished is one commit. Files that fail are
+    tried again, and put into quarantine in the end.
     """
     from detent.ingest.views import metrics_view, view_of
 
@@ -138,7 +138,14 @@ def _start(settings: IngestConfig, session: dict[str, Any], watch: Any) -> Any:
 @_config
 @json_option
 def show_status(config: Path, as_json: bool) -> None:
-    """Show how many files are open, done and in quarantine, and what was committed."""
+    """Show how many files are open, done and in quarantine.
+
+    Also shows what was committed: batches, rows and bytes.
+
+    \b
+    Example:
+      detent ingest status orders.toml
+    """
     from detent.ingest import steering
 
     settings = _read(config)
@@ -168,7 +175,12 @@ def show_status(config: Path, as_json: bool) -> None:
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="How many to show.")
 @json_option
 def list_files(config: Path, state: str | None, containing: str, limit: int, as_json: bool) -> None:
-    """List the files that are remembered, by name."""
+    """List the files that are remembered, by name.
+
+    \b
+    Example:
+      detent ingest files orders.toml --state open
+    """
     _list(config, limit, as_json, state=state, containing=containing)
 
 
@@ -177,7 +189,12 @@ def list_files(config: Path, state: str | None, containing: str, limit: int, as_
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="How many to show.")
 @json_option
 def list_quarantine(config: Path, limit: int, as_json: bool) -> None:
-    """List the files that failed too often, and why."""
+    """List the files that failed too often, and why.
+
+    \b
+    Example:
+      detent ingest quarantine orders.toml
+    """
     _list(config, limit, as_json, state="quarantined")
 
 
@@ -193,7 +210,6 @@ def _list(config: Path, limit: int, as_json: bool, **chosen: Any) -> None:
     if as_json:
         print_json([file.as_json() for file in found])
         return
-    shown = REASON_SHOWN if sys.stdout.isatty() else None
     rows = [
         [
             line_text(file.uri),
@@ -201,7 +217,7 @@ def _list(config: Path, limit: int, as_json: bool, **chosen: Any) -> None:
             size_text(file.size),
             str(file.attempts),
             time_text(file.updated_at),
-            line_text(file.reason[:shown]),
+            line_text(file.reason),
         ]
         for file in found
     ]
@@ -214,9 +230,15 @@ def _list(config: Path, limit: int, as_json: bool, **chosen: Any) -> None:
 @click.option("--all", "everything", is_flag=True, help="Put all files of the quarantine back.")
 @json_option
 def redrive_files(config: Path, uris: tuple[str, ...], everything: bool, as_json: bool) -> None:
-    """Put files of the quarantine back, to be tried anew by whichever pipeline runs, now or next.
+    """Put files of the quarantine back, to be tried again.
 
-    FILE is a name as `detent ingest quarantine` shows it.
+    The pipeline that runs takes them, or the next one that starts. FILE is a name as `detent ingest quarantine` shows
+    it.
+
+    \b
+    Examples:
+      detent ingest redrive orders.toml s3://bucket/orders/17.json
+      detent ingest redrive orders.toml --all
     """
     from detent.ingest import steering
 
@@ -249,7 +271,13 @@ def redrive_files(config: Path, uris: tuple[str, ...], everything: bool, as_json
 def prune_files(config: Path, orphans: bool, older_than: str | None, yes: bool, as_json: bool) -> None:
     """Forget finished files that are older than the window. Running pipelines do that by themselves.
 
-    The table's rows stay, and so do the files that were ingested: forgotten is only that they were.
+    The table's rows stay, and so do the files that were ingested: what is forgotten is
+    only that they were.
+
+    \b
+    Examples:
+      detent ingest prune orders.toml
+      detent ingest prune orders.toml --orphans --older-than 2h
     """
     from detent.durations import milliseconds
 

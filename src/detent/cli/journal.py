@@ -24,6 +24,7 @@ from detent.cli._common import (
     resolve,
     takes_store,
 )
+from detent.cli._help import Commands
 from detent.cli._output import (
     duration_text,
     note,
@@ -59,11 +60,12 @@ format_option = click.option(
 stream_json_option = click.option("--json", "as_json", is_flag=True, help="The same as --format ndjson.")
 
 
-@click.group(short_help="Create, append to, read and trim journals.")
+@click.group(cls=Commands, short_help="Create, append to, read and trim journals.")
 def journal() -> None:
     """Create, append to, read and trim journals.
 
-    A journal is a named log of messages. Committed messages have offsets 0, 1, 2, … without gaps.
+    A journal is a named log of messages. Committed messages have the offsets 0, 1, 2 and so on, without
+    gaps.
 
     \b
     Example:
@@ -281,7 +283,8 @@ def append(
     Examples:
       detent journal append file:./data orders --body hello --key customer-7
       detent journal append file:./data orders < lines.txt
-      detent journal read file:./a orders --format ndjson | detent journal append file:./b orders --format ndjson
+      detent journal read file:./a orders --format ndjson > orders.ndjson
+      detent journal append file:./b orders --format ndjson < orders.ndjson
     """
     one = body is not None or (path is not None and form is None)
     if body is not None and (path is not None or form is not None):
@@ -372,14 +375,15 @@ def read(
     form: str,
     as_json: bool,
 ) -> None:
-    """Read the committed messages of a journal, from its beginning unless told otherwise.
+    """Read the committed messages of a journal.
 
-    Needs no owner and does not become one: it reads what is durable, while others write or not.
+    Begins with the first message, unless --from says otherwise. Needs no owner and does not become one: it reads what
+    is durable, while others write or not.
 
     \b
     Examples:
       detent journal read file:./data orders --from 100 --limit 10
-      detent journal read file:./data orders --from 2026-01-31T12:00:00Z --format ndjson
+      detent journal read file:./data orders --from 2026-01-31T12:00:00Z
     """
     with open_for_reading(url) as store:
         target = store.journal(name)
@@ -402,9 +406,10 @@ def read(
 def tail(
     url: str, name: str, start: str | None, timeout: str | None, limit: int | None, form: str, as_json: bool
 ) -> None:
-    """Follow a journal: print its committed messages as they come, from now on unless told otherwise.
+    """Follow a journal: print messages when they are committed.
 
-    Ends with Ctrl-C, after --limit messages, or when nothing has come for --timeout.
+    Begins with the next message, unless --from says otherwise. Ends with Ctrl-C, after --limit messages, or when
+    nothing has come for --timeout.
 
     \b
     Example:

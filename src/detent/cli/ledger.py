@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from detent.cli._common import confirm, dry_run_option, force_option, json_option, open_for_writing, takes_store
+from detent.cli._help import Commands
 from detent.cli._output import line_text, print_fields, print_json, print_table, time_text
 from detent.errors import Denied
 
@@ -20,7 +21,7 @@ JOURNALS_SHOWN = 3
 """Journals of a pin in a table; --json has them all."""
 
 
-@click.group(short_help="See which batches of a query took effect.")
+@click.group(cls=Commands, short_help="See which batches of a query took effect.")
 def ledger() -> None:
     """See which batches of a query took effect, and where streams began.
 
@@ -69,7 +70,9 @@ def list_ledgers(url: str, prefix: str, force: bool, as_json: bool) -> None:
 @force_option
 @json_option
 def show(url: str, name: str, force: bool, as_json: bool) -> None:
-    """Show a ledger: its query, the highest batch, and the runs of the driver that entered batches.
+    """Show a ledger: its query, its highest batch, and its runs.
+
+    A run is a start of the driver; those are shown that entered batches.
 
     \b
     Example:
@@ -102,11 +105,11 @@ def show(url: str, name: str, force: bool, as_json: bool) -> None:
 @force_option
 @json_option
 def reset(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> None:
-    """Let another query use a ledger's name: forget its query, its highest batch and its run.
+    """Let another query use a ledger's name.
 
-    For a query that was refused because its checkpoint was deleted, and that is meant to start over. It begins with
-    batch 0, so whatever it reads again it writes again: what its predecessor wrote stays. A driver of the
-    predecessor that still runs is refused from then on.
+    The ledger forgets its query, its highest batch and its run. For a query that was refused because its checkpoint was
+    deleted, and that is meant to start over. It begins with batch 0, so whatever it reads again it writes again: what
+    its predecessor wrote stays. A driver of the predecessor that still runs is refused from then on.
 
     Asks before it does so; a script says --yes.
 
@@ -130,7 +133,7 @@ def reset(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: b
 @force_option
 @json_option
 def delete(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> None:
-    """Delete a ledger that nobody uses any more.
+    """Delete a ledger that is not used any more.
 
     Its query, should it come again, would enter its batches a second time: to let another query use the name, `reset`
     is enough, and keeps old drivers out.
@@ -159,13 +162,15 @@ def delete(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: 
 @force_option
 @json_option
 def pins(url: str, prefix: str, force: bool, as_json: bool) -> None:
-    """List the pins of a store: for each stream that started at the end of its journals, where that was.
+    """List the pins of a store.
+
+    A pin is where a stream began that started at the end of its journals.
 
     \b
     Example:
       detent ledger pins file:./data
     """
-    with open_for_writing(url, force=force) as store, _listing("it shows the pins of everybody"):
+    with open_for_writing(url, force=force) as store, _listing("it shows all pins"):
         found = store.pins(prefix)
     if as_json:
         print_json([_pin_fields(info) for info in found])
@@ -237,7 +242,8 @@ def _text(text: str) -> str:
 def _offsets(info: PinInfo) -> str:
     """The first few; --json has all of them."""
     shown = [f"{journal}={offset}" for journal, offset in list(info.offsets.items())[:JOURNALS_SHOWN]]
-    return " ".join(shown + ["…"] * (len(info.offsets) > JOURNALS_SHOWN)) or "-"
+    more = len(info.offsets) - len(shown)
+    return " ".join([*shown, f"and {more} more"] if more else shown) or "-"
 
 
 def _fields(info: LedgerInfo) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`detent message`: publish messages to whoever wants them, and look at one."""
+"""`detent message`: publish messages to all queues that match, and look at one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from detent.cli._common import force_option, json_option, open_for_writing, parse_message, takes_store
+from detent.cli._help import Commands
 from detent.cli._output import duration_text, line_text, print_fields, print_json
 from detent.cli._publish import Options, publish_options, run
 
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
     from detent.queue import MessageInfo, MessagePlace
 
 
-@click.group(short_help="Publish messages to whoever wants them, and look at one.")
+@click.group(cls=Commands, short_help="Publish messages to the queues that match, and look at one.")
 def message() -> None:
-    """Publish messages to whoever wants them, and look at one.
+    """Publish messages to all queues whose filters match, and look at one.
 
     A message is stored once and has one number, in however many queues it is.
 
@@ -35,16 +36,18 @@ def message() -> None:
 @force_option
 @json_option
 def publish(url: str, body: tuple[str, ...], force: bool, as_json: bool, **options: Any) -> None:
-    """Publish messages to every queue whose filter matches their headers: one given as BODY, or many from stdin.
+    """Publish messages to every queue whose filter matches.
 
-    Prints the number of the message. When the command ends well, all are durable. A message that no queue wants is
-    stored all the same: a queue that is created with --earliest gets it. To publish to one queue by name, use
-    `detent queue publish`; its help says how stdin is read.
+    A filter looks at the headers of a message. Publishes one message that is given as BODY, or many from stdin. Prints
+    the number of the message. When the command ends well, all are durable. A message that no queue wants is stored all
+    the same: a queue that is created with --earliest gets it. To publish to one queue by name, use `detent queue
+    publish`; its help says how stdin is read.
 
     \b
     Examples:
-      detent message publish file:./data 'order 7' --header tier=gold --header priority=10
-      detent message publish file:./data --uri s3://bucket/video.mp4 --header kind=video --retention forever
+      detent message publish file:./data 'order 7' --header tier=gold
+      detent message publish file:./data --uri s3://bucket/video.mp4 \\
+          --header kind=video --retention forever
       detent message publish file:./data --header source=import < lines.txt
     """
     run(url, None, body, Options(**options), force=force, as_json=as_json)
@@ -55,7 +58,9 @@ def publish(url: str, body: tuple[str, ...], force: bool, as_json: bool, **optio
 @force_option
 @json_option
 def show(url: str, id: str, force: bool, as_json: bool) -> None:
-    """Show a message: what it says of itself, its payload, and where it is in each queue, with its attempts.
+    """Show a message: its headers, its payload, and its queues.
+
+    For each queue: whether the message waits, is in flight, is done or failed, and the attempts at it.
 
     \b
     Example:

@@ -20,6 +20,7 @@ from detent.cli._common import (
     open_for_writing,
     takes_store,
 )
+from detent.cli._help import Commands
 from detent.cli._output import line_text, print_json, print_table
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def run_pipeline(
       pipeline = Pipeline("shop", store="file:./data")
 
     \b
-      @pipeline.stream(read="orders", write="paid", json="id BIGINT NOT NULL, amount DOUBLE")
+      @pipeline.stream(read="orders", write="paid",
+                       json="id BIGINT NOT NULL, amount DOUBLE")
       def paid(orders):
           return orders.where("amount > 0")
 
@@ -157,11 +159,12 @@ def _print_summary(summary: Summary, as_json: bool) -> None:
 # -- quarantine -----------------------------------------------------------------------------------------------------
 
 
-@click.group(short_help="Look at messages that did not match their schema, and put them back.")
+@click.group(cls=Commands, short_help="Look at messages that did not match a schema; put them back.")
 def quarantine() -> None:
     """Look at messages that did not match the schema of their stream, and put them back.
 
-    A stream with a schema puts what is no JSON, or does not match, into the journal PIPELINE/STREAM.quarantine.
+    A stream with a schema puts a message that is not JSON, or does not match, into the journal
+    PIPELINE/STREAM.quarantine.
 
     \b
     Example:
@@ -175,7 +178,14 @@ def quarantine() -> None:
 @takes_store()
 @json_option
 def list_quarantines(url: str, as_json: bool) -> None:
-    """List the quarantines of a store: how many messages wait, and how many were put back."""
+    """List the quarantines of a store.
+
+    Shows how many messages wait in each, and how many were put back.
+
+    \b
+    Example:
+      detent quarantine ls file:./data
+    """
     from dataclasses import asdict
 
     from detent.spark.quarantine import quarantines
@@ -193,7 +203,14 @@ def list_quarantines(url: str, as_json: bool) -> None:
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1), help="How many messages to show.")
 @json_option
 def show_quarantine(url: str, name: str, limit: int, as_json: bool) -> None:
-    """Show the messages that wait in a quarantine, oldest first: where they came from, and why they are here."""
+    """Show the messages that wait in a quarantine, oldest first.
+
+    Shows where each came from, why it is here, and the beginning of its body; --json shows all of the body.
+
+    \b
+    Example:
+      detent quarantine show file:./data shop/paid.quarantine
+    """
     from itertools import islice
 
     from detent.spark.quarantine import waiting
@@ -210,8 +227,14 @@ def show_quarantine(url: str, name: str, limit: int, as_json: bool) -> None:
     rows = []
     for one in found:
         source = f"{'queue ' if one.is_queue else ''}{one.source} {one.place}"
-        rows.append([str(one.offset), source, one.reason, line_text(one.body.decode(errors="replace"))[:BODY_SHOWN]])
+        rows.append([str(one.offset), source, one.reason, _shown(one.body)])
     print_table(["offset", "from", "reason", "body"], rows)
+
+
+def _shown(body: bytes) -> str:
+    """A body, or its beginning and its size."""
+    text = line_text(body.decode(errors="replace"))
+    return text if len(text) <= BODY_SHOWN else f"{text[:BODY_SHOWN]} (of {len(body):,} bytes)"
 
 
 @quarantine.command("redrive")
@@ -220,10 +243,14 @@ def show_quarantine(url: str, name: str, limit: int, as_json: bool) -> None:
 @force_option
 @json_option
 def redrive_quarantine(url: str, name: str, yes: bool, force: bool, as_json: bool) -> None:
-    """Put the messages that wait in a quarantine back to where they came from, as new messages, each once.
+    """Put the messages of a quarantine back to where they came from.
 
-    Do it when the stream takes them now, because its schema was mended. Everybody who reads the journal or queue
-    they go to gets them, also those who had no trouble with them the first time.
+    Each is put back once, as a new message. Do it when the schema of the stream is mended and takes them now. All
+    readers of the journal or queue get them, also those that had no trouble with them the first time.
+
+    \b
+    Example:
+      detent quarantine redrive file:./data shop/paid.quarantine
     """
     from detent.spark.quarantine import info, redrive
 

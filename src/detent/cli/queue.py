@@ -22,6 +22,7 @@ from detent.cli._common import (
     parse_labels,
     takes_store,
 )
+from detent.cli._help import Commands
 from detent.cli._output import (
     age_text,
     duration_text,
@@ -44,12 +45,13 @@ COUNTERS = ("total_routed", "total_acked", "total_failed", "total_expired", "tot
 NUMBERS = ("available", "delayed", "blocked", "blocked_delayed", "in_flight", "failed", "done", *COUNTERS)
 
 
-@click.group(short_help="Create queues, publish to them, claim from them.")
+@click.group(cls=Commands, short_help="Create queues, publish to them, claim from them.")
 def queue() -> None:
     """Create queues, publish to them, claim from them.
 
-    A claimed message is the claimer's until its lease ends. Its receipt says what became of it: `ack` when it is done,
-    `fail` when it did not work, `extend` to hold it for longer. What is neither comes back by itself.
+    A worker claims a message and holds it until its lease ends (SQS: visibility timeout). With the receipt it says what
+    became of it: `ack` when it is done, `fail` when it did not work, `extend` to hold it for longer. A message whose
+    lease ends comes back to the queue by itself.
 
     \b
     Example:
@@ -156,8 +158,8 @@ def create(url: str, queue: str, earliest: bool, exist_ok: bool, force: bool, as
     \b
     Examples:
       detent queue create file:./data orders
-      detent queue create file:./data gold --filter 'headers.tier == "gold"' --earliest
-      detent queue create file:./data mails --max-attempts 10 --backoff 5s --max-backoff 1h
+      detent queue create file:./data gold --filter 'headers.tier == "gold"'
+      detent queue create file:./data mails --max-attempts 10 --backoff 5s
     """
     wanted = _settings(settings)
     with open_for_writing(url, force=force, create=True) as store:
@@ -185,7 +187,7 @@ def configure(url: str, queue: str, no_labels: bool, force: bool, as_json: bool,
 
     \b
     Example:
-      detent queue configure file:./data orders --max-attempts 3 --done-retention forever
+      detent queue configure file:./data orders --max-attempts 3 --lease 2m
     """
     wanted = _settings(settings)
     if no_labels:
@@ -202,7 +204,9 @@ def configure(url: str, queue: str, no_labels: bool, force: bool, as_json: bool,
 @force_option
 @json_option
 def pause(url: str, queue: str, force: bool, as_json: bool) -> None:
-    """Give out nothing until `resume`. What is in flight can still be acknowledged, and publishing goes on.
+    """Give out no messages until `resume`.
+
+    Messages in flight can still be acknowledged, and publishing goes on.
 
     \b
     Example:
@@ -216,7 +220,9 @@ def pause(url: str, queue: str, force: bool, as_json: bool) -> None:
 @force_option
 @json_option
 def resume(url: str, queue: str, force: bool, as_json: bool) -> None:
-    """Go on with a queue that was paused; it catches up with what was published meanwhile.
+    """Resume a queue that is paused.
+
+    It also gets what was published meanwhile.
 
     \b
     Example:
@@ -242,7 +248,9 @@ def _configure(url: str, name: str, settings: Any, done: str, *, force: bool, as
 @force_option
 @json_option
 def remove(url: str, queue: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> None:
-    """Delete a queue with all that is in it. Messages that are in other queues as well stay there.
+    """Delete a queue with all that is in it.
+
+    Messages that are in other queues as well stay there.
 
     Asks before it does so; a script says --yes.
 
@@ -280,7 +288,9 @@ def contents_text(info: QueueInfo, *, available: bool = True, flying: bool = Tru
 @force_option
 @json_option
 def list_queues(url: str, prefix: str, force: bool, as_json: bool) -> None:
-    """List the queues of a store, and say how many stored messages matched none.
+    """List the queues of a store.
+
+    Says on stderr how many stored messages matched no queue.
 
     \b
     Example:
@@ -400,9 +410,14 @@ def _age(info: QueueInfo) -> str:
 @force_option
 @json_option
 def stats(url: str, queue: tuple[str, ...], watch: float | None, force: bool, as_json: bool) -> None:
-    """The numbers of some queues, or of all: what is in them by priority, how old it is, what they have counted.
+    """Show the numbers of some queues, or of all.
 
-    With --watch and --json, each look is one line.
+    First what is in a queue now: AVAILABLE messages can be claimed, DELAYED ones later, BLOCKED ones wait for their
+    group, IN FLIGHT ones are claimed, FAILED ones are on the failed list, DONE ones are remembered. Then what it has
+    counted since it was made: messages ROUTED to it, ACKED, given up (GAVE UP), EXPIRED and PURGED. OLDEST is how long
+    the oldest available message has waited. For one queue it also shows what is available at each priority.
+
+    A terminal that is too narrow gets several tables. With --watch and --json, each look is one line.
 
     \b
     Examples:
@@ -436,7 +451,8 @@ def _print_stats(found: list[QueueInfo], *, one: bool, as_json: bool, watched: b
     else:
         heads = ["name", *(name.removeprefix("total_").replace("_", " ") for name in NUMBERS), "oldest"]
         heads[heads.index("failed", heads.index("failed") + 1)] = "gave up"
-        print_table(heads, [[info.name, *(str(getattr(info, name)) for name in NUMBERS), _age(info)] for info in found])
+        rows = [[info.name, *(str(getattr(info, name)) for name in NUMBERS), _age(info)] for info in found]
+        print_table(heads, rows, is_divisible=True)
     sys.stdout.flush()
 
 

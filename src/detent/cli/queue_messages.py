@@ -45,24 +45,29 @@ if TYPE_CHECKING:
 @force_option
 @json_option
 def publish(url: str, queue: str, body: tuple[str, ...], force: bool, as_json: bool, **options: Any) -> None:
-    """Publish messages to a queue by name: one given as BODY, or many from stdin.
+    """Publish messages to one queue, by its name.
+
+    Publishes one message that is given as BODY, or many from stdin.
 
     Prints the number of the message; with --json, a line for each. When the command ends well, all are durable and can
     be claimed. Input from stdin is published in transactions of up to 1000 messages; if a line is wrong, the error says
     which, and what was published before it. To publish to every queue whose filter matches: `detent message publish`.
 
     \b
-    NDJSON has one object a line, and takes what `claim --json` and `failed --json` print:
-      {"payload": "text", "headers": {"name": "value"}, "delay": "5m", "retention": "7d", "dedup_key": "k"}
+    NDJSON has one object a line, and takes what `claim --json` and
+    `failed --json` print:
+      {"payload": "text", "headers": {"name": "value"}, "dedup_key": "k"}
+      {"payload": "text", "delay": "5m", "retention": "7d"}
       {"payload": {"base64": "AAEC"}, "visible_at": "2026-01-31T12:00:00Z"}
       {"uri": "s3://bucket/key"}
 
     \b
     Examples:
       detent queue publish file:./data orders hello --header priority=10
-      detent queue publish file:./data orders 'pay 7' --dedup-key payment-7 --delay 10m
+      detent queue publish file:./data orders 'pay 7' --dedup-key payment-7
       detent queue publish file:./data orders < lines.txt
-      jq -c '{payload: tojson}' < objects.json | detent queue publish file:./data orders --format ndjson
+      jq -c '{payload: tojson}' < objects.json |
+          detent queue publish file:./data orders --format ndjson
     """
     run(url, queue, body, Options(**options), force=force, as_json=as_json)
 
@@ -112,7 +117,9 @@ def claim(
     """
     form = "ndjson" if as_json else form
     if form == "payloads" and not ack:
-        raise click.UsageError("--format payloads shows no receipts, so nobody could acknowledge them: add --ack")
+        raise click.UsageError(
+            "--format payloads shows no receipts, so the messages could not be acknowledged: add --ack"
+        )
     with open_for_writing(url, force=force) as store:
         target = store.queue(queue)
         found = target.claim(count, wait=wait, lease=lease, consumer=consumer)
@@ -151,7 +158,9 @@ def _receipts(texts: Iterable[str]) -> list[Receipt]:
 @force_option
 @json_option
 def ack(url: str, receipt: tuple[str, ...], force: bool, as_json: bool) -> None:
-    """Messages are done. Several are acknowledged together: one stale receipt refuses them all.
+    """Acknowledge messages: they are done.
+
+    Several are acknowledged in one transaction: if one receipt is stale, all are refused.
 
     \b
     Example:
@@ -173,7 +182,9 @@ def ack(url: str, receipt: tuple[str, ...], force: bool, as_json: bool) -> None:
 def fail(
     url: str, receipt: tuple[str, ...], reason: str, delay: str | None, final: bool, force: bool, as_json: bool
 ) -> None:
-    """Attempts came to nothing: the messages are tried again later, or have failed if that was their last attempt.
+    """Say that attempts failed: the messages are tried again later.
+
+    A message whose last attempt this was goes to the failed list.
 
     \b
     Examples:
@@ -202,7 +213,9 @@ def _say_ended(what: str, receipts: list[Receipt], as_json: bool) -> None:
 @force_option
 @json_option
 def extend(url: str, receipt: tuple[str, ...], lease: str | None, force: bool, as_json: bool) -> None:
-    """Hold messages for longer, or shorter: the lease ends so long from now.
+    """Extend or shorten the lease of messages.
+
+    The lease ends --lease from now.
 
     \b
     Example:
@@ -232,9 +245,10 @@ def extend(url: str, receipt: tuple[str, ...], lease: str | None, force: bool, a
 @force_option
 @json_option
 def failed(url: str, queue: str, limit: int | None, force: bool, as_json: bool) -> None:
-    """The failed messages, oldest first, with their reasons and attempts. With --json, an object a line.
+    """List the failed messages, with their reasons and attempts.
 
-    `detent message show` shows one of them with its payload, and `detent queue redrive` tries them again.
+    The oldest comes first. With --json, each line is an object. `detent message show` shows one of them with its
+    payload, and `detent queue redrive` tries them again.
 
     \b
     Example:
@@ -275,7 +289,9 @@ def redrive(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Try failed messages again, as if they had never been tried: those named, those that match, or all.
+    """Try failed messages again, as if they were new.
+
+    Name the messages, give a filter for their headers, or say --all.
 
     \b
     Examples:
@@ -318,7 +334,9 @@ def purge(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Remove messages from a queue for good: available and failed ones, unless told otherwise. What is in flight stays.
+    """Remove messages from a queue for good.
+
+    Removes available and failed ones, unless told otherwise. Messages in flight stay.
 
     Asks before it does so; a script says --yes.
 

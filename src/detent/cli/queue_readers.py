@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 @force_option
 @json_option
 def readers(url: str, queue: str, force: bool, as_json: bool) -> None:
-    """List the readers of a queue: streaming queries, which take messages by number instead of under leases.
+    """List the readers of a queue: the streaming queries.
 
-    Shows the last assignment that each has done, and what is assigned to it since when.
+    A reader takes messages by number instead of under leases. Shows the last assignment that each has done, and what is
+    assigned to it since when.
 
     \b
     Example:
@@ -61,7 +62,7 @@ def _since(reader: ReaderInfo) -> str:
 @force_option
 @json_option
 def release(url: str, queue: str, reader: str, delete: bool, yes: bool, force: bool, as_json: bool) -> None:
-    """Let go of what is assigned to a reader, and begin with it anew.
+    """Take back what is assigned to a reader.
 
     Its messages can be claimed again at once; what the query did with them before is not undone. The query that used
     the reader is refused from now on: start it with a new checkpoint. Asks before it does so; a script says --yes.

@@ -19,7 +19,7 @@ from detent.errors import Invalid
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 for all.")
 @click.option("--port", default=7410, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
 @click.option("--keys", metavar="FILE", help="The file of keys that `detent token` makes (or DETENT_KEYS_FILE).")
-@click.option("--no-auth", is_flag=True, help="Let everybody who can reach the port do anything.")
+@click.option("--no-auth", is_flag=True, help="Let every client that can reach the port do anything.")
 @click.option("--tls-cert", metavar="FILE", type=click.Path(path_type=Path), help="Serve HTTPS with this certificate.")
 @click.option("--tls-key", metavar="FILE", type=click.Path(path_type=Path), help="The certificate's private key.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -37,7 +37,7 @@ def serve(
     log_level: str,
     force: bool,
 ) -> None:
-    """Serve a store to Detent's clients, to HTTP, and to SQS clients, on one port.
+    """Serve a store to clients of Detent, HTTP and SQS, on one port.
 
     Without a URL the store is in memory and ends with the server; file:PATH keeps it on a disk, s3://BUCKET/PREFIX on
     an object store. DETENT_URL is not read here: it says where commands find a store, which may be this very server.
@@ -46,7 +46,8 @@ def serve(
     Try it:
       detent serve file:./data
       detent queue create http://127.0.0.1:7410 mails
-      curl -d '{"payload": "hello"}' http://127.0.0.1:7410/v1/queues/mails/messages
+      curl http://127.0.0.1:7410/v1/queues/mails/messages \\
+          -d '{"payload": "hello"}'
       AWS_ENDPOINT_URL_SQS=http://127.0.0.1:7410 aws sqs list-queues
 
     On an address that other machines can reach it wants keys: `detent token create` makes one.
@@ -64,14 +65,14 @@ def serve(
     for variable in (FILE_VARIABLE, KEYS_VARIABLE):
         if no_auth and os.environ.get(variable):
             raise click.UsageError(
-                f"--no-auth lets everybody in, and {variable} gives keys: leave --no-auth out, or unset {variable}"
+                f"--no-auth lets every client in, and {variable} gives keys: leave --no-auth out, or unset {variable}"
             )
     ring = None if no_auth else open_ring(keys)
     serving = Serving(store, host, port, ring, no_auth, tls_cert, tls_key, force)
 
     def ready(address: str) -> None:
         kept = " (nothing is kept when it stops)" if store == "memory:" else ""
-        who = "everybody who can reach it" if ring is None else f"{len(ring)} keys"
+        who = "every client that can reach it" if ring is None else f"{len(ring)} keys"
         click.echo(f"detent serves {store}{kept} at {address}, to {who}; stop it with Ctrl-C", err=True)
         sys.stderr.flush()
 

@@ -20,6 +20,7 @@ from detent.cli._common import (
     raw_reader,
     takes_store,
 )
+from detent.cli._help import Commands
 from detent.cli._output import note, print_fields, print_json, progress_bar
 from detent.sizes import size_text
 
@@ -35,7 +36,7 @@ FINDINGS_SHOWN = 1000
 """A store that is broken throughout would print for hours; the first findings tell enough."""
 
 
-@click.group(short_help="Look at a store as a whole, and check it.")
+@click.group(cls=Commands, short_help="Look at a store as a whole, and check it.")
 def store() -> None:
     """Look at a store as a whole, and check it.
 
@@ -49,7 +50,7 @@ def store() -> None:
 @takes_store()
 @json_option
 def info(url: str, as_json: bool) -> None:
-    """How many journals and messages a store holds, how big it is, and who owns it.
+    """Show how much a store holds, how big it is, and its owner.
 
     Needs no owner and does not become one.
 
@@ -74,7 +75,7 @@ def info(url: str, as_json: bool) -> None:
     if as_json:
         print_json(fields)
         return
-    who = "nobody" if owner is None else f"process {owner['pid']}, epoch {owner['epoch']}"
+    who = "no process" if owner is None else f"process {owner['pid']}, epoch {owner['epoch']}"
     print_fields(
         {
             "url": url,
@@ -191,7 +192,7 @@ def _verify(
 @force_option
 @json_option
 def sweep(url: str, grace: str, force: bool, as_json: bool) -> None:
-    """Delete fragments that were written but never became part of a journal.
+    """Delete fragments that never became part of a journal.
 
     The owner of a store does this by itself once an hour. Writers that take longer than the grace time from beginning a
     fragment to adopting it are refused afterwards, and have to write it again.

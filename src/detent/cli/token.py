@@ -9,19 +9,26 @@ from typing import Any
 import click
 
 from detent.cli._common import confirm, json_option
+from detent.cli._help import Commands
 from detent.cli._output import print_json, print_table
 
 keys_option = click.option(
-    "--keys", "given", metavar="FILE", help="The file of keys [default: DETENT_KEYS_FILE, or ./detent-keys.json]."
+    "--keys", "given", metavar="FILE", help="The file of keys (./detent-keys.json, unless DETENT_KEYS_FILE names one)."
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def token() -> None:
     """Make, list and revoke the keys of a server.
 
     A key is an id and a secret, with grants that say what it is for. They are kept in a file that only you can read;
     `detent serve --keys FILE` uses it, and notices changes within a second.
+
+    \b
+    Example:
+      detent token create billing --grant 'consume:queue:invoices*'
+      detent token ls
+      detent serve file:./data --keys detent-keys.json
     """
 
 
@@ -49,7 +56,8 @@ def create(name: str, grants: tuple[str, ...], expires: str | None, given: str |
 
     \b
     Try it:
-      detent token create billing --grant consume:queue:invoices* --grant publish:queue:receipts
+      detent token create billing --grant 'consume:queue:invoices*'
+      detent token create shop --grant publish:queue:orders --expires 90d
       detent token create operator --grant 'admin:*:*' --expires 30d
     """
     from datetime import timedelta
@@ -77,7 +85,12 @@ def create(name: str, grants: tuple[str, ...], expires: str | None, given: str |
 @keys_option
 @json_option
 def ls(given: str | None, as_json: bool) -> None:
-    """List the keys, without their secrets."""
+    """List the keys, without their secrets.
+
+    \b
+    Example:
+      detent token ls
+    """
     from detent.server.keys import read_keys
 
     now = datetime.now(UTC)
@@ -114,9 +127,16 @@ def ls(given: str | None, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @keys_option
 def revoke(name: str, yes: bool, given: str | None) -> None:
-    """Take a key away, by its name or id. Servers refuse it within a second."""
+    """Take a key away, by its name or id.
+
+    Servers refuse it within a second.
+
+    \b
+    Example:
+      detent token revoke billing
+    """
     from detent.server.keys import remove_key
 
-    confirm(f"Revoke the key {name}? Whoever uses it is refused from then on.", "revokes a key", yes=yes)
+    confirm(f"Revoke the key {name}? Clients that use it are refused from then on.", "revokes a key", yes=yes)
     key = remove_key(_path(given), name)
     click.echo(f"revoked {key.name} ({key.id})", err=True)

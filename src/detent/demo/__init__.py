@@ -15,6 +15,7 @@ writes; the others run, kill, watch and count them.
     crew.py      the processes: started, watched, started again
     killer.py    which process is killed, and when
     meter.py     how far the run is, seen from outside
+    story.py     what the demo says: what is killed, why that is hard, what the numbers mean
     view.py      the live table
     picture.py   the picture of a run
     check.py     counts what arrived, in a process that shares no code with those that wrote

@@ -18,7 +18,7 @@ from detent.demo.plan import PLACING, ROLES, Plan
 from detent.errors import Unavailable
 
 CRASHES_MAX: Final = 3
-"""How often a process may end that nobody killed. Then something is wrong that starting it again does not mend."""
+"""How often a process may end that was not killed. Then something is wrong that starting it again does not mend."""
 
 LOG_SHOWN: Final = 1_500
 
@@ -49,7 +49,7 @@ class Process:
         )
 
     def end(self) -> None:
-        """``kill -9`` for the process and all that it started, if it runs: nobody is left to clean up."""
+        """``kill -9`` for the process and all that it started, if it runs: none of them can clean up."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -100,7 +100,7 @@ class Crew:
 
     @property
     def all_is_placed(self) -> bool:
-        """Whether every order was placed, and acknowledged to whoever placed it."""
+        """Whether every order was placed, and acknowledged to the process that placed it."""
         return all(self.processes[role].is_done for role in PLACING)
 
     def start(self) -> None:

@@ -14,7 +14,7 @@ DRIVERS_MAX: Final = 2
 
 
 class Target(NamedTuple):
-    """Somebody who is to be killed, once more orders have come to these stages than when the process started."""
+    """A process that is to be killed, once more orders have come to these stages than when it started."""
 
     role: str
     stages: tuple[str, ...] = ("placed",)
@@ -59,7 +59,7 @@ class Killer:
 
     @property
     def is_done(self) -> bool:
-        """Whether nobody is to be killed any more."""
+        """Whether no process is to be killed any more."""
         return not self._left
 
     def choose(self, at: float, crew: Crew, counts: Counts) -> str | None:

@@ -1,4 +1,4 @@
-"""How far a run is: what is in the journals and in the table, seen from outside, without asking anybody."""
+"""How far a run is: what is in the journals and in the table, seen from outside, without asking the owner."""
 
 from __future__ import annotations
 

@@ -57,4 +57,4 @@ def place(plan: Plan, producer: int) -> None:
             try:
                 transaction.commit()
             except detent.Conflict:
-                print(f"somebody else placed the orders from {done} on; looking again", flush=True)
+                print(f"another process placed the orders from {done} on; looking again", flush=True)

@@ -1,4 +1,4 @@
-"""A run of the demo: everybody at work, one after the other killed, and at the end the count."""
+"""A run of the demo: all processes at work, one after the other killed, and at the end the count."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from detent.demo.killer import Killer
 from detent.demo.meter import Counts, Meter, Sample
 from detent.demo.plan import ORDERS, PAID, REJECTED, RUSH, Plan
 from detent.demo.rush import LEASE
+from detent.demo.story import COUNTING, PLACED, RELEASED, crashed, killed, kind_of, opening
 from detent.errors import Exists, Unavailable
 
 LOOK_S: Final = 0.1
 """How often the run is looked at."""
 
 SETTLE_S: Final = 1.0
-"""How long everybody goes on when all is there: an order that comes twice comes late."""
+"""How long all processes go on when all is there: an order that comes twice comes late."""
 
 STALL_S: Final = 120.0
 """Nothing has moved for so long: what is missing will not come. A busy machine takes half a minute to start Spark."""
 
 MARK: Final = ".detent-demo"
-"""Marks a folder as ours: only such a one is emptied. Whoever runs in it holds a lock on the mark."""
+"""Marks a folder as ours: only such a one is emptied. A demo that runs in it holds a lock on the mark."""
 
 
 class Kill(NamedTuple):
-    """Somebody was killed."""
+    """A process was killed."""
 
     at: float
     role: str
@@ -99,13 +100,14 @@ def empty(folder: Path, *, but: tuple[str, ...] = ()) -> None:
 
 def run(plan: Plan, view: View) -> Outcome:
     """Run a plan in its folder, which is empty, and check what came of it."""
+    view.tell(0.0, opening(plan))
     prepare(plan)
     with Crew(plan) as crew, Meter(plan) as meter:
         crew.start()
         running = _Running(plan, crew, meter, view)
         running.run()
         time.sleep(SETTLE_S)
-    view.tell(running.at, "everybody is stopped; another process counts")
+    view.tell(running.at, COUNTING)
     return Outcome(plan, running.samples, running.kills, running.at, _checked(plan))
 
 
@@ -131,6 +133,8 @@ class _Running:
         self.samples: list[Sample] = [Sample(0.0, meter.read())]
         self.kills: list[Kill] = []
         self.at = 0.0
+        self._is_placed = False
+        self._is_released = False
 
     def run(self) -> None:
         """Until every order has arrived, or nothing comes any more."""
@@ -138,11 +142,16 @@ class _Running:
             counts = self._look()
             if counts.placed >= self._plan.messages and counts.is_level and self._crew.all_is_placed:
                 return
+            if self._crew.all_is_placed and not self._is_placed:
+                self._is_placed = True
+                self._view.tell(self.at, PLACED)
             if time.monotonic() - self._moved > STALL_S:
-                self._view.tell(self.at, f"nothing has moved for {STALL_S:.0f} s; see {self._plan.logs}")
+                self._view.tell(
+                    self.at, f"no order has moved for {STALL_S:.0f} s, so the run ends; see\n{self._plan.logs}"
+                )
                 return
             for role in self._crew.look_after(counts):
-                self._view.tell(self.at, f"the {role} ended by itself and is started again; see {self._plan.logs}")
+                self._view.tell(self.at, crashed(role, self._plan))
             self._kill(counts)
             time.sleep(LOOK_S)
 
@@ -158,11 +167,15 @@ class _Running:
     def _kill(self, counts: Counts) -> None:
         role = self._killer.choose(self.at, self._crew, counts)
         if role is not None:
+            is_first = kind_of(role) not in {kind_of(kill.role) for kill in self.kills}
             self._crew.kill(role, counts)
             self.kills.append(Kill(self.at, role))
-            self._view.tell(self.at, f"kill -9 for the {role}")
-        if self._killer.is_done:
+            self._view.tell(self.at, killed(role, len(self.kills), self._plan.kills, is_first=is_first))
+        if self._killer.is_done and not self._is_released:
+            self._is_released = True
             self._plan.release()
+            if self.kills:
+                self._view.tell(self.at, RELEASED)
 
 
 def _checked(plan: Plan) -> Verdict:

@@ -2,7 +2,7 @@
 
 The clerk keeps no notes at all. Each time it starts, it publishes everything again from the first order on, and the
 dedup keys make that harmless. The worker claims orders; in one transaction it appends them to the journal and
-acknowledges them. Killed before, its lease ends and somebody gets them again; killed after, they are done.
+acknowledges them. Killed before, its lease ends and the next worker gets them; killed after, they are done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from detent.demo.plan import CLERK, ORDERS, PLACING, RUSH, Plan
 
 BLOCK: Final = 50
 LEASE: Final = "3s"
-"""How long an order is lost with a worker that was killed: short, because somebody watches."""
+"""How long an order is lost with a worker that was killed: short, because the demo is watched."""
 
 NUMBER: Final = PLACING.index(CLERK)
 """The clerk's number among those who place orders."""

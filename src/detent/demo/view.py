@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from types import TracebackType
 from typing import Any, Final, Self
 
-from detent.demo.meter import Counts, Sample
+from detent.demo.meter import NOTHING, Sample
 from detent.demo.plan import Plan
+from detent.demo.story import progress
 
 RATE_S: Final = 3.0
 """The rate shown is that of the last seconds: several batches of Spark."""
 
 REFRESHES_A_SECOND: Final = 4
-NOTES_SHOWN: Final = 8
-LINE_S: Final = 5.0
-"""How often a line says how far the run is."""
+NOTES_SHOWN: Final = 5
+LINE_S: Final = 10.0
+"""How often a line says how far the run is, if that has changed."""
+
+QUIET_S: Final = 30.0
+"""How often a line says so if nothing has changed, as while Spark starts."""
+
+BAR_WIDTH: Final = 20
+INDENT: Final = " " * 10
+"""Below the time, where a text has several lines."""
 
 STAGES: Final = {"placed": "journal orders", "split": "journals paid, rejected", "stored": "Delta table paid"}
 
@@ -29,16 +36,18 @@ def rate_of(samples: list[Sample], stage: str) -> float:
     return (getattr(last.counts, stage) - getattr(since.counts, stage)) / passed if passed else 0.0
 
 
-def line_of(counts: Counts) -> str:
-    """How far a run is, in a line."""
-    return ", ".join(f"{getattr(counts, stage):,} in {name}" for stage, name in STAGES.items())
+def told(at: float, text: str) -> str:
+    """What happened, and when."""
+    return f"{at:6.1f} s  " + text.replace("\n", f"\n{INDENT}")
 
 
 class LineView:
     """Lines for a log or a pipe."""
 
-    def __init__(self) -> None:
-        self._next_at = LINE_S
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._said = NOTHING
+        self._said_at = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -50,15 +59,16 @@ class LineView:
 
     def tell(self, at: float, text: str) -> None:
         """Something happened."""
-        print(f"{at:6.1f} s  {text}", file=sys.stderr, flush=True)
+        print(told(at, text), file=sys.stderr, flush=True)
 
     def show(self, samples: list[Sample], kills: int) -> None:
-        """A line now and then."""
-        del kills
-        last = samples[-1]
-        if last.at >= self._next_at:
-            self._next_at = (math.floor(last.at / LINE_S) + 1) * LINE_S
-            self.tell(last.at, line_of(last.counts))
+        """A line now and then: at most every ten seconds, and only every half minute while nothing changes."""
+        del kills  # a line has said each of them
+        at, counts = samples[-1]
+        is_quiet = counts == self._said
+        if at - self._said_at >= (QUIET_S if is_quiet else LINE_S):
+            self._said, self._said_at = counts, at
+            self.tell(at, progress(self._plan, counts, is_quiet=is_quiet))
 
 
 class LiveView:
@@ -87,7 +97,7 @@ class LiveView:
 
     def tell(self, at: float, text: str) -> None:
         """Something happened."""
-        self._notes = [*self._notes, f"{at:6.1f} s  {text}"][-NOTES_SHOWN:]
+        self._notes = [*self._notes, told(at, text)][-NOTES_SHOWN:]
 
     def show(self, samples: list[Sample], kills: int) -> None:
         """How it is now."""
@@ -102,13 +112,13 @@ class LiveView:
         at = self._samples[-1].at if self._samples else 0.0
         title = f"{self._plan.messages:,} orders, {self._kills} of {self._plan.kills} kills, {at:.0f} s"
         table = Table(title=title, title_justify="left")
-        for column in ("", "orders", "", "a second"):
-            table.add_column(column, justify="right" if column else "left")
+        for column in ("place", "orders", "", "a second"):
+            table.add_column(column, justify="right" if column in ("orders", "a second") else "left")
         for stage, name in STAGES.items() if self._samples else ():
             counts = self._samples[-1].counts
             count = getattr(counts, stage)
             whole = max(1, counts.paid if stage == "stored" else self._plan.messages)
             rate = rate_of(self._samples, stage)
-            bar = ProgressBar(total=whole, completed=min(count, whole), width=30)
+            bar = ProgressBar(total=whole, completed=min(count, whole), width=BAR_WIDTH)
             table.add_row(Text(name), f"{count:,}", bar, f"{rate:,.0f}")
         return Group(table, *map(Text, self._notes))

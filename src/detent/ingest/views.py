@@ -21,7 +21,7 @@ JSON_EVERY_S: Final = 1.0
 
 
 class View(Protocol):
-    """Somebody to whom progress is shown."""
+    """Where progress is shown."""
 
     def show(self, progress: Progress) -> None: ...
 
@@ -30,7 +30,7 @@ class View(Protocol):
 
 @contextmanager
 def view_of(name: str, *, as_json: bool, is_watched: bool) -> Iterator[View]:
-    """What suits whoever looks."""
+    """The view that suits the reader."""
     if as_json:
         yield JsonView()
     elif is_watched:

@@ -13,8 +13,8 @@ from detent.spark.running_state import StreamState
 NOTES_SHOWN: Final = 5
 """The latest notes under the table; older ones have scrolled away in any case."""
 
-COLUMNS: Final = ("stream", "", "in/s", "waiting", "batch", "took", "read up to", "failures")
-_TEXT: Final = ("stream", "", "read up to")
+COLUMNS: Final = ("stream", "state", "in/s", "waiting", "batch", "took", "read up to", "failures")
+_TEXT: Final = ("stream", "state", "read up to")
 _COLOURS: Final = {"running": "green", "starting": "cyan", "idle": "cyan", "waiting": "yellow", "failed": "red"}
 _QUIET: Final = frozenset({"progress", "stopped"})
 """Events that are not worth a line for a person: there are many, or the end of the run shows them."""
@@ -33,7 +33,7 @@ class JsonView:
         return
 
     def tell(self, event: Event) -> None:
-        """Print an event, at once: whoever reads the pipe waits for it."""
+        """Print an event, at once: the reader of the pipe waits for it."""
         said: dict[str, Any] = {"event": event.kind}
         if event.stream:
             said["stream"] = event.stream
@@ -106,17 +106,15 @@ class LiveView:
 
 def table_of(title: str, states: Sequence[StreamState]) -> Any:
     """The streams as a table."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in _TEXT else "right")
+    from detent.grid import Grid
+
+    rows: list[list[str | Text]] = []
     for state in states:
-        cells = cells_of(state)
-        phase = Text(cells[1], style=_COLOURS.get(state.phase, ""))
-        table.add_row(Text(cells[0]), phase, *map(Text, cells[2:]))  # as text: brackets in a name are not markup
-    return table
+        name, phase, *others = cells_of(state)
+        rows.append([name, Text(phase, style=_COLOURS.get(state.phase, "")), *others])
+    return Grid(COLUMNS, rows, right=[column for column in COLUMNS if column not in _TEXT], title=title)
 
 
 def cells_of(state: StreamState) -> list[str]:
@@ -125,7 +123,7 @@ def cells_of(state: StreamState) -> list[str]:
         state.name,
         state.phase,
         f"{state.rate:,.0f}",
-        "…" if state.lag is None else f"{state.lag:,}",
+        "-" if state.lag is None else f"{state.lag:,}",
         "-" if state.batch is None else str(state.batch),
         duration_of(state.batch_ms) if state.batch is not None else "-",
         _places(state),

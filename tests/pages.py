@@ -53,6 +53,7 @@ PRINTED_PORT = "7410"
 OUTPUT = {"", "text"}
 LANGUAGES = {*OUTPUT, "python", "sh", "toml", "json", "yaml", "sql"}
 NAME = re.compile(r"(?:#|//|--) ((?:[\w-]+/)*[\w-]+\.\w+)(?:  .*)?$")
+USES_SPARK = re.compile(r"detent\.spark|\bdetent (ingest )?run ")
 FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 
 
@@ -102,6 +103,11 @@ def blocks_of(page: Path) -> list[Block]:
         found.append(Block(line, language, word, fence[2], text[end : fence.start()].strip()))
         end = fence.end()
     return found
+
+
+def needs_spark(page: Path) -> bool:
+    """Whether a block that is run starts Spark."""
+    return any(block.runs and USES_SPARK.search(block.text) for block in blocks_of(page))
 
 
 def with_port(text: str, port: int) -> str:
@@ -210,7 +216,7 @@ class Page:
             self._python = self._processes.start(
                 runs_python,
                 environment=self._environment,
-                with_spark="detent.spark" in self.path.read_text(),
+                with_spark=needs_spark(self.path),
                 folder=str(self.folder),
             )
         where = {"file": str(self.path), "line": block.line}
@@ -229,7 +235,7 @@ class Page:
             assert started.is_running(), f"{self._at(block)} ended\n{started.printed()}"
             return _listens(self.port) if "detent serve" in block.text else "\n" in started.printed()
 
-        eventually(is_ready, what=f"a word of {self._at(block)}")
+        eventually(is_ready, seconds=BLOCK_SECONDS, what=f"a word of {self._at(block)}")
 
     def _compare(self, block: Block, last: Block) -> None:
         """Hold what the page says was printed against what was; a program in the background may take its time."""
@@ -251,7 +257,7 @@ class Page:
 
 
 def _environment(path: Path) -> dict[str, str]:
-    """What a reader has who has set nothing: other tests leave addresses of their servers."""
+    """The environment of a reader who has set no variables; other tests leave addresses of their servers in ours."""
     programs = [str(path), os.path.dirname(sys.executable), os.environ["PATH"]]
     return {**_kept(), "PATH": os.pathsep.join(programs), "COLUMNS": "100"}
 
@@ -387,10 +393,10 @@ def runs_python(io: Io, folder: str) -> None:
 
 
 def unused_files(page: Path) -> Iterator[str]:
-    """The files that a page prints, and no later block of it names."""
+    """The files that a page prints, and no other block of it names."""
     blocks = blocks_of(page)
-    for number, block in enumerate(blocks):
+    for block in blocks:
         if block.name is not None and not block.is_test:
-            stem = Path(block.name).stem
-            if not any(re.search(rf"\b{re.escape(stem)}\b", later.text) for later in blocks[number + 1 :]):
+            stem = re.compile(rf"\b{re.escape(Path(block.name).stem)}\b")
+            if not any(stem.search(other.text) for other in blocks if other is not block):
                 yield block.name

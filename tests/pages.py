@@ -51,7 +51,7 @@ BLOCK_SECONDS = 200.0
 STOP_SECONDS = 60.0
 PRINTED_PORT = "7410"
 OUTPUT = {"", "text"}
-LANGUAGES = {*OUTPUT, "python", "sh", "toml", "json", "yaml", "sql"}
+LANGUAGES = {*OUTPUT, "python", "sh", "toml", "json", "yaml", "sql", "mermaid"}
 NAME = re.compile(r"(?:#|//|--) ((?:[\w-]+/)*[\w-]+\.\w+)(?:  .*)?$")
 USES_SPARK = re.compile(r"detent\.spark|\bdetent (ingest )?run ")
 FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
@@ -102,6 +102,8 @@ def blocks_of(page: Path) -> list[Block]:
         assert word in ({"", "background", "not-run"} if language == "sh" else {""}), f"{page.name}:{line}: {word!r}"
         found.append(Block(line, language, word, fence[2], text[end : fence.start()].strip()))
         end = fence.end()
+    fences = len(re.findall(r"^\s*(?:```|~~~)", text, re.MULTILINE))
+    assert fences == 2 * len(found), f"{page.name}: a fence is indented, is not closed, or is none of three backticks"
     return found
 
 

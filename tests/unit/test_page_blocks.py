@@ -81,6 +81,13 @@ def test_files_that_no_other_block_names_are_found(tmp_path: Path) -> None:
     assert list(unused_files(page)) == ["lost.json"]
 
 
+def test_fence_that_is_indented_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("- a list\n\n  ```sh\n  false\n  ```\n")
+    with pytest.raises(AssertionError, match="indented"):
+        blocks_of(page)
+
+
 def test_servers_take_a_free_port() -> None:
     assert with_port("detent serve file:./data", 9) == "detent serve --port 9 file:./data"
     assert with_port("detent serve --port 7410", 9) == "detent serve --port 9"

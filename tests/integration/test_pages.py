@@ -14,17 +14,17 @@ from processes import Processes
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    # ROOT / "README.md",
+    ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 SPARK_MARKS = [*sparkling.PROCESS_MARKS, pytest.mark.timeout(900)]
-NEEDED = {"http.md": ("curl", "jq")}
+NEEDED = {"docs/http.md": ("curl", "jq")}
 """Programs that a machine may not have."""
-NOT_RUN = {"http.md": 1, "spark.md": 1}
+NOT_RUN = {"README.md": 1, "docs/http.md": 1, "docs/spark.md": 1}
 """How many blocks of a page are `sh not-run`: each of these needs what a bare machine has not."""
 PRINTED = {
-    "handlers.md": ["refund o-0", "invoice for o-1", "invoice for o-2", "invoice for o-4", "pack o-9"],
-    "processors.md": [
+    "docs/handlers.md": ["refund o-0", "invoice for o-1", "invoice for o-2", "invoice for o-4", "pack o-9"],
+    "docs/processors.md": [
         "total o-1 750",
         "archived o-1",
         "made by shop/receipt from ['totals#0', 'lines#0']...",
@@ -32,18 +32,27 @@ PRINTED = {
         "b'three'",
         "...events 1...",
     ],
-    "http.md": ['{"queue":"orders","state":"done"}', '{"messages":[],"next":2}', '["AlreadyEntered",7]', "...[1,0]"],
+    "docs/http.md": [
+        '{"queue":"orders","state":"done"}',
+        '{"messages":[],"next":2}',
+        '["AlreadyEntered",7]',
+        "...[1,0]",
+    ],
 }
 """Lines that the blocks of a page print, in any order."""
 COMMAND = re.compile(r"^(\$ |\.venv/|(detent|python|pip|curl|echo|export|make) )", re.MULTILINE)
 """How a line of a shell begins. In a block that is not marked as `sh` it would never be run."""
-FILES = {"http.md": ["audit.arrows"]}
+FILES = {"docs/http.md": ["audit.arrows"]}
 """Files that the blocks of a page make, and that are not empty."""
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
 def parameters() -> list[object]:
     return [
-        pytest.param(page, id=page.name, marks=SPARK_MARKS if needs_spark(page) else [])
+        pytest.param(page, id=name_of(page), marks=SPARK_MARKS if needs_spark(page) else [])
         for page in PAGES
         if blocks_of(page)
     ]
@@ -51,27 +60,27 @@ def parameters() -> list[object]:
 
 @pytest.mark.parametrize("path", parameters())
 def test_page_runs_as_printed(path: Path, tmp_path: Path, processes: Processes) -> None:
-    missing = [program for program in NEEDED.get(path.name, ()) if not shutil.which(program)]
+    missing = [program for program in NEEDED.get(name_of(path), ()) if not shutil.which(program)]
     if missing:
         pytest.skip(f"the examples need {missing}")
     with Page(path, tmp_path / "reader", processes) as page:
         page.run()
         printed = page.printed
-    assert [line for line in PRINTED.get(path.name, []) if missing_lines(line, printed)] == [], printed
-    assert [name for name in FILES.get(path.name, []) if not (page.folder / name).stat().st_size] == []
+    assert [line for line in PRINTED.get(name_of(path), []) if missing_lines(line, printed)] == [], printed
+    assert [name for name in FILES.get(name_of(path), []) if not (page.folder / name).stat().st_size] == []
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_page_says_what_is_not_run(path: Path) -> None:
-    assert sum(block.word == "not-run" for block in blocks_of(path)) == NOT_RUN.get(path.name, 0)
+    assert sum(block.word == "not-run" for block in blocks_of(path)) == NOT_RUN.get(name_of(path), 0)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_page_uses_its_files(path: Path) -> None:
     assert list(unused_files(path)) == []
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_page_marks_its_commands_as_such(path: Path) -> None:
     drawn = [block for block in blocks_of(path) if block.language in OUTPUT]
     assert [block.line for block in drawn if COMMAND.search(block.text)] == []

@@ -68,10 +68,11 @@ class ForkedCommand:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._threads[0].join()
         self._listener.close()
-        for process in self._running:
-            process.kill()
         for thread in self._threads[1:]:
-            thread.join()
+            while thread.is_alive():  # it may be about to start one
+                for process in self._running:
+                    process.kill()
+                thread.join(0.05)
 
     def _accept(self) -> None:
         while True:

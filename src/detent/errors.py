@@ -8,6 +8,8 @@
     │   └── AlreadyEntered   this batch took effect before; there is nothing to do
     ├── Fenced           this owner, author, producer or query was replaced
     │   ├── SessionExpired   this client was silent for too long; what it had sent before cannot be told any more
+    │   ├── ProducerTaken    messages under a producer that belongs to another publisher, or that another one uses
+    │   ├── ClockBehind      messages whose clock is at or below the floor that forgotten producers have left
     │   └── ShardsLost       other pipelines took files that this one was to commit
     ├── StaleReceipt     the lease behind this receipt has moved on
     ├── Corrupt          stored bytes fail their checksum or their format
@@ -72,6 +74,27 @@ class SessionExpired(Fenced):
     """This session was idle for too long and is forgotten. Nothing of this request was applied."""
 
 
+class ProducerTaken(Fenced):
+    """These messages name a producer that was not given to their sender; or it was, and another process publishes under
+    it too, so that some of them would be taken for duplicates. Nothing was changed. Start over with a new publisher."""
+
+
+class ClockBehind(Fenced):
+    """The journal `journal` has forgotten producers, and these messages have clocks at or below `floor`, the highest
+    clock that any of them had: they may be old duplicates. Nothing was changed. A clock above the floor is taken."""
+
+    details = ("journal", "floor")
+
+    def __init__(self, message: str, journal: str = "", floor: int = 0) -> None:
+        super().__init__(message, journal, floor)  # copies are made from what is given here
+        self.message = message
+        self.journal = journal
+        self.floor = floor
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class ShardsLost(Fenced):
     """Other pipelines took, finished or removed some of the files that this commit was about. Nothing was committed;
     `shards` names the lost ones, and a commit without them may succeed."""
@@ -124,6 +147,8 @@ BY_NAME: dict[str, type[DetentError]] = {
         AlreadyEntered,
         Fenced,
         SessionExpired,
+        ProducerTaken,
+        ClockBehind,
         ShardsLost,
         StaleReceipt,
         Corrupt,

@@ -52,6 +52,8 @@ class JournalInfo(msgspec.Struct, frozen=True, kw_only=True):
     aborted_spans: int
     updated_ms: int
     registers: dict[str, str]
+    clock_floor: int = 0
+    """The highest clock of the producers that the journal has forgotten: see :mod:`detent.message.forgetting`."""
 
     @property
     def messages(self) -> int:
@@ -128,7 +130,7 @@ class JournalReader:
             registers = {key[len(start) :].decode(): value.decode() for key, value in view.scan(start, end)}
             spans = records.OPEN_SPAN.range(u32(listing.journal))
             fields = {**listing._asdict(), **head._asdict()}
-            for internal in ("journal", "dropped_bytes", "pending_bytes", "reclaim_to", "clock_floor", "newest_clock"):
+            for internal in ("journal", "dropped_bytes", "pending_bytes", "reclaim_to", "newest_clock"):
                 del fields[internal]
             return JournalInfo(
                 name=name,

@@ -3,6 +3,7 @@
 from detent.message.block import Carried, SequencedBlock, sequence_block_scalar
 from detent.message.clock import TICK, Clock, as_unix_ns, clock_of, clock_of_ns
 from detent.message.flags import ACK_TXN, CONTINUE_TXN, FLAGS_MAX, OUTSIDE_TXN, kind_of
+from detent.message.forgetting import CLOCK_AHEAD_NS, idle_below, is_forgotten, latest_clock
 from detent.message.mapping import MappingFunction, fnv1a32, modulo, random_choice, rendezvous
 from detent.message.ring import Envelope
 from detent.message.sequence import NO_SPAN, Outcome, ProducerState, decide, first_sight
@@ -12,6 +13,7 @@ from detent.message.vectorised import sequence_block
 
 __all__ = [
     "ACK_TXN",
+    "CLOCK_AHEAD_NS",
     "CONTINUE_TXN",
     "FLAGS_MAX",
     "HORIZON_NS",
@@ -37,8 +39,11 @@ __all__ = [
     "decide",
     "first_sight",
     "fnv1a32",
+    "idle_below",
+    "is_forgotten",
     "is_sequenced",
     "kind_of",
+    "latest_clock",
     "modulo",
     "new_producer_id",
     "parse_uuid",

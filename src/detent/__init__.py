@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from detent.errors import (
         AlreadyEntered,
         Busy,
+        ClockAhead,
         ClockBehind,
         Conflict,
         Corrupt,
@@ -86,6 +87,7 @@ _HOMES = {
     "detent.errors": (
         "AlreadyEntered",
         "Busy",
+        "ClockAhead",
         "ClockBehind",
         "Conflict",
         "Corrupt",
@@ -170,6 +172,7 @@ __all__ = [
     "AsyncWorker",
     "AttemptInfo",
     "Busy",
+    "ClockAhead",
     "ClockBehind",
     "Conflict",
     "ConsumerHandle",

@@ -2,6 +2,7 @@
 
     DetentError
     ├── Invalid          the input is wrong; nothing was changed
+    │   └── ClockAhead       messages whose clock is far ahead of the owner's
     ├── NotFound         what was named does not exist
     ├── Exists           what should be new is already there
     ├── Conflict         a check failed; nothing of the transaction was applied
@@ -36,6 +37,21 @@ class DetentError(Exception):
 
 class Invalid(DetentError, ValueError):
     """The input is malformed, of the wrong type or out of range. Nothing was changed."""
+
+
+class ClockAhead(Invalid):
+    """These messages have clocks further ahead of the owner's, `owner`, than it takes. Nothing was changed. Set the
+    clock of the machine that publishes, or that of the owner."""
+
+    details = ("owner",)
+
+    def __init__(self, message: str, owner: int = 0) -> None:
+        super().__init__(message, owner)  # copies are made from what is given here
+        self.message = message
+        self.owner = owner
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class NotFound(DetentError, LookupError):
@@ -141,6 +157,7 @@ BY_NAME: dict[str, type[DetentError]] = {
     for error in (
         DetentError,
         Invalid,
+        ClockAhead,
         NotFound,
         Exists,
         Conflict,

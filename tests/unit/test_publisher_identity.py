@@ -210,6 +210,17 @@ def test_a_journal_goes_on_when_the_owners_wall_clock_was_set_back(world: World)
     assert world.bodies("j") == [b"one", b"two"]
 
 
+def test_a_publisher_whose_clock_is_far_ahead_stamps_by_the_owners_time(world: World) -> None:
+    """Also one whose wall clock was wrong for a moment, between its messages and their acknowledgement."""
+    publisher = publisher_of(world, lambda operations: world.commit(*operations), behind_ns=-48 * HOUR_NS)
+    publisher.publish("j", [b"a"])
+    publisher.publish_uncommitted("j", [b"b"])
+    publisher.acknowledge(publisher.build_ack_intents())
+    publisher.publish("j", [b"c"])
+    assert world.bodies("j") == [b"a", b"b", b"c"]
+    assert max(message.clock for message in world.raw("j")) < now_clock(world, 1000)
+
+
 # -- messages that do not count ---------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from detent.codec import journal as records
 from detent.codec.journal import Producer, Segment
 from detent.codec.keys import u64
 from detent.engine import Context
-from detent.errors import ClockBehind, Conflict, Fenced, Invalid, LimitExceeded, NotFound, ProducerTaken
+from detent.errors import ClockAhead, ClockBehind, Conflict, Fenced, Invalid, LimitExceeded, NotFound, ProducerTaken
 from detent.journal import operations as ops
 from detent.journal.chunks import times
 from detent.journal.housekeeping import open_span_key
@@ -199,10 +199,11 @@ def _check_clocks(state: JournalState, columns: tuple[Any, Any, Any], now_ms: in
     clock = int(columns[1].max())
     if clock > latest_clock(owner_ns):
         ahead_s = (as_unix_ns(clock) - owner_ns) // 1_000_000_000
-        raise Invalid(
+        raise ClockAhead(
             f"a message of producer {int(columns[0][columns[1].argmax()]):012x} has a clock {ahead_s} s ahead of the "
             f"owner's time, and at most {CLOCK_AHEAD_NS // 1_000_000_000} s are allowed: set the clock of the machine "
-            "that publishes, or that of the owner"
+            "that publishes, or that of the owner",
+            clock_of_ns(owner_ns),
         )
 
 

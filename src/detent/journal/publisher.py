@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from detent.engine import MALFORMED, Operation
-from detent.errors import ClockBehind, Corrupt, DetentError, Invalid, OutcomeUnknown
+from detent.errors import ClockAhead, ClockBehind, Corrupt, DetentError, Invalid, OutcomeUnknown
 from detent.journal import operations as ops
 from detent.journal.calls import Entry, plain_append
 from detent.journal.producers import PROOF_BYTES, Given, seal
-from detent.message import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, TICK, Clock, ProducerId, new_producer_id
+from detent.message import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, TICK, Clock, ProducerId, as_unix_ns, new_producer_id
 from detent.message.uuids import PRODUCER_BYTES
 
 JOURNALS_PER_TRANSACTION_MAX = 10_000
@@ -165,19 +165,29 @@ class Publisher:
         unsettled = {journal: self._unsettled[journal] for journal in plain if journal in self._unsettled}
         if unsettled:
             self._send(unsettled)
+        return self._stamp_and_send(plain, flags)
+
+    def _stamp_and_send(self, plain: Mapping[str, ops.Append], flags: int) -> dict[str, ops.Appended]:
+        """Where the wall clock is wrong, the owner says what it takes. Nothing of a refused call is in the store, and
+        its messages are new: so they are stamped again."""
+        time_ns, before = self._now_ns(), self._clock.value
         while True:
+            self._clock.update(time_ns)
             try:
                 return self._send({journal: self._stamped(one, flags) for journal, one in plain.items()})
             except ClockBehind as error:
                 if not self._clock.raise_to(error.floor):
                     raise
-                # The wall clock is slow, and these messages are new: nothing of this call is in the store. They are
-                # stamped again above what the journal has forgotten.
+            except ClockAhead as error:
+                # Back to what was taken last: or the clock would stay out of reach, also when the wall clock is right.
+                self._clock = Clock(before)
+                if time_ns <= as_unix_ns(error.owner):
+                    raise
+                time_ns = as_unix_ns(error.owner)
 
     def _stamped(self, plain: ops.Append, flags: int) -> ops.AppendStamped:
         """With ids of this producer. Its clock ticks here, under the lock that the append keeps until it is durable."""
         given, rows = self._give_once(), len(plain.bodies)
-        self._clock.update(self._now_ns())
         first = self._clock.reserve(rows)
         return ops.AppendStamped(
             plain.journal,
@@ -224,7 +234,7 @@ class Publisher:
         with self._lock:
             if self._unsettled:
                 raise Invalid("some messages were not answered for; call settle() before you acknowledge anything")
-            self._clock.update(self._now_ns())
+            # Without a look at the wall clock: what is promised must be a clock that the owner takes.
             intents = [self._intent(journal, begun, self._clock.tick()) for journal, begun in self._pending.items()]
             self._pending.clear()
             self._promised.update((intent.journal, intent.clock) for intent in intents)

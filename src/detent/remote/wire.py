@@ -90,6 +90,7 @@ _answers_decoder = msgspec.msgpack.Decoder(list[Answer])
 
 STATUS = {
     "Invalid": 400,
+    "ClockAhead": 400,
     "NotFound": 404,
     "Exists": 409,
     "Conflict": 409,

@@ -1,4 +1,5 @@
-"""Message ids, clocks, partition mappings and sequencing. Pure: no I/O, no wall clock, no randomness of its own."""
+"""Message ids, clocks, partition mappings and sequencing. Pure: no I/O, no randomness of its own, and no wall clock but
+where `Sequencer.checkpoint` is given a horizon and no time."""
 
 from detent.message.block import Carried, SequencedBlock, sequence_block_scalar
 from detent.message.clock import TICK, Clock, as_unix_ns, clock_of, clock_of_ns

@@ -11,19 +11,21 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from detent.engine import MALFORMED, Operation
-from detent.errors import ClockAhead, ClockBehind, Corrupt, DetentError, Invalid, OutcomeUnknown
+from detent.engine.operation import OPERATIONS_MAX
+from detent.errors import ClockAhead, ClockBehind, Corrupt, DetentError, Invalid, LimitExceeded, OutcomeUnknown
 from detent.journal import operations as ops
 from detent.journal.calls import Entry, plain_append
 from detent.journal.producers import PROOF_BYTES, Given, seal
 from detent.message import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, TICK, Clock, ProducerId, as_unix_ns, new_producer_id
 from detent.message.uuids import PRODUCER_BYTES
 
-JOURNALS_PER_TRANSACTION_MAX = 10_000
+JOURNALS_PER_TRANSACTION_MAX: Final = OPERATIONS_MAX
+"""Journals with pending messages of one publisher: acknowledging each is an operation of one transaction."""
 
 
 class AckIntent(msgspec.Struct, frozen=True, array_like=True):
@@ -143,6 +145,11 @@ class Publisher:
         with self._lock:
             self._give_once()  # before anything is pending
             new = [journal for journal in entries if journal not in self._pending]
+            if len(self._pending) + len(new) > JOURNALS_PER_TRANSACTION_MAX:
+                raise LimitExceeded(
+                    f"a publisher has pending messages in at most {JOURNALS_PER_TRANSACTION_MAX} journals: acknowledge "
+                    "them first, or use another one"
+                )
             self._pending.update(dict.fromkeys(new, 0))
             try:
                 return self._append_all(entries, CONTINUE_TXN)

@@ -10,10 +10,12 @@ import msgspec
 import pytest
 
 from detent.engine import Operation, Request
-from detent.errors import DetentError, Fenced, Invalid, OutcomeUnknown
+from detent.engine.sessions import PROVED_SINCE
+from detent.errors import DetentError, Fenced, Invalid, NotFound, OutcomeUnknown, ProducerTaken
 from detent.journal import AckIntent, Publisher
 from detent.journal import operations as ops
 from detent.journal.producers import Given
+from detent.kv import Batch
 from detent.message import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, ProducerId, clock_of_ns
 from detent.queue import QueueMachine
 from detent.remote import wire
@@ -153,6 +155,51 @@ def test_an_intent_proves_nothing_but_itself(world: World) -> None:
             door.commit([changed.operation()])
     publisher.acknowledge(intents)
     assert (world.bodies("j"), world.bodies("k")) == ([b"a"], [b"b"])
+
+
+def test_an_intent_of_an_earlier_release_is_still_written(world: World) -> None:
+    """It has no seal. Only a transaction that is older than seals are can be acknowledged so; and once it is, a repeat
+    changes nothing."""
+    producer, other = b"\x01" * 6, b"\x03" * 6
+    begun = now_clock(world)
+    world.commit(stamped(producer, begun, CONTINUE_TXN))
+    batch = Batch()
+    batch.delete(PROVED_SINCE.raw)  # as an earlier release has left the store
+    world.writer.commit(batch)
+    world.now_ms += 1000
+    world.reopen()
+    world.commit(stamped(other, now_clock(world), CONTINUE_TXN))
+    door = Door(world, VICTIM)
+    old = AckIntent("j", producer, begun + 160)
+    for _ in range(2):
+        door.commit([old.operation()])
+    assert world.bodies("j") == [b"taken"]
+    for later in (AckIntent("j", producer, begun + 320), AckIntent("j", other, now_clock(world) + 160)):
+        with pytest.raises(ProducerTaken):
+            door.commit([later.operation()])
+    with pytest.raises(NotFound):
+        door.commit([AckIntent("gone", producer, begun + 160).operation()])
+
+
+def test_the_floor_travels_to_publishers_behind_a_server(world: World) -> None:
+    prune(world)
+    slow = publisher_of(world, Door(world, VICTIM), behind_ns=49 * HOUR_NS)
+    assert slow.publish("j", [b"a"]).committed == 1
+    ahead = publisher_of(world, Door(world, VICTIM), behind_ns=-49 * HOUR_NS)
+    assert ahead.publish("j", [b"b"]).committed == 1
+    assert world.bodies("j") == [b"old", b"new", b"a", b"b"]
+
+
+def test_an_acknowledgement_that_is_sent_again_rolls_back_nothing(world: World) -> None:
+    """An intent is a proof that others may hold: a worker that woke up late, or who has read an old checkpoint."""
+    publisher = publisher_of(world, Door(world, VICTIM))
+    publisher.publish_uncommitted("j", [b"one"])
+    old = publisher.build_ack_intents()
+    publisher.acknowledge(old)
+    publisher.publish_uncommitted("j", [b"two"])
+    Door(world, STRANGER).commit([intent.operation() for intent in old])
+    publisher.acknowledge(publisher.build_ack_intents())
+    assert world.bodies("j") == [b"one", b"two"]
 
 
 def test_a_publisher_goes_on_after_its_session_has_expired(world: World) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from detent.codec import journal as records
 from detent.engine import Operation, Request
 from detent.engine.sessions import PROVED_SINCE
 from detent.errors import DetentError, Fenced, Invalid, NotFound, OutcomeUnknown, ProducerTaken
@@ -21,6 +22,7 @@ from detent.queue import QueueMachine
 from detent.remote import wire
 from detent.remote.app import OwnerApp
 from detent.server.access import ANYBODY, Caller, Grant
+from detent.verify import verify as verify_journals
 from world import World
 
 VICTIM = Caller("victim", (Grant("publish", "journal", "*"),), "key-1")
@@ -372,6 +374,10 @@ def test_half_a_transaction_is_never_committed_however_late_the_rest_comes(world
                 world.commit(stamped(producer, now_clock(world), flags))
         world.reopen()
     assert set(world.bodies("j")) == {b"new"}
+    assert list(verify_journals(world.writer)) == []
+    with world.writer.view() as view:
+        assert view.get(records.part(1, records.PRODUCER, producer)) is None, "one number is left of it"
+        assert view.get(records.part(1, records.ROLLED_BACK, producer)) is not None
 
 
 def test_an_acknowledgement_whose_pending_messages_are_gone_is_refused(world: World) -> None:

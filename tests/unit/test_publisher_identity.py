@@ -275,7 +275,7 @@ def test_a_publisher_whose_clock_is_far_ahead_stamps_by_the_owners_time(world: W
 
 @pytest.mark.parametrize("pending", [False, True])
 def test_a_publish_that_would_commit_fewer_messages_is_refused_whole(world: World, pending: bool) -> None:
-    """Whoever may write to the store itself can still use the producer of another: the publisher is told."""
+    """The process of the owner can still use the producer of another: the publisher is told."""
     publisher = publisher_of(world, lambda operations: world.commit(*operations))
     publisher.publish("j", [b"one"])
     world.commit(stamped(bytes(publisher.producer), now_clock(world) + 3 * 160))
@@ -292,7 +292,7 @@ def test_messages_that_are_sent_again_may_be_known_already(world: World) -> None
     def commit(operations: list[Operation]) -> list[Any]:
         results = world.commit(*operations)
         if isinstance(operations[0], ops.AppendStamped) and fail and fail.pop():
-            raise OutcomeUnknown("nobody answered")
+            raise OutcomeUnknown("the line broke")
         return results
 
     publisher = publisher_of(world, commit)
@@ -342,7 +342,7 @@ def test_messages_of_unknown_outcome_are_not_stamped_anew(world: World) -> None:
     def commit(operations: list[Operation]) -> list[Any]:
         results = world.commit(*operations)
         if isinstance(operations[0], ops.AppendStamped) and fail and fail.pop():
-            raise OutcomeUnknown("nobody answered")
+            raise OutcomeUnknown("the line broke")
         return results
 
     publisher = publisher_of(world, commit)

@@ -83,7 +83,7 @@ class Engine:
             raise SessionExpired("this session was given to somebody else, or to nobody; open a new one")
 
     def digest(self, purpose: bytes, content: bytes) -> bytes:
-        """What only an owner of this store can make of some content: it proves that an owner gave it to somebody."""
+        """What only an owner of this store can make of some content: it proves what an owner has given."""
         return self._sessions.digest(purpose, content)
 
     @property

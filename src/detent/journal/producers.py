@@ -46,7 +46,7 @@ class Given(NamedTuple):
 
 
 class Engine(Protocol):
-    """What an owner's engine brings: digests that no one else can make."""
+    """What an owner's engine brings: digests that only an owner can make."""
 
     @property
     def proved_since_ms(self) -> int: ...

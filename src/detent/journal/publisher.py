@@ -31,9 +31,9 @@ JOURNALS_PER_TRANSACTION_MAX: Final = OPERATIONS_MAX
 class AckIntent(msgspec.Struct, frozen=True, array_like=True):
     """The promise to acknowledge what was published to one journal: store it durably, then append it until it is in.
 
-    `begun` is the clock of the first message that it covers, and `seal` proves to a server that its publisher has made
-    it, whoever sends it: keep an intent where only those see it who may acknowledge. Intents of earlier releases have
-    neither.
+    `begun` is the clock of the first message that it covers. `seal` proves to a server that its publisher has made it,
+    also when another client sends it: keep an intent where only those read it who may acknowledge. Intents of earlier
+    releases have neither.
     """
 
     journal: str
@@ -128,7 +128,10 @@ class Publisher:
         return self._given
 
     def publish(self, journal: str, entries: Iterable[Entry]) -> ops.Appended:
-        """Publish messages that are committed at once. Not while this publisher has pending ones in that journal."""
+        """Publish messages that are committed at once. Not while this publisher has pending ones in that journal.
+
+        All of them are committed, or none: `ProducerTaken` if some would be taken for duplicates.
+        """
         with self._lock:
             if journal in self._pending:
                 raise Invalid(

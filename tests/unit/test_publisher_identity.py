@@ -192,6 +192,23 @@ def test_the_floor_travels_to_publishers_behind_a_server(world: World) -> None:
     assert world.bodies("j") == [b"old", b"new", b"a", b"b"]
 
 
+def test_an_acknowledgement_that_was_written_can_be_sent_again_when_its_producer_is_forgotten(world: World) -> None:
+    """A shard that had nothing to do for days is started anew, and recovers its last checkpoint."""
+    publisher = publisher_of(world, Door(world, VICTIM))
+    publisher.publish_uncommitted("j", [b"one"])
+    intents = publisher.build_ack_intents()
+    publisher.acknowledge(intents)
+    world.pass_time(48 * 3_600_000)
+    world.append("j", b"new")
+    world.pass_time(61_000)
+    for _ in range(2):
+        Door(world, STRANGER).commit([intent.operation() for intent in intents])
+        world.reopen()
+    assert world.bodies("j") == [b"one", b"new"]
+    with pytest.raises(Fenced, match="not pending"):
+        world.commit(msgspec.structs.replace(intents[0], clock=now_clock(world)).operation())
+
+
 def test_an_acknowledgement_that_is_sent_again_rolls_back_nothing(world: World) -> None:
     """An intent is a proof that others may hold: a worker that woke up late, or who has read an old checkpoint."""
     publisher = publisher_of(world, Door(world, VICTIM))

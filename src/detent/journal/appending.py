@@ -208,8 +208,9 @@ def _check_clocks(state: JournalState, columns: tuple[Any, Any, Any], now_ms: in
 
 
 def _is_done(machine: JournalMachine, state: JournalState, op: ops.AppendStamped, producer: int) -> bool:
-    """Refuse the rest of a transaction whose beginning is not pending. An acknowledgement that was taken before is a
-    duplicate, and no harm, unless another transaction is open by now: True, for it must not roll that one back."""
+    """Refuse the rest of a transaction whose beginning is not pending. True for an acknowledgement that was taken before,
+    if it must not be stored again: because another transaction is open by now, which it would roll back; or because its
+    producer is forgotten, which happens to none that has something pending."""
     if len(set(op.flags)) != 1 or op.producers != op.producers[:6] * len(op.flags):
         raise Invalid("messages of one transaction are of one producer, and all pending or all acknowledgements")
     with machine.read() as view:
@@ -219,6 +220,8 @@ def _is_done(machine: JournalMachine, state: JournalState, op: ops.AppendStamped
         return False
     if op.flags[0] == ACK_TXN and known is not None and op.clocks[0] <= known.last_ack:
         return bool(span)
+    if op.flags[0] == ACK_TXN and known is None and op.clocks[0] <= state.clock_floor:
+        return True
     if clock_of_ns(state.listing.created_ms * 1_000_000) > op.begun:
         raise NotFound(f"the journal {state.name!r} was made anew, and the messages of this transaction are gone")
     raise Fenced(

@@ -23,7 +23,7 @@ from detent.codec.reader import ReaderRecord, decode_reader_key, reader_key
 from detent.codec.statelog import Run
 from detent.codec.values import ByteReader, ByteWriter
 from detent.engine import Done, Request
-from detent.engine.sessions import decode_answers, encode_answers
+from detent.engine.sessions import decode_answers, decode_since, encode_answers
 from detent.errors import AlreadyEntered, Corrupt, Invalid
 from detent.journal import AckIntent
 from detent.journal import operations as ops
@@ -44,6 +44,7 @@ class DecoderCase(NamedTuple):
     samples: list[bytes]
 
 
+_SEALED_INTENT = AckIntent("j", b"6bytes", 9, 8, bytes(16))
 _PAIRS = struct.Struct("<Qq")
 
 
@@ -317,7 +318,12 @@ DECODERS: list[DecoderCase] = [
     ),
     DecoderCase("shard counter", shard.decode_counter, [shard.encode_counter(7)]),
     DecoderCase("answers", decode_answers, [encode_answers([(b"s" * 16, 1, 2, b"answer")] * 2, 99)]),
-    DecoderCase("intents", decode_intents, [encode_intents([AckIntent("j", b"6bytes", 160)] * 2)]),
+    DecoderCase(
+        "intents",
+        decode_intents,
+        [encode_intents(2 * [intent]) for intent in (AckIntent("j", b"6bytes", 160), _SEALED_INTENT)],
+    ),
+    DecoderCase("since when producers are proved", decode_since, [ByteWriter().u64(99).finish()]),
     DecoderCase("saved place", SavedPlace.decode, [SavedPlace(0).encode(), SavedPlace(1 << 60, 7, 9).encode()]),
     DecoderCase(
         "saved place, whose checksum is right",

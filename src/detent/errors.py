@@ -2,12 +2,15 @@
 
     DetentError
     ├── Invalid          the input is wrong; nothing was changed
+    │   └── ClockAhead       messages whose clock is far ahead of the owner's
     ├── NotFound         what was named does not exist
     ├── Exists           what should be new is already there
     ├── Conflict         a check failed; nothing of the transaction was applied
     │   └── AlreadyEntered   this batch took effect before; there is nothing to do
     ├── Fenced           this owner, author, producer or query was replaced
     │   ├── SessionExpired   this client was silent for too long; what it had sent before cannot be told any more
+    │   ├── ProducerTaken    messages under a producer that belongs to another publisher, or that another one uses
+    │   ├── ClockBehind      messages whose clock is at or below the floor that forgotten producers have left
     │   └── ShardsLost       other pipelines took files that this one was to commit
     ├── StaleReceipt     the lease behind this receipt has moved on
     ├── Corrupt          stored bytes fail their checksum or their format
@@ -34,6 +37,21 @@ class DetentError(Exception):
 
 class Invalid(DetentError, ValueError):
     """The input is malformed, of the wrong type or out of range. Nothing was changed."""
+
+
+class ClockAhead(Invalid):
+    """These messages have clocks further ahead of the owner's, `owner`, than it takes. Nothing was changed. Set the
+    clock of the machine that publishes, or that of the owner."""
+
+    details = ("owner",)
+
+    def __init__(self, message: str, owner: int = 0) -> None:
+        super().__init__(message, owner)  # copies are made from what is given here
+        self.message = message
+        self.owner = owner
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class NotFound(DetentError, LookupError):
@@ -70,6 +88,27 @@ class Fenced(DetentError):
 
 class SessionExpired(Fenced):
     """This session was idle for too long and is forgotten. Nothing of this request was applied."""
+
+
+class ProducerTaken(Fenced):
+    """These messages name a producer that was not given to their sender; or it was, and another process publishes under
+    it too, so that some of them would be taken for duplicates. Nothing was changed. Start over with a new publisher."""
+
+
+class ClockBehind(Fenced):
+    """The journal `journal` has forgotten producers, and these messages have clocks at or below `floor`, the highest
+    clock that any of them had: they may be old duplicates. Nothing was changed. A clock above the floor is taken."""
+
+    details = ("journal", "floor")
+
+    def __init__(self, message: str, journal: str = "", floor: int = 0) -> None:
+        super().__init__(message, journal, floor)  # copies are made from what is given here
+        self.message = message
+        self.journal = journal
+        self.floor = floor
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class ShardsLost(Fenced):
@@ -118,12 +157,15 @@ BY_NAME: dict[str, type[DetentError]] = {
     for error in (
         DetentError,
         Invalid,
+        ClockAhead,
         NotFound,
         Exists,
         Conflict,
         AlreadyEntered,
         Fenced,
         SessionExpired,
+        ProducerTaken,
+        ClockBehind,
         ShardsLost,
         StaleReceipt,
         Corrupt,

@@ -20,6 +20,7 @@ from detent.journal import (
     JournalReader,
     Publisher,
 )
+from detent.journal.producers import Given
 from detent.kv import Reader, absolute_url, open_reader, parse_url
 from detent.ledger import AsyncLedgers, Ledgers
 from detent.queue import (
@@ -256,7 +257,11 @@ class Store(Ledgers, Consumers):
 
     def publisher(self) -> Publisher:
         """A publisher with a producer of its own, for pending messages and acknowledgements."""
-        return Publisher(self.commit)
+        return Publisher(self.commit, give=self._new_producer)
+
+    def _new_producer(self) -> Given:
+        refuse_in_child(self._generation)
+        return self._connection.new_producer(time.monotonic() + self._timeout_s)
 
     def transaction(self) -> Transaction:
         """Several operations that take effect together or not at all.

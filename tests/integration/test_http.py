@@ -26,10 +26,12 @@ from detent.errors import (
     Invalid,
     NotFound,
     OutcomeUnknown,
+    ProducerTaken,
     StaleReceipt,
     Unavailable,
 )
 from detent.journal.fragments import new_fragment_id, object_name
+from detent.journal.operations import AppendStamped
 from detent.journal.reader import JournalReader
 from detent.queue.operations import Publish
 from detent.remote import contents, served_objects, wire
@@ -202,6 +204,22 @@ class TestTokens:
                 store.commit([Publish([b"x"], [{"queue": "others"}], to="orders")])
             store.commit([Publish([b"x"], [{"queue": "orders"}], to="orders")])
         assert guarded.store.queue("others").info().total_routed == 0
+
+    def test_a_publisher_is_safe_from_others_who_may_publish_to_its_journal(
+        self, guarded: HttpServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("DETENT_TOKEN", "journals")
+        with detent.open(guarded.url) as store, detent.open(guarded.url) as other:
+            publisher = store.publisher()
+            publisher.publish("j", [b"one"])
+            publisher.publish_uncommitted("j", [b"two"])
+            (intent,) = publisher.build_ack_intents()
+            for flags in (0, 1, 2):
+                stolen = AppendStamped("j", [b"x"], None, None, intent.producer, [intent.clock + 160], [flags])
+                with pytest.raises(ProducerTaken):
+                    other.commit([stolen])
+            other.publisher().acknowledge([detent.AckIntent.from_bytes(intent.to_bytes())])
+            assert [message.body for message in store.journal("j").read()] == [b"one", b"two"]
 
     def test_reads_need_the_right_on_their_journal(self, guarded: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DETENT_TOKEN", "journals")

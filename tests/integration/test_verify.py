@@ -15,10 +15,10 @@ import pytest
 
 import detent
 from detent.codec import journal as records
-from detent.codec.journal import Fragment, Head, Listing, Producer, Run, Segment
+from detent.codec.journal import Fragment, Head, Listing, Producer, Run, Segment, encode_number
 from detent.codec.keys import u32, u64
 from detent.engine import Engine, Request
-from detent.engine.sessions import ANSWERS, EXPIRED, encode_answers
+from detent.engine.sessions import ANSWERS, EXPIRED, PROVED_SINCE, encode_answers
 from detent.engine.verify import Counts, Finding
 from detent.journal import JournalMachine, JournalReader, fragments
 from detent.journal import operations as ops
@@ -120,6 +120,9 @@ class Damage:
     def producer(self, journal: str, producer: bytes, **changes: Any) -> None:
         key = records.part(self.id(journal), records.PRODUCER, producer)
         self.put(key, Producer.decode(self.get(key))._replace(**changes).encode())
+
+    def rolled_back(self, journal: str, value: bytes) -> None:
+        self.put(records.part(self.id(journal), records.ROLLED_BACK, P1), value)
 
     def runs(self, journal: str, change: Callable[[list[Run]], list[Run]], number: int = 0) -> None:
         key, value = self.all(journal, records.INDEX)[number]
@@ -558,6 +561,10 @@ DAMAGES: list[tuple[Callable[[Damage], None], str]] = [
     (lambda d: d.put(ANSWERS.key(u64(900)), encode_answers([(b"s" * 16, 0, 7, b"?")], 1)), "does not decode"),
     (lambda d: d.put(ANSWERS.key(u64(900)), encode_answers([(b"s" * 16, 8, 7, b"\x91\x90")], 1)), "its own floor 8"),
     (lambda d: d.put(EXPIRED.raw, b"short"), "expired sessions, at byte"),
+    (lambda d: d.put(PROVED_SINCE.raw, b"short"), "producers are proved, at byte"),
+    (lambda d: d.rolled_back("plain", b"short"), "rolled back producer, at byte"),
+    (lambda d: d.rolled_back("plain", encode_number(9)), "forgotten with clock 9, which is above the floor"),
+    (lambda d: d.rolled_back("txn", encode_number(0)), "remembered as if it were not"),
     (invalid_register, "a malformed register"),
     (long_register, "a malformed register"),
     (too_many_registers, "71 registers, where 64 are allowed"),

@@ -19,9 +19,13 @@ from detent.errors import (
     SessionExpired,
     Unavailable,
 )
+from detent.journal import Publisher
 from detent.journal import operations as ops
+from detent.journal.publisher import decode_intents, encode_intents
 from detent.kv import Batch
 from detent.kv.memory import MemoryWriter
+from detent.queue.calls import Outgoing, publish
+from detent.queue.operations import PUBLISH_MESSAGES_MAX
 from world import World
 
 
@@ -429,3 +433,24 @@ def test_time_never_goes_back(world: World) -> None:
 def test_reads_of_a_missing_journal(world: World) -> None:
     with pytest.raises(NotFound):
         world.bodies("nothing")
+
+
+class TestOneLimit:
+    def test_a_transaction_takes_what_one_call_takes_even_if_all_messages_differ(self) -> None:
+        messages = [Outgoing(b"x", delay=f"{number % 2}s") for number in range(PUBLISH_MESSAGES_MAX)]
+        operations = publish(messages, "q")
+        assert len(operations) == PUBLISH_MESSAGES_MAX
+        Request(bytes(16), 0, 0, list(operations)).check()
+        with pytest.raises(LimitExceeded, match="operations"):
+            Request(bytes(16), 0, 0, [*operations, operations[0]]).check()
+
+    def test_a_publisher_has_no_more_intents_than_a_transaction_takes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("detent.journal.publisher.JOURNALS_PER_TRANSACTION_MAX", 3)
+        world = World()
+        publisher = Publisher(lambda operations: world.commit(*operations), now_ns=lambda: world.now_ms * 1_000_000)
+        publisher.publish_uncommitted_many({"a": [b"x"], "b": [b"x"]})
+        with pytest.raises(LimitExceeded, match="at most 3 journals"):
+            publisher.publish_uncommitted_many({"b": [b"x"], "c": [b"x"], "d": [b"x"]})
+        publisher.publish_uncommitted_many({"b": [b"y"], "c": [b"x"]})
+        publisher.acknowledge(decode_intents(encode_intents(publisher.build_ack_intents())))
+        assert [world.bodies(name) for name in "abc"] == [[b"x"], [b"x", b"y"], [b"x"]]

@@ -21,7 +21,7 @@ DELETED: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x05)
 OPEN_SPAN: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x06)
 PART: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x10)
 
-BLOCK, HEAD, REGISTER, PRODUCER, SPAN, INDEX = (bytes([kind]) for kind in range(1, 7))
+BLOCK, HEAD, REGISTER, PRODUCER, SPAN, INDEX, ROLLED_BACK = (bytes([kind]) for kind in range(1, 8))
 """The kinds of record below one journal's id."""
 
 FRAGMENT_ID_BYTES: Final = 16

@@ -19,7 +19,6 @@ from detent.journal import JournalInfo, Message
 from detent.journal.message import messages_of
 from detent.message import Checkpoint as RawCheckpoint
 from detent.message import Envelope, Sequencer
-from detent.message.sequencer import HORIZON_NS
 from detent.state.checkpoint import Checkpoint, RawPosition, raw_checkpoint, raw_positions
 
 if TYPE_CHECKING:
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 
 READ_ROWS: Final = 65_536
 """Messages that one look at a journal plans for."""
-
-DEADLINES: Final = 2
-"""After so many transaction deadlines of a journal, by its own clock, a transaction is not waited for any more."""
 
 Mine = Callable[[Message], bool]
 
@@ -164,8 +160,8 @@ class RawSource(_Place):
         self._next: Message | None = None
         self._mark = (0, 0)
         self._done = 0
-        self._open_horizon_ns = 0
-        """How old a transaction is that the owner has surely rolled back; learned when the journal is looked at."""
+        self._seen: JournalInfo | None = None
+        """The journal as it was when it was looked at last."""
 
     def _start(self) -> int:
         info = self._info(0)
@@ -221,10 +217,10 @@ class RawSource(_Place):
             return iter(())
         if self._read_to > info.next_position:
             raise self._vanished(self._read_to)
+        seen, self._seen = self._seen, info
+        if seen is not None:  # all rows that were there then are sequenced by now
+            self._sequencer.forget(self.journal, seen.clock_floor, seen.open_from)
         self._mark = (info.next_position, info.next_offset)
-        # Without a deadline nobody ever rolls a transaction back.
-        deadline_ns = info.span_deadline_ms * 1_000_000
-        self._open_horizon_ns = max(HORIZON_NS, DEADLINES * deadline_ns) if deadline_ns else 0
         return self._envelopes(self._read_to, info.next_position)
 
     def _envelopes(self, start: int, end: int) -> Iterator[Envelope]:
@@ -244,8 +240,7 @@ class RawSource(_Place):
 
     def position(self) -> RawPosition:
         """Where to resume."""
-        found = self._sequencer.checkpoint(HORIZON_NS, open_horizon_ns=self._open_horizon_ns)
-        return raw_positions(found)[self.journal]
+        return raw_positions(self._sequencer.checkpoint())[self.journal]
 
 
 class Sources:

@@ -82,6 +82,15 @@ class Engine:
         if len(session) == SESSION_BYTES and not self._sessions.was_given(session, holder):
             raise SessionExpired("this session was given to somebody else, or to nobody; open a new one")
 
+    def digest(self, purpose: bytes, content: bytes) -> bytes:
+        """What only an owner of this store can make of some content: it proves what an owner has given."""
+        return self._sessions.digest(purpose, content)
+
+    @property
+    def proved_since_ms(self) -> int:
+        """Since when the owners of this store prove producers; releases before did not."""
+        return self._sessions.proved_since_ms
+
     # -- callers ------------------------------------------------------------------------------------------------
 
     def commit(self, request: Request) -> list[Result]:

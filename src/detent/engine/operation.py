@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from detent.kv import Batch, View
 
-OPERATIONS_MAX = 10_000
-"""Operations in one transaction: it is applied whole while everybody else waits."""
+OPERATIONS_MAX: Final = 10_000
+"""Operations in one transaction, and messages in one publish to queues. A transaction is applied whole while all others
+wait: so many small operations take a core about half a second. It is one limit for both, because messages that differ
+in their times are an operation each: what one call may hold, a transaction must hold."""
 
 OPERATION_WEIGHT = 128
 """Bytes charged for an operation besides its content, so that empty ones are not free."""

@@ -29,6 +29,7 @@ from detent.kv import Batch, View
 ANSWERS: Final = Prefix(SUBSYSTEM_ENGINE, 1, 0x01)
 EXPIRED: Final = Prefix(SUBSYSTEM_ENGINE, 1, 0x02)
 SECRET: Final = Prefix(SUBSYSTEM_ENGINE, 1, 0x03)
+PROVED_SINCE: Final = Prefix(SUBSYSTEM_ENGINE, 1, 0x04)
 
 SESSION_IDLE_MS: Final = 3600 * 1000
 """How long a client may be silent and still have its unanswered transactions answered."""
@@ -48,6 +49,9 @@ PROOF_BYTES: Final = 5
 
 ANSWERS_PER_SESSION_MAX: Final = 16_384
 """A client with more answers outstanding does not say `answered`."""
+
+DIGEST_BYTES: Final = 16
+"""A digest that is sent beside what it proves, and so may be as long as it should be."""
 
 _ENTRY: Final = struct.Struct("<16sQQ")
 
@@ -71,6 +75,9 @@ class Sessions:
         self._random = random
         self._secret = random(SECRET_BYTES)
         self._secret_dirty = True
+        self.proved_since_ms = 0
+        """Since when producers are proved; open transactions from before may be those of an earlier release."""
+        self._since_dirty = True
         self._clear()
 
     def _clear(self) -> None:
@@ -93,6 +100,10 @@ class Sessions:
         self._secret_dirty = secret is None
         if secret is not None:
             self._secret = decode_secret(secret)
+        since = view.get(PROVED_SINCE.raw)
+        self._since_dirty = since is None
+        if since is not None:
+            self.proved_since_ms = decode_since(since)
         stored = view.get(EXPIRED.raw)
         if stored is not None:
             reader = ByteReader(stored, "expired sessions")
@@ -193,6 +204,10 @@ class Sessions:
         if self._secret_dirty:
             batch.put(SECRET.raw, self._secret)
             self._secret_dirty = False
+        if self._since_dirty:
+            self.proved_since_ms = now_ms
+            batch.put(PROVED_SINCE.raw, ByteWriter().u64(now_ms).finish())
+            self._since_dirty = False
         if self._expired_dirty:
             batch.put(EXPIRED.raw, ByteWriter().u64(self.expired_through).u64(self._expired_before_ms).finish())
             self._expired_dirty = False
@@ -220,7 +235,7 @@ class Sessions:
     @property
     def has_new_secret(self) -> bool:
         """Whether names are proved by something that is in this memory only."""
-        return self._secret_dirty
+        return self._secret_dirty or self._since_dirty
 
     @property
     def dirty(self) -> bool:
@@ -241,6 +256,10 @@ class Sessions:
         name, proof = session[:-PROOF_BYTES], session[-PROOF_BYTES:]
         return hmac.compare_digest(proof, self._proof(name, holder))
 
+    def digest(self, purpose: bytes, content: bytes) -> bytes:
+        """What only an owner of this store can make of some content, for one purpose."""
+        return hashlib.blake2b(content, digest_size=DIGEST_BYTES, key=self._secret, person=purpose).digest()
+
     def _proof(self, name: bytes, holder: str) -> bytes:
         return hashlib.blake2b(name + holder.encode(), digest_size=PROOF_BYTES, key=self._secret).digest()
 
@@ -250,6 +269,14 @@ def decode_secret(value: bytes) -> bytes:
     if len(value) != SECRET_BYTES:
         raise Corrupt(f"the secret of sessions has {len(value)} bytes, not {SECRET_BYTES}")
     return value
+
+
+def decode_since(value: bytes) -> int:
+    """Since when the store's owners prove producers."""
+    reader = ByteReader(value, "the time since when producers are proved")
+    since_ms = reader.u64()
+    reader.finish()
+    return since_ms
 
 
 def encode_answers(entries: list[tuple[bytes, int, int, bytes]], now_ms: int) -> bytes:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from detent.codec.values import ByteReader
-from detent.engine.sessions import ANSWERS, EXPIRED, SECRET, decode_answers, decode_secret
+from detent.engine.sessions import ANSWERS, EXPIRED, PROVED_SINCE, SECRET, decode_answers, decode_secret, decode_since
 from detent.errors import Corrupt
 from detent.kv import View
 
@@ -22,7 +22,7 @@ ANSWERS_COMPARED_MAX: Final = 1_000_000
 
 TOLD_EVERY_BYTES: Final = 256 << 10
 
-KNOWN: Final = (ANSWERS, EXPIRED, SECRET)
+KNOWN: Final = (ANSWERS, EXPIRED, SECRET, PROVED_SINCE)
 """All that this release writes of the engine's own."""
 
 
@@ -145,6 +145,13 @@ def check_engine(view: View, tally: Tally) -> Iterator[Finding]:
         try:
             SECRET.reader(key, "the secret of sessions").finish()
             decode_secret(value)
+        except Corrupt as error:
+            yield Finding(record_at(key), str(error))
+    for key, value in view.scan(*PROVED_SINCE.range()):
+        tally.saw(key, value)
+        try:
+            PROVED_SINCE.reader(key, "since when producers are proved").finish()
+            decode_since(value)
         except Corrupt as error:
             yield Finding(record_at(key), str(error))
 

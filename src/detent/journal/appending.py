@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from detent.codec import journal as records
 from detent.codec.journal import Producer, Segment
 from detent.codec.keys import u64
 from detent.engine import Context
-from detent.errors import Conflict, Fenced, Invalid, LimitExceeded, NotFound
+from detent.errors import ClockAhead, ClockBehind, Conflict, Fenced, Invalid, LimitExceeded, NotFound, ProducerTaken
 from detent.journal import operations as ops
 from detent.journal.chunks import times
 from detent.journal.housekeeping import open_span_key
@@ -21,6 +21,7 @@ from detent.journal.state import JournalState, Span
 from detent.kv import View
 from detent.message import (
     ACK_TXN,
+    CLOCK_AHEAD_NS,
     FLAGS_MAX,
     NO_SPAN,
     OUTSIDE_TXN,
@@ -28,6 +29,10 @@ from detent.message import (
     Outcome,
     ProducerState,
     SequencedBlock,
+    as_unix_ns,
+    clock_of_ns,
+    is_forgotten,
+    latest_clock,
     sequence_block,
 )
 
@@ -119,9 +124,12 @@ def append_stamped(machine: JournalMachine, op: ops.AppendStamped, context: Cont
         np.array(op.clocks, np.uint64),
         np.array(op.flags, np.uint16),
     )
+    _check_clocks(state, columns, context.now_ms)
+    if op.begun and _is_done(machine, state, op, producers[0]):
+        return ops.Appended(state.next_position, 0, state.next_offset, 0)
     position = state.next_position
     state.rows_chunk().add(op.bodies, op.keys, op.headers, op.producers, op.clocks, op.flags, size)
-    return _sequence(machine, state, position, columns, size, context)
+    return _sequence(machine, state, position, columns, size, context, fresh=op.fresh)
 
 
 def append_batch(machine: JournalMachine, op: ops.AppendBatch, context: Context) -> ops.Appended:
@@ -132,9 +140,11 @@ def append_batch(machine: JournalMachine, op: ops.AppendBatch, context: Context)
     state.touch(context.undo)
     position = state.next_position
     if op.stamped:
+        columns = _stamp_columns(batch)
+        _check_clocks(state, columns, context.now_ms)
         timed = batch.set_column(3, block.SCHEMA.field(3), _time_array(rows, context.now_ms))
         state.add_batch(timed, op.size())
-        return _sequence(machine, state, position, _stamp_columns(batch), op.size(), context)
+        return _sequence(machine, state, position, columns, op.size(), context)
     _add_own(machine, state, rows, list(batch.columns), op.size(), context)
     return _commit_own(machine, state, rows)
 
@@ -182,6 +192,45 @@ def _stamp_columns(batch: Any) -> tuple[Any, Any, Any]:
     return producers, clocks, flags
 
 
+def _check_clocks(state: JournalState, columns: tuple[Any, Any, Any], now_ms: int) -> None:
+    """Refuse clocks far ahead of the owner's time. That is not before the journal's last change: where the wall clock
+    was set back, publishers that have seen the later time go on."""
+    owner_ns = max(now_ms, state.updated_ms) * 1_000_000
+    clock = int(columns[1].max())
+    if clock > latest_clock(owner_ns):
+        ahead_s = (as_unix_ns(clock) - owner_ns) // 1_000_000_000
+        raise ClockAhead(
+            f"a message of producer {int(columns[0][columns[1].argmax()]):012x} has a clock {ahead_s} s ahead of the "
+            f"owner's time, and at most {CLOCK_AHEAD_NS // 1_000_000_000} s are allowed: set the clock of the machine "
+            "that publishes, or that of the owner",
+            clock_of_ns(owner_ns),
+        )
+
+
+def _is_done(machine: JournalMachine, state: JournalState, op: ops.AppendStamped, producer: int) -> bool:
+    """Refuse the rest of a transaction whose beginning is not pending. True for an acknowledgement that was taken before,
+    if it must not be stored again: because another transaction is open by now, which it would roll back; or because its
+    producer is forgotten, which happens to none that has something pending."""
+    if len(set(op.flags)) != 1 or op.producers != op.producers[:6] * len(op.flags):
+        raise Invalid("messages of one transaction are of one producer, and all pending or all acknowledgements")
+    with machine.read() as view:
+        known = _States(state, view).get(producer)
+        span = state.span(producer, view).segments if known is not None and known.is_open else []
+    if span and span[0].clock == op.begun:
+        return False
+    if op.flags[0] == ACK_TXN and known is not None and op.clocks[0] <= known.last_ack:
+        return bool(span)
+    if op.flags[0] == ACK_TXN and known is None and op.clocks[0] <= state.clock_floor:
+        return True
+    if clock_of_ns(state.listing.created_ms * 1_000_000) > op.begun:
+        raise NotFound(f"the journal {state.name!r} was made anew, and the messages of this transaction are gone")
+    raise Fenced(
+        f"the first messages of a transaction of producer {producer:012x} are not pending in {state.name!r}: it was "
+        "rolled back, or the store was restored from an older copy; nothing of it will be committed. Start over with "
+        "a new publisher"
+    )
+
+
 class _States(Mapping[int, ProducerState]):
     """The journal's producers as the sequencing functions want them, read when asked for."""
 
@@ -192,13 +241,18 @@ class _States(Mapping[int, ProducerState]):
     def __getitem__(self, producer: int) -> ProducerState:
         known = self._state.producer(producer, self._view)
         if known is None:
-            raise KeyError(producer)
-        if known.aborted:
+            aborted = self._state.was_rolled_back(producer, self._view)
+        else:
+            aborted = known.aborted
+        if aborted:
             raise Fenced(
                 f"a transaction of producer {producer:012x} in {self._state.name!r} passed its deadline and was rolled "
                 "back; this producer is refused: start over with a new one"
             )
-        return ProducerState(known.last_ack, known.max_clock, known.begin)
+        found = None if known is None else ProducerState(known.last_ack, known.max_clock, known.begin)
+        if found is None or is_forgotten(found, self._state.clock_floor):
+            raise KeyError(producer)
+        return found
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._state.producers)
@@ -214,14 +268,19 @@ def _sequence(
     columns: tuple[Any, Any, Any],
     size: int,
     context: Context,
+    *,
+    fresh: bool = False,
 ) -> ops.Appended:
-    """Decide what each message does, and let it do that. `size` is about what all of them occupy."""
+    """Decide what each message does, and let it do that. `size` is about what all of them occupy; with `fresh` none may
+    be a duplicate."""
     producers, clocks, flags = columns
     offset, rows = state.next_offset, len(clocks)
     state.settle_own(context.now_ms)
     with machine.read() as view:
         done = sequence_block(producers, clocks, flags, position, _States(state, view), floor=state.clock_floor)
-        _refuse(state, done, producers)
+        _refuse(state, done, columns)
+        if fresh:
+            _refuse_duplicates(state, done, producers)
         _commit(state, done, position, view)
         _close_spans(state, done, view, context)
         _remember_producers(machine, state, done, size // rows, context)
@@ -230,7 +289,8 @@ def _sequence(
     return ops.Appended(position, rows, offset, state.next_offset - offset)
 
 
-def _refuse(state: JournalState, done: SequencedBlock, producers: Any) -> None:
+def _refuse(state: JournalState, done: SequencedBlock, columns: tuple[Any, Any, Any]) -> None:
+    producers, clocks, _ = columns
     if len(done.states) > PRODUCERS_PER_APPEND_MAX:
         raise LimitExceeded(f"one append has messages of at most {PRODUCERS_PER_APPEND_MAX} producers")
     bad = done.outcomes == Outcome.OUTSIDE_OVER_SPAN
@@ -242,10 +302,34 @@ def _refuse(state: JournalState, done: SequencedBlock, producers: Any) -> None:
         )
     bad = done.outcomes == Outcome.BELOW_FLOOR
     if bad.any():
+        raise _behind(state, int(producers[bad.argmax()]), int(clocks[bad.argmax()]))
+
+
+def _behind(state: JournalState, producer: int, clock: int) -> ClockBehind:
+    behind_s = (as_unix_ns(state.clock_floor) - as_unix_ns(clock)) // 1_000_000_000
+    return ClockBehind(
+        f"producer {producer:012x} is unknown to {state.name!r}, and its clock is {behind_s} s below the floor that "
+        "forgotten producers have left: its messages may be old duplicates. If they are new, set the clock of the "
+        "machine that publishes; a new producer helps only if its clock starts above the floor",
+        state.name,
+        state.clock_floor,
+    )
+
+
+_DUPLICATES: Final = np.array(
+    [Outcome.OUTSIDE_DUPLICATE, Outcome.CONTINUE_DUPLICATE, Outcome.CONTINUE_OLDER_IN_SPAN], np.uint8
+)
+
+
+def _refuse_duplicates(state: JournalState, done: SequencedBlock, producers: Any) -> None:
+    """Their publisher has never sent them before, so another process publishes under its producer."""
+    bad = np.isin(done.outcomes, _DUPLICATES)
+    if bad.any():
         producer = int(producers[bad.argmax()])
-        raise Fenced(
-            f"producer {producer:012x} is unknown to {state.name!r} and its clock is below the floor that forgotten "
-            "producers left: its messages may be old duplicates. Publish them with a new producer"
+        raise ProducerTaken(
+            f"{int(bad.sum())} of {len(bad)} messages would be taken for duplicates in {state.name!r}: another process "
+            f"has published under producer {producer:012x}, with later clocks. None of them was published; publish "
+            "them again with a new publisher"
         )
 
 

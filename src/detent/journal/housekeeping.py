@@ -19,7 +19,7 @@ from detent.errors import Corrupt
 from detent.journal import operations as ops
 from detent.journal.state import JournalState
 from detent.kv import View
-from detent.message import NO_SPAN, clock_of_ns
+from detent.message import NO_SPAN, idle_below
 
 if TYPE_CHECKING:
     from detent.journal.machine import JournalMachine
@@ -31,7 +31,8 @@ RETAIN_EVERY_MS: Final = 5_000
 PRUNE_EVERY_MS: Final = 60_000
 
 ABORTED_HORIZONS: Final = 30
-"""How many horizons a producer with a rolled back transaction is remembered, so that its late ACK is still refused."""
+"""How many horizons the whole record of a producer with a rolled back transaction is kept. After that a smaller one
+says for good that it is refused: what it sends later would be half of that transaction."""
 
 logger = logging.getLogger("detent.journal")
 
@@ -266,10 +267,8 @@ class Housekeeper:
         """Forget producers that are idle by the journal's own clock. The floor keeps their duplicates out."""
         machine = self._machine
         state = machine.state(machine.by_id[op.journal])
-        # A producer whose clock runs ahead must not make everybody else look idle.
-        newest = min(state.newest_clock, clock_of_ns(context.now_ms * 1_000_000))
-        horizon = clock_of_ns(state.listing.producer_horizon_ms * 1_000_000) - clock_of_ns(0)
-        limits = (newest - horizon, newest - ABORTED_HORIZONS * horizon)
+        now_ns, horizon_ns = context.now_ms * 1_000_000, state.listing.producer_horizon_ms * 1_000_000
+        limits = [idle_below(state.newest_clock, now_ns, count * horizon_ns) for count in (1, ABORTED_HORIZONS)]
         start, end = records.part_range(op.journal, records.PRODUCER)
         resume = self._prune_from.pop(op.journal, start)
         looked_at, key = 0, start
@@ -281,7 +280,7 @@ class Housekeeper:
                 producer = int.from_bytes(key[-6:], "big")
                 known = state.producers.get(producer) or Producer.decode(value)
                 if known.begin == NO_SPAN and known.max_clock < limits[known.aborted]:
-                    dropped.append((producer, key))
+                    dropped.append((producer, key, known))
                     floor = max(floor, known.max_clock)
         if looked_at == STEP_RECORDS:
             self._prune_from[op.journal] = key + b"\x00"
@@ -289,9 +288,12 @@ class Housekeeper:
         if dropped:
             state.touch(context.undo)
             state.clock_floor = floor
-            for producer, key in dropped:
+            for producer, key, known in dropped:
                 state.put(state.producers, producer, None, context.undo)
                 state.put(state.writes, key, None, context.undo)
+                if known.aborted:
+                    gone = records.encode_number(known.max_clock)
+                    state.put(state.writes, state.rolled_back_key(producer), gone, context.undo)
         return Done()
 
     # -- deleted journals ---------------------------------------------------------------------------------------

@@ -103,12 +103,18 @@ class Append(_JournalOperation, frozen=True, tag=True, array_like=True):
 class AppendStamped(Append, frozen=True, tag=True, array_like=True):
     """Append messages that carry their own UUIDs: they are sequenced, and duplicates and pending ones held back.
 
-    `producers` are 6 bytes a message, one after another.
+    `producers` are 6 bytes a message, one after another. `begun` is the clock of the first message that the transaction
+    of these already has in the journal: unless it is pending there, nothing is appended. With `fresh` nothing is
+    appended if any of these messages would be taken for a duplicate. `proof` says that the sender may use the producer:
+    see :mod:`detent.journal.producers`.
     """
 
     producers: bytes = b""
     clocks: list[Annotated[int, msgspec.Meta(ge=0)]] = msgspec.field(default_factory=list)
     flags: list[Annotated[int, msgspec.Meta(ge=0, le=0x3FF)]] = msgspec.field(default_factory=list)
+    begun: Annotated[int, msgspec.Meta(ge=0)] = 0
+    fresh: bool = False
+    proof: bytes = b""
 
 
 class AppendPacked(_JournalOperation, frozen=True, tag=True, array_like=True):

@@ -11,25 +11,36 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from detent.engine import MALFORMED, Operation
-from detent.errors import Corrupt, DetentError, Invalid, OutcomeUnknown
+from detent.engine.operation import OPERATIONS_MAX
+from detent.errors import ClockAhead, ClockBehind, Corrupt, DetentError, Invalid, LimitExceeded, OutcomeUnknown
 from detent.journal import operations as ops
 from detent.journal.calls import Entry, plain_append
-from detent.message import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, TICK, Clock, ProducerId, new_producer_id
+from detent.journal.producers import PROOF_BYTES, Given, seal
+from detent.message import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, TICK, Clock, ProducerId, as_unix_ns, new_producer_id
+from detent.message.uuids import PRODUCER_BYTES
 
-JOURNALS_PER_TRANSACTION_MAX = 10_000
+JOURNALS_PER_TRANSACTION_MAX: Final = OPERATIONS_MAX
+"""Journals with pending messages of one publisher: acknowledging each is an operation of one transaction."""
 
 
 class AckIntent(msgspec.Struct, frozen=True, array_like=True):
-    """The promise to acknowledge what was published to one journal: store it durably, then append it until it is in."""
+    """The promise to acknowledge what was published to one journal: store it durably, then append it until it is in.
+
+    `begun` is the clock of the first message that it covers. `seal` proves to a server that its publisher has made it,
+    also when another client sends it: keep an intent where only those read it who may acknowledge. Intents of earlier
+    releases have neither.
+    """
 
     journal: str
     producer: bytes
     clock: int
+    begun: int = 0
+    seal: bytes = b""
 
     def to_bytes(self) -> bytes:
         """For your own checkpoint; `from_bytes` brings it back."""
@@ -45,7 +56,9 @@ class AckIntent(msgspec.Struct, frozen=True, array_like=True):
 
     def operation(self) -> Operation:
         """The append that keeps the promise. Repeating it does no harm as long as its producer sends nothing else."""
-        return ops.AppendStamped(self.journal, [b""], None, None, self.producer, [self.clock], [ACK_TXN])
+        return ops.AppendStamped(
+            self.journal, [b""], None, None, self.producer, [self.clock], [ACK_TXN], begun=self.begun, proof=self.seal
+        )
 
 
 def encode_intents(intents: Iterable[AckIntent]) -> bytes:
@@ -59,41 +72,66 @@ def decode_intents(data: bytes) -> list[AckIntent]:
         intents = msgspec.msgpack.decode(data, type=list[AckIntent])
     except MALFORMED as error:
         raise Corrupt(f"these bytes are no acknowledgement intents: {error}") from error
-    if len(intents) > JOURNALS_PER_TRANSACTION_MAX or not all(
-        len(intent.producer) == 6 and 0 < intent.clock < 1 << 64 for intent in intents
-    ):
+    if len(intents) > JOURNALS_PER_TRANSACTION_MAX or not all(is_possible(intent) for intent in intents):
         raise Corrupt("acknowledgement intents with impossible fields")
     return intents
 
 
-class Publisher:
-    """Publishes under one producer, drawn anew for each publisher; two processes never share one.
+def is_possible(intent: AckIntent) -> bool:
+    """Whether a publisher can have built this."""
+    return (
+        len(intent.producer) == PRODUCER_BYTES
+        and 0 < intent.clock < 1 << 64
+        and 0 <= intent.begun < intent.clock
+        and len(intent.seal) in {0, PROOF_BYTES}
+    )
 
-    >>> publisher = Publisher(store.commit)
+
+class Publisher:
+    """Publishes under one producer, which an owner gives to each publisher anew; no other client can use it.
+
+    >>> publisher = store.publisher()
     >>> publisher.publish("orders", [b"visible at once"])
     >>> publisher.publish_uncommitted("orders", [b"pending"])
     >>> intents = publisher.build_ack_intents()   # keep these durably with your own progress, then:
     >>> publisher.acknowledge(intents)
+
+    Made by hand, without `give`, it draws its producer itself. That is enough in the process of the owner.
     """
 
     def __init__(
         self,
         commit: Callable[[list[Operation]], list[Any]],
         *,
+        give: Callable[[], Given] | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self._commit = commit
+        self._give = give or (lambda: Given(new_producer_id(random(6)), b"", b""))
+        self._given: Given | None = None
         self._now_ns = now_ns
         self._clock = Clock()
         self._lock = threading.Lock()
-        self._pending: dict[str, None] = {}
+        self._pending: dict[str, int] = {}  # with the clock of the first message, once that is there; else 0
         self._promised: dict[str, int] = {}
-        self._unsettled: dict[str, Operation] = {}
-        self.producer: ProducerId = new_producer_id(random(6))
+        self._unsettled: dict[str, ops.AppendStamped] = {}
+
+    @property
+    def producer(self) -> ProducerId:
+        """The producer that this publisher was given. The first use of it asks the owner."""
+        return self._give_once().producer
+
+    def _give_once(self) -> Given:
+        if self._given is None:
+            self._given = self._give()
+        return self._given
 
     def publish(self, journal: str, entries: Iterable[Entry]) -> ops.Appended:
-        """Publish messages that are committed at once. Not while this publisher has pending ones in that journal."""
+        """Publish messages that are committed at once. Not while this publisher has pending ones in that journal.
+
+        All of them are committed, or none: `ProducerTaken` if some would be taken for duplicates.
+        """
         with self._lock:
             if journal in self._pending:
                 raise Invalid(
@@ -108,8 +146,14 @@ class Publisher:
     def publish_uncommitted_many(self, entries: Mapping[str, Iterable[Entry]]) -> dict[str, ops.Appended]:
         """The same to several journals, in one transaction."""
         with self._lock:
+            self._give_once()  # before anything is pending
             new = [journal for journal in entries if journal not in self._pending]
-            self._pending.update(dict.fromkeys(new))
+            if len(self._pending) + len(new) > JOURNALS_PER_TRANSACTION_MAX:
+                raise LimitExceeded(
+                    f"a publisher has pending messages in at most {JOURNALS_PER_TRANSACTION_MAX} journals: acknowledge "
+                    "them first, or use another one"
+                )
+            self._pending.update(dict.fromkeys(new, 0))
             try:
                 return self._append_all(entries, CONTINUE_TXN)
             except OutcomeUnknown:
@@ -131,34 +175,59 @@ class Publisher:
         unsettled = {journal: self._unsettled[journal] for journal in plain if journal in self._unsettled}
         if unsettled:
             self._send(unsettled)
-        return self._send({journal: self._stamped(one, flags) for journal, one in plain.items()})
+        return self._stamp_and_send(plain, flags)
 
-    def _stamped(self, plain: ops.Append, flags: int) -> Operation:
+    def _stamp_and_send(self, plain: Mapping[str, ops.Append], flags: int) -> dict[str, ops.Appended]:
+        """Where the wall clock is wrong, the owner says what it takes. Nothing of a refused call is in the store, and
+        its messages are new: so they are stamped again."""
+        time_ns, before = self._now_ns(), self._clock.value
+        while True:
+            self._clock.update(time_ns)
+            try:
+                return self._send({journal: self._stamped(one, flags) for journal, one in plain.items()})
+            except ClockBehind as error:
+                if not self._clock.raise_to(error.floor):
+                    raise
+            except ClockAhead as error:
+                # Back to what was taken last: or the clock would stay out of reach, also when the wall clock is right.
+                self._clock = Clock(before)
+                if time_ns <= as_unix_ns(error.owner):
+                    raise
+                time_ns = as_unix_ns(error.owner)
+
+    def _stamped(self, plain: ops.Append, flags: int) -> ops.AppendStamped:
         """With ids of this producer. Its clock ticks here, under the lock that the append keeps until it is durable."""
-        rows = len(plain.bodies)
-        self._clock.update(self._now_ns())
+        given, rows = self._give_once(), len(plain.bodies)
         first = self._clock.reserve(rows)
         return ops.AppendStamped(
             plain.journal,
             plain.bodies,
             plain.keys,
             plain.headers,
-            bytes(self.producer) * rows,
+            bytes(given.producer) * rows,
             list(range(first, first + rows * TICK, TICK)),
             [flags] * rows,
+            begun=self._pending.get(plain.journal, 0) if flags == CONTINUE_TXN else 0,
+            fresh=True,
+            proof=given.proof,
         )
 
-    def _send(self, operations: Mapping[str, Operation]) -> dict[str, ops.Appended]:
+    def _send(self, operations: Mapping[str, ops.AppendStamped]) -> dict[str, ops.Appended]:
         try:
             results = self._commit(list(operations.values()))
         except OutcomeUnknown as error:
-            self._unsettled.update(operations)
+            # What is sent again may be there already.
+            self._unsettled.update(
+                (journal, msgspec.structs.replace(one, fresh=False)) for journal, one in operations.items()
+            )
             raise OutcomeUnknown(
                 f"{error}. This publisher keeps the messages, and sends them again, recognisably the same, before "
                 "anything else for that journal: do not publish them anew. settle() sends them now"
             ) from error
-        for journal in operations:
+        for journal, operation in operations.items():
             self._unsettled.pop(journal, None)
+            if self._pending.get(journal) == 0 and operation.flags[0] == CONTINUE_TXN:
+                self._pending[journal] = operation.clocks[0]
         return dict(zip(operations, results, strict=True))
 
     def settle(self) -> None:
@@ -175,11 +244,17 @@ class Publisher:
         with self._lock:
             if self._unsettled:
                 raise Invalid("some messages were not answered for; call settle() before you acknowledge anything")
-            self._clock.update(self._now_ns())
-            intents = [AckIntent(journal, bytes(self.producer), self._clock.tick()) for journal in self._pending]
+            # Without a look at the wall clock: what is promised must be a clock that the owner takes.
+            intents = [self._intent(journal, begun, self._clock.tick()) for journal, begun in self._pending.items()]
             self._pending.clear()
             self._promised.update((intent.journal, intent.clock) for intent in intents)
             return intents
+
+    def _intent(self, journal: str, begun: int, clock: int) -> AckIntent:
+        given = self._given
+        assert given is not None  # something is pending
+        sealed = seal(given.sealing, journal, clock, begun) if given.sealing else b""
+        return AckIntent(journal, bytes(given.producer), clock, begun, sealed)
 
     def acknowledge(self, intents: Sequence[AckIntent]) -> None:
         """Commit what the intents cover. In one transaction when they all belong to this store.
@@ -188,15 +263,18 @@ class Publisher:
         messages they would roll those back. Intents of an earlier life, from a checkpoint, are always sent.
         """
         with self._lock:
-            due = [one for one in intents if one.producer != self.producer or self._is_promised(one)]
+            due = [one for one in intents if not self._is_own(one) or self._is_promised(one)]
             if due:
                 self._commit([intent.operation() for intent in due])
             for intent in due:
                 if self._is_promised(intent):
                     del self._promised[intent.journal]
 
+    def _is_own(self, intent: AckIntent) -> bool:
+        return self._given is not None and intent.producer == self._given.producer
+
     def _is_promised(self, intent: AckIntent) -> bool:
-        return intent.producer == self.producer and self._promised.get(intent.journal) == intent.clock
+        return self._is_own(intent) and self._promised.get(intent.journal) == intent.clock
 
 
 class AsyncPublisher:
@@ -204,7 +282,12 @@ class AsyncPublisher:
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
-        self.producer = publisher.producer
+
+    @property
+    def producer(self) -> ProducerId:
+        """The producer that this publisher was given. The first use of it asks the owner, and the first publish is one:
+        read it after that, and nothing waits."""
+        return self._publisher.producer
 
     async def publish(self, journal: str, entries: Iterable[Entry]) -> ops.Appended:
         """Publish messages that are committed at once."""

@@ -52,6 +52,10 @@ class JournalInfo(msgspec.Struct, frozen=True, kw_only=True):
     aborted_spans: int
     updated_ms: int
     registers: dict[str, str]
+    clock_floor: int = 0
+    """The highest clock of the producers that the journal has forgotten: see :mod:`detent.message.forgetting`."""
+    open_from: int = 0
+    """No transaction is open that begins before this position."""
 
     @property
     def messages(self) -> int:
@@ -71,6 +75,12 @@ class Whereabouts(NamedTuple):
     first_offset: int
     next_offset: int
     created_ms: int
+
+
+def _watermark(view: View, journal: int) -> int:
+    """The position below which no transaction is open: as it was when the index was written last."""
+    found = next(iter(view.scan(*records.part_range(journal, records.INDEX), reverse=True, limit=1)), None)
+    return 0 if found is None else records.decode_index(found[1]).watermark
 
 
 class _Blocks:
@@ -126,14 +136,15 @@ class JournalReader:
             head = self._head(view, listing.journal)
             start, end = records.part_range(listing.journal, records.REGISTER)
             registers = {key[len(start) :].decode(): value.decode() for key, value in view.scan(start, end)}
-            spans = records.OPEN_SPAN.range(u32(listing.journal))
+            spans = sum(1 for _ in view.scan(*records.OPEN_SPAN.range(u32(listing.journal))))
             fields = {**listing._asdict(), **head._asdict()}
-            for internal in ("journal", "dropped_bytes", "pending_bytes", "reclaim_to", "clock_floor", "newest_clock"):
+            for internal in ("journal", "dropped_bytes", "pending_bytes", "reclaim_to", "newest_clock"):
                 del fields[internal]
             return JournalInfo(
                 name=name,
                 id=listing.journal,
-                open_spans=sum(1 for _ in view.scan(*spans)),
+                open_spans=spans,
+                open_from=_watermark(view, listing.journal) if spans else head.next_position,
                 registers=registers,
                 **fields,
             )

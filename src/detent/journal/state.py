@@ -101,6 +101,15 @@ class JournalState:
                 known = self.producers[producer] = Producer.decode(stored)
         return known
 
+    def rolled_back_key(self, producer: int) -> bytes:
+        """Where it stands that a transaction of a forgotten producer was rolled back."""
+        return records.part(self.id, records.ROLLED_BACK, producer.to_bytes(6, "big"))
+
+    def was_rolled_back(self, producer: int, view: View) -> bool:
+        """Whether a transaction of a producer that is not known any more was rolled back."""
+        key = self.rolled_back_key(producer)
+        return key in self.writes or view.get(key) is not None
+
     def settle_own(self, now_ms: int) -> None:
         """Note once what the group's plain appends mean for the owner's own producer."""
         if self.own_clock:

@@ -21,7 +21,7 @@ from detent.message import FLAGS_MAX, NO_SPAN
 
 PRODUCER_BYTES: Final = block.PRODUCER_BYTES
 SUFFIX_BYTES: Final = {records.HEAD: 0, records.PRODUCER: PRODUCER_BYTES, records.SPAN: PRODUCER_BYTES + 8,
-                       records.INDEX: 8, records.BLOCK: 8}  # fmt: skip
+                       records.INDEX: 8, records.BLOCK: 8, records.ROLLED_BACK: PRODUCER_BYTES}  # fmt: skip
 """How long the key of each kind is after journal and kind; a register's is as long as its name."""
 
 
@@ -351,6 +351,7 @@ class JournalCheck:
                 continue
             for problem in self._producer_problems(producer, stored):
                 yield self._at(key, f"producer {producer:012x}: {problem}")
+        yield from self._check_rolled_back()
         for producer in self._open:
             key = records.OPEN_SPAN.key(u32(self._id), producer.to_bytes(PRODUCER_BYTES, "big"))
             yield self._at(key, f"an open transaction is listed, and producer {producer:012x} has none")
@@ -361,6 +362,20 @@ class JournalCheck:
             for producer, clock in self._order.forgotten():
                 key = records.part(self._id, records.PRODUCER, producer.to_bytes(PRODUCER_BYTES, "big"))
                 yield self._at(key, f"producer {producer:012x} has no record, and its clock {clock} is above the floor")
+
+    def _check_rolled_back(self) -> Iterator[Finding]:
+        """What is left of producers whose transaction was rolled back, and which are forgotten otherwise."""
+        for key, suffix, value in self._scan(records.ROLLED_BACK):
+            producer = f"producer {suffix.hex()}"
+            try:
+                clock = records.decode_number(value, "rolled back producer")
+            except Corrupt as error:
+                yield self._at(key, str(error))
+                continue
+            if clock > self._head.clock_floor:
+                yield self._at(key, f"{producer} is forgotten with clock {clock}, which is above the floor")
+            if self._view.get(records.part(self._id, records.PRODUCER, suffix)) is not None:
+                yield self._at(key, f"{producer} is rolled back for good, and remembered as if it were not")
 
     def _producer_problems(self, producer: int, stored: Producer) -> Iterator[str]:
         if stored.last_ack > stored.max_clock or stored.max_clock > self._head.newest_clock:

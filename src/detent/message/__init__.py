@@ -1,4 +1,5 @@
-"""Message ids, clocks, partition mappings and sequencing. Pure: no I/O, no wall clock, no randomness of its own.
+"""Message ids, clocks, partition mappings and sequencing. Pure: no I/O, no randomness of its own, and no wall clock
+but where `Sequencer.checkpoint` is given a horizon and no time.
 
 From a message's id to the decision whether it counts:
 
@@ -12,11 +13,13 @@ From a message's id to the decision whether it counts:
     block.py       the result for a block, and the same rule as a plain loop
     sequencer.py   the same rule for raw streams, which have no index: committed messages, once each
     ring.py        its memory of pending messages
+    forgetting.py  which producers a journal forgets: one rule for owners and for raw streams
 """
 
 from detent.message.block import Carried, SequencedBlock, sequence_block_scalar
 from detent.message.clock import TICK, Clock, as_unix_ns, clock_of, clock_of_ns
 from detent.message.flags import ACK_TXN, CONTINUE_TXN, FLAGS_MAX, OUTSIDE_TXN, kind_of
+from detent.message.forgetting import CLOCK_AHEAD_NS, idle_below, is_forgotten, latest_clock
 from detent.message.mapping import MappingFunction, fnv1a32, modulo, random_choice, rendezvous
 from detent.message.ring import Envelope
 from detent.message.sequence import NO_SPAN, Outcome, ProducerState, decide, first_sight
@@ -26,6 +29,7 @@ from detent.message.vectorised import sequence_block
 
 __all__ = [
     "ACK_TXN",
+    "CLOCK_AHEAD_NS",
     "CONTINUE_TXN",
     "FLAGS_MAX",
     "HORIZON_NS",
@@ -51,8 +55,11 @@ __all__ = [
     "decide",
     "first_sight",
     "fnv1a32",
+    "idle_below",
+    "is_forgotten",
     "is_sequenced",
     "kind_of",
+    "latest_clock",
     "modulo",
     "new_producer_id",
     "parse_uuid",

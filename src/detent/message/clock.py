@@ -79,6 +79,14 @@ class Clock:
             self._value = max(self._value, candidate)
             return self._value
 
+    def raise_to(self, value: int) -> bool:
+        """Move forward to a clock value. False, and nothing changes, where the clock has passed it already."""
+        with self._lock:
+            if value <= self._value:
+                return False
+            self._value = value
+            return True
+
     def tick(self) -> int:
         """The next value: one microsecond after the last."""
         return self.reserve(1)

@@ -10,26 +10,33 @@ Feed it every message of one or more journals in journal order; it gives back th
             process(message)
 
 Nothing waits behind an open span: an ACK releases its own span at once, however many others are open.
+
+It remembers every producer until it is told to forget some. For a journal of Detent that is what its owner has
+forgotten, which the journal says of itself; then this gives back exactly what the journal has committed:
+
+    info = journal.info()
+    ...                                   # read and queue all rows below info.next_position, then:
+    sequencer.forget(journal.name, info.clock_floor, info.open_from)
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from detent.errors import Corrupt, Invalid
-from detent.message.clock import COUNTER_BITS, STEP_NS
 from detent.message.flags import CONTINUE_TXN
+from detent.message.forgetting import idle_below, is_forgotten
 from detent.message.ring import Chain, Envelope, Ring
-from detent.message.sequence import NO_SPAN, Outcome, ProducerState, decide, first_sight
+from detent.message.sequence import Outcome, ProducerState, decide, first_sight
 
 RING_SIZE: Final = 8192
 """Pending envelopes kept in memory by default; spans beyond that are read twice."""
 
 HORIZON_NS: Final = 24 * 3600 * 1_000_000_000
-"""A usual age, relative to the newest producer of the journal, at which an idle producer is forgotten."""
-
+"""A usual age, relative to the newest producer of a stream, at which an idle producer is forgotten."""
 
 logger = logging.getLogger("detent.message")
 
@@ -278,19 +285,51 @@ class Sequencer:
         self._offsets[last.journal] = last.end
         self._delivery = None
 
-    def checkpoint(self, horizon_ns: int = 0, *, open_horizon_ns: int = 0) -> Checkpoint:
+    def forget(self, journal: str, floor: int, open_from: int) -> None:
+        """Forget the producers that the owner of a journal had forgotten when it had the floor `floor`, and the open
+        spans that it had rolled back: all that begin before `open_from`.
+
+        Call it when all rows that the journal had then are queued, and not before: earlier rows may be of producers
+        that are forgotten only now.
+        """
+        for key, track in list(self._producers.items()):
+            if key[0] != journal or self._is_busy(track):
+                continue
+            if track.state.is_open and track.state.begin < open_from:
+                self._drop(key, track)
+            elif is_forgotten(track.state, floor):
+                del self._producers[key]
+        if floor > self._floors.get(journal, 0):
+            self._floors[journal] = floor
+
+    def _is_busy(self, track: _Producer) -> bool:
+        return self._delivery is not None and self._delivery.track is track
+
+    def _drop(self, key: tuple[str, int], track: _Producer) -> None:
+        """Forget a producer with what it has begun."""
+        logger.warning(
+            "producer %012x in %r never acknowledged what it began at position %d: it is dropped",
+            key[1], key[0], track.state.begin,
+        )  # fmt: skip
+        self._ring.clear(track.chain)
+        self._pending.discard(key)
+        del self._producers[key]
+
+    def checkpoint(self, horizon_ns: int = 0, *, open_horizon_ns: int = 0, now_ns: int | None = None) -> Checkpoint:
         """Where to resume. May be taken at any time, also in the middle of a delivery.
 
-        With a horizon, producers that lie further than that behind the newest of their journal are forgotten, unless
-        they have an open span; their clocks stay behind as the journal's floor. 0 forgets nobody.
+        A horizon is for streams that have no owner to ask (see `forget`). Producers that lie further than that behind
+        the newest of their journal are then forgotten, unless they have an open span; their clocks stay behind as the
+        journal's floor. A clock above the time `now_ns` (this machine's, unless it is given) counts as no newer than
+        that. Messages of a producer that is slow by more than the horizon may be lost. 0 forgets none.
 
         Open spans are forgotten only with an `open_horizon_ns`, and with a warning: give it where something else
-        refuses acknowledgements that come so late, as the owner of a journal does after its transaction deadline.
+        refuses acknowledgements that come so late.
         """
         if horizon_ns < 0 or open_horizon_ns < 0:
             raise Invalid(f"a horizon of {min(horizon_ns, open_horizon_ns)} ns is negative")
         if horizon_ns:
-            self._prune(_ticks(horizon_ns), _ticks(open_horizon_ns))
+            self._prune(horizon_ns, open_horizon_ns, time.time_ns() if now_ns is None else now_ns)
         self._pending.clear()
         producers = [
             ProducerCheckpoint(journal, producer, track.state.last_ack, track.state.begin, track.state.max_clock)
@@ -298,28 +337,19 @@ class Sequencer:
         ]
         return Checkpoint(dict(self._offsets), producers, dict(self._floors))
 
-    def _prune(self, horizon: int, open_horizon: int) -> None:
+    def _prune(self, horizon_ns: int, open_horizon_ns: int, now_ns: int) -> None:
         newest: dict[str, int] = {}
         for (journal, _), track in self._producers.items():
             newest[journal] = max(newest.get(journal, 0), track.state.last_ack)
-        busy = self._delivery.track if self._delivery else None
         for key, track in list(self._producers.items()):
             journal, state = key[0], track.state
-            if track is busy or state.max_clock >= newest[journal] - horizon:
+            idle = state.max_clock < idle_below(newest[journal], now_ns, horizon_ns)
+            if self._is_busy(track) or not idle:
                 continue
-            if state.begin != NO_SPAN:
-                if not open_horizon or state.max_clock >= newest[journal] - open_horizon:
+            if state.is_open:
+                if not open_horizon_ns or state.max_clock >= idle_below(newest[journal], now_ns, open_horizon_ns):
                     continue
-                logger.warning(
-                    "producer %012x in %r never acknowledged what it began at position %d: it is dropped",
-                    key[1], journal, state.begin,
-                )  # fmt: skip
-                self._ring.clear(track.chain)
-                self._pending.discard(key)
+                self._drop(key, track)
+            else:
+                del self._producers[key]
             self._floors[journal] = max(self._floors.get(journal, 0), state.max_clock)
-            del self._producers[key]
-
-
-def _ticks(horizon_ns: int) -> int:
-    """A time as a difference of clocks."""
-    return horizon_ns // STEP_NS << COUNTER_BITS

@@ -24,7 +24,7 @@ _COUNTER_MAX: Final = (1 << COUNTER_BITS) - 1
 class ProducerId(bytes):
     """Who published a message: six bytes, drawn at random for every lifetime of a publisher.
 
-    Two live publishers must never share one, and a publisher that restarts draws a new one.
+    Two live publishers must never share one, and a publisher that restarts is given a new one.
     State machines and columns use the integer form: `int(producer)`, and back with `ProducerId.of(number)`.
     """
 

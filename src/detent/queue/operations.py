@@ -9,7 +9,7 @@ import msgspec
 from detent import names
 from detent.codec.published import Metadata
 from detent.engine import Operation, Result
-from detent.engine.operation import OPERATION_WEIGHT
+from detent.engine.operation import OPERATION_WEIGHT, OPERATIONS_MAX
 from detent.errors import Invalid, LimitExceeded
 
 QUEUES_MAX: Final = 10_000
@@ -19,8 +19,8 @@ PAYLOAD_BYTES_MAX: Final = 16 << 20
 """A payload is one record and travels whole. What is larger belongs in an object store, published by its URI."""
 
 PUBLISH_BYTES_MAX: Final = 64 << 20
-PUBLISH_MESSAGES_MAX: Final = 65_536
-"""One publish is applied in one piece, while everybody else waits."""
+PUBLISH_MESSAGES_MAX: Final = OPERATIONS_MAX
+"""What a transaction holds in operations, if all messages differ."""
 
 URI_BYTES_MAX: Final = 8 << 10
 HEADERS_MAX: Final = 255

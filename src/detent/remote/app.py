@@ -10,6 +10,7 @@ from typing import Any, Final
 from detent.engine import Engine, Request, Ticket
 from detent.errors import DetentError, Invalid, NotFound
 from detent.journal import JournalMachine, JournalReader
+from detent.journal.producers import Producers
 from detent.kv import Reader
 from detent.queue import QueueMachine, QueueReader
 from detent.queue import operations as queue_operations
@@ -19,7 +20,7 @@ from detent.remote.dispatch import Dispatcher
 from detent.remote.rights import Caller
 from detent.remote.served_journals import ServedJournals, journal_of
 
-PATHS: Final = ("/v1/transactions", "/v1/sessions", "/v1/status")
+PATHS: Final = ("/v1/transactions", "/v1/sessions", "/v1/producers", "/v1/status")
 PATH_PREFIX: Final = "/v1/native/"
 
 
@@ -38,6 +39,7 @@ class OwnerApp:
         self._store = reader
         self._reader = JournalReader(reader)
         self._messages = QueueReader(reader)
+        self._producers = Producers(engine, reader)
         self._objects = served_objects.ServedObjects(reader.objects)
         self._dispatcher: Dispatcher | None = None
         self._waits: set[Callable[[], None]] = set()
@@ -45,6 +47,7 @@ class OwnerApp:
         self._routes: dict[tuple[str, str], Callable[[Call], Awaitable[Reply]]] = {
             ("POST", "/v1/transactions"): self._transactions,
             ("POST", "/v1/sessions"): self._new_session,
+            ("POST", "/v1/producers"): self._new_producer,
             ("GET", "/v1/status"): self._status,
             ("GET", "/v1/native/size"): self._size,
             ("GET", "/v1/native/wait/journal"): self._wait,
@@ -104,6 +107,7 @@ class OwnerApp:
             self._engine.require_given(request.session, "" if caller is None else caller.key)
             if caller is not None:
                 rights.require(caller, request.operations, self._queues)
+                self._producers.admit(request.operations, caller.key)
             if self._engine.is_prepared(request.operations):
                 # Checking fragments reads files: not on the loop that everybody else is answered from.
                 return asyncio.ensure_future(asyncio.to_thread(self._engine.commit, request))
@@ -118,6 +122,11 @@ class OwnerApp:
     async def _new_session(self, call: Call) -> Reply:
         holder = "" if call.caller is None else call.caller.key
         return Reply.json({"session": self._engine.new_session(holder).hex()}, status=201)
+
+    async def _new_producer(self, call: Call) -> Reply:
+        """No right is needed: a producer is worth nothing without the right to publish to a journal."""
+        given = self._producers.give("" if call.caller is None else call.caller.key)
+        return Reply.json({name: part.hex() for name, part in given._asdict().items()}, status=201)
 
     async def _status(self, call: Call) -> Reply:
         del call

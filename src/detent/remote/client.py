@@ -18,6 +18,8 @@ from detent.engine import Request, Ticket
 from detent.engine.lead import GROUP_BYTES_MAX, Lead
 from detent.engine.request import finish, refusal
 from detent.errors import Corrupt, DetentError
+from detent.journal.producers import Given
+from detent.message import ProducerId
 from detent.remote import wire
 from detent.remote.address import Address
 from detent.remote.answers import Disconnected, broken, check, check_response, content_of, decoded, outcomes_of
@@ -69,6 +71,15 @@ def _session(content: bytes) -> bytes:
         return bytes.fromhex(decoded(content, dict[str, str])["session"])
     except (KeyError, ValueError) as error:
         raise Corrupt(f"the owner gave no session: {error}") from error
+
+
+def _given(content: bytes) -> Given:
+    try:
+        found = decoded(content, dict[str, str])
+        producer, proof, sealing = (bytes.fromhex(found[name]) for name in Given._fields)
+        return Given(ProducerId(producer), proof, sealing)
+    except (KeyError, ValueError) as error:
+        raise Corrupt(f"the owner gave no producer: {error}") from error
 
 
 def _grown(content: bytes, offset: int) -> bool:
@@ -162,6 +173,10 @@ class RemoteOwner:
     def new_session(self) -> bytes:
         """A session for this client."""
         return _session(self._ask_small(self._channel, "POST", "/v1/sessions", ANSWER_S))
+
+    def new_producer(self) -> Given:
+        """A producer for a publisher of this client."""
+        return _given(self._ask_small(self._channel, "POST", "/v1/producers", ANSWER_S))
 
     def _ask_small(
         self, channel: Channel, method: str, path: str, timeout_s: float, content: bytes = b"", kind: str | None = None

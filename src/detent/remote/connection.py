@@ -9,7 +9,8 @@ from typing import Final, Literal
 
 from detent import crash
 from detent.engine import wall_ms
-from detent.errors import Fenced, Invalid, Unavailable
+from detent.errors import Busy, Fenced, Invalid, Unavailable
+from detent.journal.producers import Given
 from detent.kv import Location, parse_url
 from detent.kv.ownership import Owner, OwnerLock, end_owner, read_owner
 from detent.remote.address import Address, server_address
@@ -73,6 +74,22 @@ class Connection:
             if self.current is None:
                 self.current = self._find(deadline)
             return self.current
+
+    def new_producer(self, deadline: float) -> Given:
+        """A producer for one publisher. One that was given to a request whose answer was lost is never used."""
+        while True:
+            owner = self.owner(deadline)
+            try:
+                return owner.new_producer()
+            except Overloaded as error:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise Busy(f"{error}; nothing was changed") from error
+                time.sleep(min(error.retry_s, left))
+            except Disconnected as error:
+                self.lost(owner)
+                if time.monotonic() >= deadline:
+                    raise Unavailable(f"{error}; nothing was changed") from error
 
     def lost(self, owner: AnyOwner) -> None:
         """Forget an owner that does not answer."""

@@ -20,6 +20,7 @@ from detent import crash
 from detent.engine import Engine, Request, Result, wall_ms
 from detent.errors import Fenced, Unavailable
 from detent.journal import JournalMachine, JournalReader
+from detent.journal.producers import Given, Producers
 from detent.journal.sweeper import sweep
 from detent.kv import Writer, open_writer
 from detent.kv.ownership import OwnerLock, remove_socket_folder, socket_path
@@ -98,6 +99,10 @@ class LocalOwner:
     def new_session(self) -> bytes:
         """A session for a client of this process."""
         return self.engine.new_session()
+
+    def new_producer(self) -> Given:
+        """A producer for a publisher of this process."""
+        return Producers(self.engine, self.reader).give()
 
     def commit(self, request: Request, timeout_s: float) -> list[Result]:
         """Apply a transaction. The engine has its own bounds for waiting; `timeout_s` is for owners far away."""

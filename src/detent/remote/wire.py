@@ -3,6 +3,7 @@
 HTTP carries it, on a Unix socket or TCP. Transactions are MessagePack; everything else is JSON.
 
     POST /v1/sessions                                     a session for this client
+    POST /v1/producers                                    a producer for one publisher, and what proves that it is its
     POST /v1/transactions[?contents=1]                    apply transactions, or answer them again, each by itself
     GET  /v1/status                                       who answers here
     GET  /v1/native/size                                  roughly what the store's records occupy
@@ -89,12 +90,15 @@ _answers_decoder = msgspec.msgpack.Decoder(list[Answer])
 
 STATUS = {
     "Invalid": 400,
+    "ClockAhead": 400,
     "NotFound": 404,
     "Exists": 409,
     "Conflict": 409,
     "AlreadyEntered": 409,
     "Fenced": 410,
     "SessionExpired": 410,
+    "ProducerTaken": 410,
+    "ClockBehind": 410,
     "ShardsLost": 409,
     "StaleReceipt": 410,
     "LimitExceeded": 413,

@@ -14,6 +14,7 @@ import xxhash
 from detent.engine import MALFORMED
 from detent.errors import Corrupt, LimitExceeded
 from detent.journal import AckIntent
+from detent.journal.publisher import is_possible
 from detent.message import Checkpoint as RawCheckpoint
 from detent.message import ProducerCheckpoint
 from detent.shard.operations import CHECKPOINT_BYTES_MAX
@@ -91,7 +92,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         except MALFORMED as error:
             raise Corrupt(f"these bytes are no checkpoint: {error}") from error
         for intent in (one for some in found.intents.values() for one in some):
-            if len(intent.producer) != 6 or not 0 < intent.clock < 1 << 64:
+            if not is_possible(intent):
                 raise Corrupt("a checkpoint holds acknowledgement intents with impossible fields")
         return found
 

@@ -88,7 +88,7 @@ class OwnerApp:
         call.scope[REQUESTS] = requests
         # All of them first, so that they share a commit.
         under_way = [self._submit(request, call.caller) for request in requests]
-        outcomes = [await _outcome(one) for one in under_way]
+        outcomes = [_told(call, await _outcome(one)) for one in under_way]
         if wants_contents and (wanted := contents.wanted(outcomes)):
             if self._store.objects.local and wanted <= contents.READ_AT_ONCE_MAX:
                 outcomes = contents.attach(requests, outcomes, self._messages)
@@ -172,6 +172,10 @@ class OwnerApp:
 
 _UnderWay = asyncio.Future[Ticket] | asyncio.Future[list[Any]] | DetentError
 """A transaction that was handed to the engine, or why it was not."""
+
+
+def _told(call: Call, outcome: list[Any] | DetentError) -> list[Any] | DetentError:
+    return rights.told(call.caller, outcome) if isinstance(outcome, DetentError) else outcome
 
 
 async def _outcome(under_way: _UnderWay) -> list[Any] | DetentError:

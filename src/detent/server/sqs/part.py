@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from detent.errors import DetentError, LimitExceeded
+from detent.remote import rights
 from detent.server.access import Caller
 from detent.server.http import Request, Response
 from detent.server.keys import Unauthenticated
@@ -131,7 +132,7 @@ class SqsPart:
             result = await self._run(action, fields, request, caller)
             return querywire.answer(action, result, request_id)
         except DetentError as error:
-            return _refuse(request, error, request_id)
+            return _refuse(request, rights.told(caller, error), request_id)
         except Exception:
             logger.exception("answering an SQS client", extra={"request": request_id})
             return _refuse(request, Refused(INTERNAL, "An internal error has occurred."), request_id)

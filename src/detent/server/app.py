@@ -15,7 +15,7 @@ from detent.errors import Denied, DetentError, Unavailable
 from detent.remote import rights, wire
 from detent.server import sigv4
 from detent.server.access import ANYBODY, NOBODY, Caller
-from detent.server.http import JSON_BYTES_MAX, Receive, Request, Response, Scope, Send
+from detent.server.http import JSON_BYTES_MAX, Receive, Request, Response, Scope, Send, WrongEncoding
 from detent.server.keys import KeyRing, Unauthenticated
 from detent.server.tracing import Tracing
 
@@ -213,6 +213,8 @@ def _refuse(request: Request, part: Part | None, error: DetentError) -> Response
 
 def refusal(error: DetentError) -> Response:
     """An error as Detent's own API says it."""
+    if isinstance(error, WrongEncoding):
+        return problem(415, "WrongType", str(error))
     status, body = wire.encode_problem(error)
     headers = {"retry-after": str(RETRY_AFTER_S)} if status in {429, 503} else {}
     if isinstance(error, Unauthenticated):

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from detent.engine import Engine, Request, Ticket
-from detent.errors import DetentError, Invalid, NotFound
+from detent.errors import DetentError, NotFound
 from detent.journal import JournalMachine, JournalReader
 from detent.kv import Reader
 from detent.queue import QueueMachine, QueueReader
@@ -96,9 +96,9 @@ class OwnerApp:
                 outcomes = await asyncio.to_thread(contents.attach, requests, outcomes, self._messages)
         return Reply(wire.encode_answers(outcomes), wire.TRANSACTION_TYPE)
 
-    def _submit(self, request: Request | Invalid, caller: Caller | None) -> _UnderWay:
+    def _submit(self, request: Request | DetentError, caller: Caller | None) -> _UnderWay:
         """One transaction of perhaps several; what is wrong with it is its own affair."""
-        if isinstance(request, Invalid):
+        if isinstance(request, DetentError):
             return request
         try:
             self._engine.require_given(request.session, "" if caller is None else caller.key)

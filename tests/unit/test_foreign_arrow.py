@@ -19,7 +19,7 @@ import xxhash
 
 from arrowfuzz import CANARY, TARGETS, Target, content, file_of, fuzz, stamped, stream_of
 from detent.codec import block, foreign
-from detent.errors import Corrupt, Invalid, LimitExceeded
+from detent.errors import Corrupt, Exists, Invalid, LimitExceeded
 from detent.journal import operations as ops
 from detent.journal.fragments import new_fragment_id, object_name
 from detent.server.arrow import read_table
@@ -218,6 +218,12 @@ def test_the_checksum_of_each_adoption_is_compared(fragments: Fragments) -> None
     fragment = new_fragment_id(fragments.world.now_ms, (1).to_bytes(10, "big"))
     with pytest.raises(Corrupt, match="checksum"):
         fragments.adopt_again(fragment, data, 1, checksum=7)
+
+
+def test_a_fragment_is_named_once_in_an_adoption(fragments: Fragments) -> None:
+    ref = ops.FragmentRef(new_fragment_id(1, b"0123456789"), 1, 100, 1)
+    with pytest.raises(Exists, match="twice"):
+        fragments.world.commit(ops.AdoptFragments("j", [ref, ref]))
 
 
 def test_other_files_are_no_fragments(fragments: Fragments) -> None:

@@ -19,7 +19,7 @@ import xxhash
 from detent.codec import block, foreign
 from detent.codec.journal import FRAGMENT_ID_BYTES, Fragment
 from detent.codec.parts import Parts
-from detent.errors import Corrupt, Invalid, LimitExceeded, NotFound
+from detent.errors import Corrupt, Exists, Invalid, LimitExceeded, NotFound
 from detent.journal import operations as ops
 from detent.kv import Objects
 from detent.message import TICK, clock_of_ns, new_producer_id
@@ -139,6 +139,8 @@ def check_refs(refs: Iterable[ops.FragmentRef]) -> None:
     refs = list(refs)
     if not 1 <= len(refs) <= ops.FRAGMENTS_PER_OPERATION_MAX:
         raise Invalid(f"adopt 1 to {ops.FRAGMENTS_PER_OPERATION_MAX} fragments at once, not {len(refs)}")
+    if len({ref.id for ref in refs}) != len(refs):
+        raise Exists("a fragment is adopted once, and one of these is named twice")
     for ref in refs:
         if len(ref.id) != FRAGMENT_ID_BYTES:
             raise Invalid(f"a fragment id has {FRAGMENT_ID_BYTES} bytes, not {len(ref.id)}")
@@ -160,7 +162,7 @@ def check_written(objects: Objects, refs: Iterable[ops.FragmentRef]) -> None:
         if objects.local:
             # Reading a local file costs little; on an object store the server has checked what came through it, and
             # the readers check what they fetch anyway.
-            opened = open_fragment(objects, ref.id, ref.size, ref.checksum, again=True)
+            opened = open_fragment(objects, ref.id, ref.size, ref.checksum)
             if sum(batch.num_rows for batch in opened.batches()) != ref.rows:
                 raise Corrupt(f"fragment {ref.id.hex()} does not hold {ref.rows} rows")
 

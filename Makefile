@@ -6,7 +6,7 @@ SUITE ?= journal
 # Tests wait for disks, servers and processes of their own, so one more at a time than there are processors.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 
-.PHONY: help venv demo test lint format bench soak dist lock clean
+.PHONY: help venv demo test lint format bench soak fuzz dist lock clean
 
 help: ## say what each target does
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,10 @@ bench: $(STAMP) ## measure one suite (SUITE=journal) and write bench/results/SUI
 
 soak: $(STAMP) ## the long runs: 100 rounds of kill -9 under load, deep property tests
 	DETENT_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --timeout 3600
+
+fuzz: $(STAMP) ## a million damaged Arrow messages, and the long form of every other fuzz
+	DETENT_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout 3600 \
+		tests/unit/test_foreign_arrow.py tests/unit/test_decoder_fuzz.py tests/unit/test_http_fuzz.py
 
 dist: $(STAMP) ## build the sdist, and the wheel from it, into dist/
 	rm -rf dist

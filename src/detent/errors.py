@@ -25,7 +25,15 @@ Each one says what happened and, where there is something to do, what to do.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple, Self
+
+
+class Withheld(NamedTuple):
+    """What an error quotes is for those alone who have the right `consume` on `name`; others are told `instead`."""
+
+    kind: str
+    name: str
+    instead: str
 
 
 class DetentError(Exception):
@@ -33,6 +41,14 @@ class DetentError(Exception):
 
     details: ClassVar[tuple[str, ...]] = ()
     """What an error carries besides its message: fields that are also arguments of its constructor."""
+
+    withheld: Withheld | None = None
+    """Set where the message quotes what is stored. A server heeds it, as far as it knows who asks."""
+
+    def quoting(self, kind: str, name: str, instead: str) -> Self:
+        """This error, whose message quotes something that is stored under a name."""
+        self.withheld = Withheld(kind, name, instead)
+        return self
 
 
 class Invalid(DetentError, ValueError):

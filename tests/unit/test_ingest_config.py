@@ -332,6 +332,19 @@ def test_csv_styles_in_which_no_header_can_be_found_are_refused(options: dict[st
         csv_headers.HeaderStyle.of(options)
 
 
+def test_a_packed_file_of_remarks_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_headers, "REMARKS_BYTES_MAX", 5_000)
+    files = staged(
+        tmp_path,
+        few_gz=gzip.compress(b"#\n" * 2_000 + b"id,name\n"),
+        many_gz=gzip.compress(b"#\n" * 3_000 + b"id,name\n"),
+        empty_gz=gzip.compress(b"\n" * 6_000 + b"id,name\n"),
+    )
+    with pytest.raises(FilesFailed) as failure:
+        csv_headers.groups(tmp_path, files, csv_headers.HeaderStyle.of({"comment": "#"}))
+    assert set(failure.value.reasons) == {b"many.gz", b"empty.gz"}
+
+
 def test_csv_files_without_a_usable_header_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_headers, "HEADER_BYTES_MAX", 50)
     files = staged(

@@ -252,38 +252,6 @@ def offsets(array: Any) -> Any:
     return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, 4 * array.offset)
 
 
-_U32: Final = struct.Struct("<I")
-_I32: Final = struct.Struct("<i")
-_U16: Final = struct.Struct("<H")
-
-
-def refuse_compressed(data: bytes) -> None:
-    """Refuse a record batch with compressed buffers: a few bytes of it could ask for gigabytes of memory.
-
-    Arrow has no way to ask before it decompresses, so this looks into the message's metadata, a FlatBuffer: the fourth
-    field of its record batch says how the buffers are compressed.
-    """
-    try:
-        root = 8 if data[:4] == b"\xff\xff\xff\xff" else 4
-        table = root + _U32.unpack_from(data, root)[0]
-        header = table + _field(data, table, 2)
-        batch = header + _U32.unpack_from(data, header)[0]
-        compressed = _field(data, batch, 3) != 0
-    except struct.error as error:
-        raise Invalid("this is no Arrow record batch") from error
-    if compressed:
-        raise Invalid("send record batches without compression")
-
-
-def _field(data: bytes, table: int, number: int) -> int:
-    """Where a field of a FlatBuffer table stands, from the table on; 0 when it is absent."""
-    vtable = table - int(_I32.unpack_from(data, table)[0])
-    at = 4 + 2 * number
-    if vtable < 0 or at >= _U16.unpack_from(data, vtable)[0]:
-        return 0
-    return int(_U16.unpack_from(data, vtable + at)[0])
-
-
 def split(batch: Any) -> Iterator[Any]:
     """Cut a batch into pieces near the target size, in order."""
     rows = batch.num_rows

@@ -166,5 +166,7 @@ def finish(group: Iterable[Ticket]) -> None:
 def refusal(error: BaseException) -> DetentError:
     """A copy of an error for one caller: an exception object must not be raised in several threads."""
     if isinstance(error, DetentError):
-        return type(error)(*error.args)
+        copy = type(error)(*error.args)
+        copy.withheld = error.withheld
+        return copy
     return Unavailable(f"the engine failed: {error}")

@@ -18,6 +18,9 @@ HEADER_BYTES_MAX: Final = 1 << 20
 """A first line that is longer belongs to no CSV file."""
 
 
+REMARKS_BYTES_MAX: Final = 16 << 20
+"""Remarks and empty lines before the first line. A packed file of a megabyte could have a gigabyte of them."""
+
 _LINES: Final = frozenset({"utf-8", "ascii", "iso8859-1", "cp1252"})
 """Encodings in which the end of a line is one byte, so that a first line can be cut off before it is decoded."""
 
@@ -81,6 +84,7 @@ def _header(path: Path, style: HeaderStyle) -> tuple[str, ...]:
 
 def _first_line(path: Path, style: HeaderStyle) -> str:
     """The first line that is no remark; empty if there is none."""
+    skipped = 0
     with _UNPACKED.get(path.suffix.lower(), Path.open)(path, "rb") as file:
         while line := file.readline(HEADER_BYTES_MAX):
             if len(line) >= HEADER_BYTES_MAX:
@@ -88,4 +92,7 @@ def _first_line(path: Path, style: HeaderStyle) -> str:
             text: str = line.decode(style.encoding).lstrip("\ufeff").rstrip("\r\n")
             if text and not (style.comment and text.startswith(style.comment)):
                 return text
+            skipped += len(line)
+            if skipped > REMARKS_BYTES_MAX:
+                raise Invalid(f"no first line comes in {REMARKS_BYTES_MAX} bytes of remarks and empty lines")
     return ""

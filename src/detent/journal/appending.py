@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from detent.codec import block
+from detent.codec import block, foreign
 from detent.codec import journal as records
 from detent.codec.journal import Producer, Segment
 from detent.codec.keys import u64
@@ -154,20 +154,14 @@ def _time_array(rows: int, now_ms: int) -> Any:
 
 
 def _read_batch(op: ops.AppendBatch) -> Any:
-    schema = block.SCHEMA if op.stamped else block.CONTENT_SCHEMA
     if op.size() > ops.APPEND_BYTES_MAX:
         raise LimitExceeded(f"an append of {op.size()} bytes is over {ops.APPEND_BYTES_MAX}: write a fragment")
     if isinstance(op.data, pa.RecordBatch):
         return _checked(op.data)  # made by this process, in the right schema
-    block.refuse_compressed(op.data)
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(op.data), schema)
-        batch.validate(full=True)
-    except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
+        batch = foreign.read_stamped(op.data) if op.stamped else foreign.read_content(op.data)
+    except Invalid as error:
         raise Invalid(f"this is no record batch of messages: {error}") from error
-    for field in schema:
-        if not field.nullable and batch.column(field.name).null_count:
-            raise Invalid(f"the column {field.name} has nulls")
     return _checked(batch)
 
 

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from detent.codec import block
+from detent.codec import block, foreign
 from detent.codec.journal import FRAGMENT_ID_BYTES, Fragment
 from detent.codec.parts import Parts
-from detent.errors import Corrupt, Invalid, LimitExceeded, NotFound
+from detent.errors import Corrupt, Exists, Invalid, LimitExceeded, NotFound
 from detent.journal import operations as ops
 from detent.kv import Objects
 from detent.message import TICK, clock_of_ns, new_producer_id
@@ -30,10 +30,14 @@ FRAGMENT_BATCH_ROWS: Final = 64 << 10
 FRAGMENT_BATCH_BYTES: Final = 4 << 20
 
 DIRECTORY: Final = "fragments/"
+PASSING_BATCH_BYTES_MAX: Final = 64 << 20
+"""One record batch of a fragment that passes through a server on its way to an object store. Ours have at most four
+times `FRAGMENT_BATCH_BYTES`, unless a single message is larger."""
+
 VERIFIED_MAX: Final = 100_000
 """How many fragments a process remembers to have checked; beyond this it checks some again."""
 
-_verified: dict[bytes, None] = {}
+_verified: dict[tuple[bytes, int], None] = {}
 _verified_lock = threading.Lock()
 
 
@@ -95,9 +99,11 @@ class _Encoding:
         self.size, self.checksum = 0, xxhash.xxh3_64()
         step = max(1, min(FRAGMENT_BATCH_ROWS, table.num_rows * FRAGMENT_BATCH_BYTES // max(table.nbytes, 1)))
         with pa.ipc.new_file(pa.PythonFile(parts, "w"), block.SCHEMA) as writer:
-            for start in range(0, table.num_rows, step):
-                batch = block.one_batch(table.slice(start, step))
+            start = 0
+            for piece in _pieces(table, step):
+                batch = block.one_batch(piece)
                 writer.write_batch(_stamp(batch, self._producer, start, self._now_ms))
+                start += batch.num_rows
                 yield from self._passing(parts)
         yield from self._passing(parts)
 
@@ -106,6 +112,17 @@ class _Encoding:
             self.size += len(part)
             self.checksum.update(part)
             yield part
+
+
+def _pieces(table: Any, step: int) -> Iterator[Any]:
+    """A table cut into so many rows each; into fewer where they are far larger than elsewhere, because readers, and the
+    server that passes a fragment on, hold a whole record batch in memory."""
+    for start in range(0, table.num_rows, step):
+        piece = table.slice(start, step)
+        if piece.num_rows > 1 and piece.nbytes > 4 * FRAGMENT_BATCH_BYTES:
+            yield from _pieces(piece, (piece.num_rows + 1) // 2)
+        else:
+            yield piece
 
 
 def _stamp(piece: Any, producer: bytes, start: int, now_ms: int) -> Any:
@@ -122,6 +139,8 @@ def check_refs(refs: Iterable[ops.FragmentRef]) -> None:
     refs = list(refs)
     if not 1 <= len(refs) <= ops.FRAGMENTS_PER_OPERATION_MAX:
         raise Invalid(f"adopt 1 to {ops.FRAGMENTS_PER_OPERATION_MAX} fragments at once, not {len(refs)}")
+    if len({ref.id for ref in refs}) != len(refs):
+        raise Exists("a fragment is adopted once, and one of these is named twice")
     for ref in refs:
         if len(ref.id) != FRAGMENT_ID_BYTES:
             raise Invalid(f"a fragment id has {FRAGMENT_ID_BYTES} bytes, not {len(ref.id)}")
@@ -141,44 +160,59 @@ def check_written(objects: Objects, refs: Iterable[ops.FragmentRef]) -> None:
         if size != ref.size:
             raise Corrupt(f"fragment {ref.id.hex()} has {size} bytes where its reference says {ref.size}")
         if objects.local:
-            # Reading a local file costs little; on an object store the readers check what they fetch anyway.
-            reader = open_fragment(objects, ref.id, ref.size, ref.checksum)
-            if sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches)) != ref.rows:
+            # Reading a local file costs little; on an object store the server has checked what came through it, and
+            # the readers check what they fetch anyway.
+            opened = open_fragment(objects, ref.id, ref.size, ref.checksum)
+            if sum(batch.num_rows for batch in opened.batches()) != ref.rows:
                 raise Corrupt(f"fragment {ref.id.hex()} does not hold {ref.rows} rows")
 
 
-def open_fragment(objects: Objects, fragment: bytes, size: int, checksum: int, *, again: bool = False) -> Any:
-    """An Arrow file reader over a fragment. A process checks the whole checksum the first time it opens one."""
+class OpenFragment:
+    """The rows of a fragment. Each record batch is checked when it is read: who wrote it may have been anybody."""
+
+    def __init__(self, fragment: bytes, data: memoryview) -> None:
+        self._fragment = fragment
+        try:
+            self._file = foreign.MessageFile(data)
+        except (Invalid, LimitExceeded) as error:
+            raise Corrupt(f"fragment {fragment.hex()} is no Arrow file: {error}") from error
+
+    def batches(self) -> Iterator[Any]:
+        """All record batches, in order."""
+        for number in range(self._file.num_record_batches):
+            try:
+                batch = self._file.get_batch(number)
+            except Invalid as error:
+                raise Corrupt(f"fragment {self._fragment.hex()} cannot be read: {error}") from error
+            yield batch
+
+
+def open_fragment(objects: Objects, fragment: bytes, size: int, checksum: int, *, again: bool = False) -> OpenFragment:
+    """A fragment, to be read. A process compares the checksum of all its bytes the first time that it opens one; what
+    was validated when it was adopted is then what is read."""
     data = objects.get(object_name(fragment))
     if len(data) != size:
         raise Corrupt(f"fragment {fragment.hex()} has {len(data)} bytes instead of {size}")
-    if again or fragment not in _verified:
+    if again or (fragment, checksum) not in _verified:
         if xxhash.xxh3_64_intdigest(data) != checksum:
             raise Corrupt(f"fragment {fragment.hex()} does not match its checksum")
         with _verified_lock:
             if len(_verified) >= VERIFIED_MAX:
                 _verified.clear()
-            _verified[fragment] = None
-    try:
-        reader = pa.ipc.open_file(pa.py_buffer(data))
-    except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
-        raise Corrupt(f"fragment {fragment.hex()} is no Arrow file: {error}") from error
-    if not reader.schema.equals(block.SCHEMA):
-        raise Corrupt(f"fragment {fragment.hex()} does not have the message schema")
-    return reader
+            _verified[fragment, checksum] = None
+    return OpenFragment(fragment, data)
 
 
 def read_rows(objects: Objects, fragment: bytes, record: Fragment, start: int, count: int) -> Iterator[Any]:
     """`count` rows of a fragment from `start` on, as record batches; never fewer."""
-    reader = open_fragment(objects, fragment, record.size, record.checksum)
+    opened = open_fragment(objects, fragment, record.size, record.checksum)
     end, at = start + count, 0
-    for number in range(reader.num_record_batches):
-        if at >= end:
-            return
-        batch = reader.get_batch(number)
+    for batch in opened.batches():
         first, last = max(start, at), min(end, at + batch.num_rows)
         if first < last:
             yield batch.slice(first - at, last - first)
         at += batch.num_rows
+        if at >= end:
+            return
     if at < end:
         raise Corrupt(f"fragment {fragment.hex()} has {at} rows, and row {end} is asked for")

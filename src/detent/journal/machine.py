@@ -284,7 +284,8 @@ class JournalMachine:
             ops.check_register(name, expected)
             found = registers.get(name)
             if found != expected:
-                raise Conflict(f"register {name!r} of {op.journal!r} is {found!r}, not {expected!r}")
+                error = Conflict(f"register {name!r} of {op.journal!r} is {found!r}, not {expected!r}")
+                raise error.quoting("journal", op.journal, f"register {name!r} of {op.journal!r} is not {expected!r}")
         return Done()
 
     def _update_registers(self, op: ops.UpdateRegisters, context: Context) -> Result:

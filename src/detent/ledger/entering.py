@@ -30,11 +30,12 @@ def enter(row: Row, op: EnterLedger, now_ms: int) -> Row:
             "was reset; stop this one"
         )
     if row.entries and row.query != op.query:
-        raise Fenced(
-            f"the ledger {op.name!r} is the one of query {row.query!r}, and this is query {op.query!r}: the checkpoint "
-            f"was deleted, or another query uses this name; give this one a name of its own, or, if it takes over, "
-            f"allow it with `detent ledger reset {shlex.quote(op.name)}`"
+        reason = (
+            f"and this is query {op.query!r}: the checkpoint was deleted, or another query uses this name; give this "
+            f"one a name of its own, or, if it takes over, allow it with `detent ledger reset {shlex.quote(op.name)}`"
         )
+        error = Fenced(f"the ledger {op.name!r} is the one of query {row.query!r}, {reason}")
+        raise error.quoting("ledger", op.name, f"the ledger {op.name!r} is the one of another query, {reason}")
     if op.batch <= row.batch:
         raise AlreadyEntered(
             f"batch {op.batch} of the ledger {op.name!r} was entered before: the highest is {row.batch}",

@@ -38,7 +38,7 @@ def publish(machine: QueueMachine, op: ops.Publish, context: Context) -> ops.Pub
     if op.to:
         check_address(machine, op)
     if machine.router.group_headers and op.headers is not None:
-        _check_groups(machine, op.headers)
+        _check_groups(machine, op.headers, op.to)
     undo = None if context.last else context.undo
     payloads, headers = op.payloads, op.headers
     keys: Sequence[str | None] = ()
@@ -79,7 +79,7 @@ def check_address(machine: QueueMachine, op: ops.Publish) -> None:
             )
 
 
-def _check_groups(machine: QueueMachine, given: list[dict[str, str]]) -> None:
+def _check_groups(machine: QueueMachine, given: list[dict[str, str]], to: str | None) -> None:
     """A header that names the group in some queue that would get the message is not too long for that."""
     names = set(machine.router.group_headers.values())
     for headers in given:
@@ -88,10 +88,12 @@ def _check_groups(machine: QueueMachine, given: list[dict[str, str]]) -> None:
             continue
         for state, _, group in machine.router.targets(headers):
             if group is not None and sizes[state.config.group_header] > GROUP_BYTES_MAX:
-                raise Invalid(
-                    f"the header {state.config.group_header!r} names the group of a message in {state.name!r}, and has "
-                    f"at most {GROUP_BYTES_MAX} bytes, not {sizes[state.config.group_header]}"
-                )
+                size = f"has at most {GROUP_BYTES_MAX} bytes, not {sizes[state.config.group_header]}"
+                header = f"the header {state.config.group_header!r} names the group of a message in"
+                error = Invalid(f"{header} {state.name!r}, and {size}")
+                if state.name != to:
+                    error.quoting("queue", state.name, f"{header} a queue that it goes to, and {size}")
+                raise error
 
 
 def _allocate(machine: QueueMachine, count: int, now_ms: int, undo: Undo | None) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from detent.engine import Engine, Request, Ticket
-from detent.errors import DetentError, Invalid, NotFound
+from detent.errors import DetentError, NotFound
 from detent.journal import JournalMachine, JournalReader
 from detent.journal.producers import Producers
 from detent.kv import Reader
@@ -91,7 +91,7 @@ class OwnerApp:
         call.scope[REQUESTS] = requests
         # All of them first, so that they share a commit.
         under_way = [self._submit(request, call.caller) for request in requests]
-        outcomes = [await _outcome(one) for one in under_way]
+        outcomes = [_told(call, await _outcome(one)) for one in under_way]
         if wants_contents and (wanted := contents.wanted(outcomes)):
             if self._store.objects.local and wanted <= contents.READ_AT_ONCE_MAX:
                 outcomes = contents.attach(requests, outcomes, self._messages)
@@ -99,9 +99,9 @@ class OwnerApp:
                 outcomes = await asyncio.to_thread(contents.attach, requests, outcomes, self._messages)
         return Reply(wire.encode_answers(outcomes), wire.TRANSACTION_TYPE)
 
-    def _submit(self, request: Request | Invalid, caller: Caller | None) -> _UnderWay:
+    def _submit(self, request: Request | DetentError, caller: Caller | None) -> _UnderWay:
         """One transaction of perhaps several; what is wrong with it is its own affair."""
-        if isinstance(request, Invalid):
+        if isinstance(request, DetentError):
             return request
         try:
             self._engine.require_given(request.session, "" if caller is None else caller.key)
@@ -181,6 +181,10 @@ class OwnerApp:
 
 _UnderWay = asyncio.Future[Ticket] | asyncio.Future[list[Any]] | DetentError
 """A transaction that was handed to the engine, or why it was not."""
+
+
+def _told(call: Call, outcome: list[Any] | DetentError) -> list[Any] | DetentError:
+    return rights.told(call.caller, outcome) if isinstance(outcome, DetentError) else outcome
 
 
 async def _outcome(under_way: _UnderWay) -> list[Any] | DetentError:

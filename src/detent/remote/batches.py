@@ -6,15 +6,14 @@ wrong: a stream that ends without it was cut off.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
 
-from detent.codec import block
+from detent.codec import block, foreign
 from detent.codec.parts import Parts
-from detent.errors import Corrupt, DetentError
+from detent.errors import Corrupt, DetentError, Invalid, LimitExceeded
 from detent.remote import wire
 
 STREAM_TYPE: Final = "application/vnd.apache.arrow.stream"
@@ -22,6 +21,9 @@ STREAM_TYPE: Final = "application/vnd.apache.arrow.stream"
 FIRST: Final = b"detent.first"
 ROWS: Final = b"detent.rows"
 PROBLEM: Final = b"detent.problem"
+
+BATCH_BYTES_MAX: Final = 2 << 30
+"""One record batch: a fragment's is sent as it was written."""
 
 _EMPTY: Final = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in block.SCHEMA], schema=block.SCHEMA)
 
@@ -44,52 +46,18 @@ def encode(batches: Iterable[tuple[int, Any]]) -> Iterator[bytes]:
     yield b"".join(parts.take())
 
 
-class _Source(io.RawIOBase):
-    """Bytes that come in parts of any size, as a file to read from."""
-
-    def __init__(self, parts: Iterator[bytes]) -> None:
-        self._parts = parts
-        self._left = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        """Exactly so many bytes, fewer only at the end: Arrow takes a short read for the end."""
-        found: list[memoryview] = []
-        while size:
-            if not self._left:
-                part = next(self._parts, None)
-                if part is None:
-                    break
-                self._left = memoryview(part)
-                continue
-            taken = self._left if size < 0 else self._left[:size]
-            self._left = self._left[len(taken) :]
-            found.append(taken)
-            size -= len(taken) if size > 0 else 0
-        return b"".join(found)
-
-
 def decode(parts: Iterator[bytes]) -> Iterator[tuple[int, Any]]:
     """The numbered batches of a stream. `Corrupt` if it is none or ends early; the owner's error if it says one."""
     rows = 0
-    reader: Any = None
+    reader = foreign.PartsReader(parts, BATCH_BYTES_MAX)
     while True:
         try:
-            if reader is None:
-                reader = pa.ipc.open_stream(_Source(parts))
-                if not reader.schema.equals(block.SCHEMA):
-                    raise Corrupt("the owner's stream does not have the message schema")
-            batch, about = reader.read_next_batch_with_custom_metadata()
-            batch.validate()
-        except StopIteration as error:
-            raise Corrupt(f"the owner's stream ends after {rows} rows without saying so") from error
-        except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
-            if isinstance(error, DetentError):
-                raise
-            raise Corrupt(f"the owner's stream cannot be read: {error}") from error
-        about = dict(about or {})
+            found = reader.next_batch()
+        except (Invalid, LimitExceeded) as error:
+            raise Corrupt(f"the owner's stream cannot be read after {rows} rows: {error}") from error
+        if found is None:
+            raise Corrupt(f"the owner's stream ends after {rows} rows without saying so")
+        batch, about = found
         if PROBLEM in about:
             raise wire.decode_problem(about[PROBLEM])
         if ROWS in about:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, cast
 
 from detent.engine import Operation
-from detent.errors import Denied, StaleReceipt
+from detent.errors import Denied, DetentError, StaleReceipt
 from detent.journal import operations as journals
 from detent.ledger import operations as ledgers
 from detent.queue import QueueMachine, listing
@@ -154,6 +154,18 @@ def require_settings(caller: Caller, queue: str, filter: str | None, dead_letter
         raise Denied(f"{caller.name} may not give {queue!r} a filter: it would pick from queues that are not its own")
     if dead_letter:
         caller.require("publish", "queue", dead_letter)
+
+
+def told(caller: Caller | None, error: DetentError) -> DetentError:
+    """What a caller may be told of an error: one that quotes what is stored says less to those who may not read it."""
+    withheld = error.withheld
+    if caller is None or withheld is None:
+        return error
+    try:
+        caller.require("consume", cast(Kind, withheld.kind), withheld.name)
+    except Denied:
+        return type(error)(withheld.instead, *error.args[1:])
+    return error
 
 
 def require(caller: Caller, operations: Sequence[Operation], machine: QueueMachine) -> None:

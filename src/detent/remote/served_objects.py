@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
+from detent.codec.foreign import StreamedFile
 from detent.errors import Busy, Invalid, LimitExceeded, NotFound, Unavailable
-from detent.journal.fragments import FRAGMENT_BYTES_MAX, fragment_of
+from detent.journal.fragments import FRAGMENT_BYTES_MAX, PASSING_BATCH_BYTES_MAX, fragment_of
 from detent.kv import Objects
 from detent.remote import wire
 from detent.remote.asgi import Call, Reply, in_threads, number_of
@@ -76,11 +77,18 @@ class ServedObjects:
         upload = _Upload(call.parts(OBJECT_BYTES_MAX), loop)
         self._under_way.add(upload)
         try:
-            size = await loop.run_in_executor(self._threads, self._objects.put, name, upload.in_thread())
+            size = await loop.run_in_executor(self._threads, self._store, name, upload.in_thread())
         finally:
             self._under_way.discard(upload)
             self._uploads.release()
         return Reply.json({"size": size}, status=201)
+
+    def _store(self, name: str, parts: Iterator[bytes]) -> int:
+        """Keep a fragment. On a local disk it is read and checked when a journal adopts it; from an object store that
+        would bring all of it back here, so there it is checked while it passes."""
+        if self._objects.local:
+            return self._objects.put(name, parts)
+        return self._objects.put(name, StreamedFile(parts, PASSING_BATCH_BYTES_MAX))
 
     async def _size(self, name: str) -> Reply:
         size = await asyncio.to_thread(self._objects.size, name)

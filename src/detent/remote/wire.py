@@ -30,6 +30,7 @@ from detent.errors import BY_NAME, Corrupt, DetentError, Invalid, LimitExceeded
 from detent.journal import JournalMachine
 from detent.ledger import LedgerMachine
 from detent.queue import QueueMachine
+from detent.remote.elements import SMALL_BYTES, Elements
 from detent.shard import ShardMachine
 
 BODY_BYTES_MAX = 160 << 20
@@ -126,22 +127,27 @@ def encode_requests(requests: Sequence[Request | msgspec.Raw]) -> bytes:
     return _encoder.encode(requests)
 
 
-def decode_requests(data: bytes) -> list[Request | Invalid]:
-    """Requests from bytes; in the place of one that is malformed or of a wrong type, what is wrong with it."""
+def decode_requests(data: bytes) -> list[Request | DetentError]:
+    """Requests from bytes; in the place of one that is malformed or too large, what is wrong with it."""
     try:
         parts = _parts_decoder.decode(data)
     except MALFORMED as error:
         raise Invalid(f"these are no transactions: {error}") from error
     if not 1 <= len(parts) <= REQUESTS_MAX:
         raise LimitExceeded(f"one request holds 1 to {REQUESTS_MAX} transactions, not {len(parts)}")
-    return [_decode_request(part) for part in parts]
+    elements = None if len(data) <= SMALL_BYTES else Elements()
+    return [_decode_request(part, elements) for part in parts]
 
 
-def _decode_request(part: msgspec.Raw) -> Request | Invalid:
+def _decode_request(part: msgspec.Raw, elements: Elements | None) -> Request | DetentError:
     try:
+        if elements is not None:
+            elements.take(part)
         wire: Any = _request_decoder.decode(part)
     except MALFORMED as error:
         return Invalid(f"this is no transaction: {error}")
+    except LimitExceeded as error:
+        return error
     return Request(wire.session, wire.sequence, wire.answered, wire.operations)
 
 

@@ -65,7 +65,12 @@ async def list_journals(call: Call[None, ListQuery]) -> JournalList:
     visible = [name for name in await call.store.journals(call.query.prefix) if may_see(call.caller, "journal", name)]
     page, following = page_of(visible, call.query)
     found = await asyncio.to_thread(_infos, call.store.reader, page)
-    return JournalList(journals=list(map(describe_journal, found)), next=following)
+    return JournalList(journals=[_described(call, info) for info in found], next=following)
+
+
+def _described(call: Call[Any, Any], info: JournalInfo) -> JournalDescription:
+    """A journal, with what the caller may read of it."""
+    return describe_journal(info, with_registers=call.caller.may("consume", "journal", info.name))
 
 
 def _infos(reader: JournalReader, names: Any) -> list[JournalInfo]:
@@ -92,7 +97,7 @@ async def create_journal(call: Call[Any, None]) -> Response:
                 raise Conflict(
                     f"the journal {call.name!r} exists, and its {name} is {getattr(info, name)!r}, not {value!r}"
                 )
-    return Response.json(describe_journal(info), 201 if done.new else 200)
+    return Response.json(_described(call, info), 201 if done.new else 200)
 
 
 async def configure_journal(call: Call[Any, None]) -> JournalDescription:
@@ -102,12 +107,12 @@ async def configure_journal(call: Call[Any, None]) -> JournalDescription:
         raise Invalid("there is nothing to change: name a setting")
     journal = call.store.journal(call.name)
     await journal.configure(**given)
-    return describe_journal(await journal.info())
+    return _described(call, await journal.info())
 
 
 async def show_journal(call: Call[None, None]) -> JournalDescription:
-    """Extent, settings, registers."""
-    return describe_journal(await call.store.journal(call.name).info())
+    """Extent, settings and, for a caller that may `consume`, registers."""
+    return _described(call, await call.store.journal(call.name).info())
 
 
 async def delete_journal(call: Call[None, None]) -> Response:
@@ -133,11 +138,13 @@ async def show_registers(call: Call[None, None]) -> Registers:
 
 async def set_registers(call: Call[RegistersRequest, None]) -> Registers:
     """Set registers (null removes one), if those named in `expect` are as expected (null: absent); else 409, and
-    nothing is changed."""
+    nothing is changed. Answers all registers, or to a caller that may not `consume` those that it has set."""
     journal = call.store.journal(call.name)
     if not call.body.set:
         raise Invalid("there is nothing to set: name a register")
     await journal.set_registers(call.body.set, expect=call.body.expect)
+    if not call.caller.may("consume", "journal", call.name):
+        return Registers(registers={name: value for name, value in call.body.set.items() if value is not None})
     return Registers(registers=await journal.registers())
 
 

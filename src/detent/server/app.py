@@ -12,10 +12,10 @@ from typing import Final, ParamSpec, Protocol, TypeVar
 import msgspec
 
 from detent.errors import Denied, DetentError, Unavailable
-from detent.remote import wire
+from detent.remote import rights, wire
 from detent.server import sigv4
 from detent.server.access import ANYBODY, NOBODY, Caller
-from detent.server.http import JSON_BYTES_MAX, Receive, Request, Response, Scope, Send
+from detent.server.http import JSON_BYTES_MAX, Receive, Request, Response, Scope, Send, WrongEncoding
 from detent.server.keys import KeyRing, Unauthenticated
 from detent.server.tracing import Tracing
 
@@ -121,6 +121,7 @@ class Application:
         return response
 
     async def _answer(self, request: Request, part: Part | None) -> Response:
+        caller: Caller | None = None
         try:
             request.check()
             caller = await self._caller(request)
@@ -130,7 +131,7 @@ class Application:
                 return problem(404, "NotFound", f"there is no {request.method} {request.path} here")
             return await part.answer(request, caller)
         except DetentError as error:
-            return _refuse(request, part, error)
+            return _refuse(request, part, rights.told(caller, error))
 
     async def _caller(self, request: Request) -> Caller:
         """Who asks: by a bearer token, or by a signature over the whole request."""
@@ -212,6 +213,8 @@ def _refuse(request: Request, part: Part | None, error: DetentError) -> Response
 
 def refusal(error: DetentError) -> Response:
     """An error as Detent's own API says it."""
+    if isinstance(error, WrongEncoding):
+        return problem(415, "WrongType", str(error))
     status, body = wire.encode_problem(error)
     headers = {"retry-after": str(RETRY_AFTER_S)} if status in {429, 503} else {}
     if isinstance(error, Unauthenticated):

@@ -47,8 +47,18 @@ JSON: Final = "application/json"
 STOPPING: Final = "detent.stopping"
 """The field of a scope that says that the server stops, and waits for no body."""
 
+DECIDING: Final = (
+    "authorization", "content-encoding", "content-length", "content-type", "host", "idempotency-key", "origin",
+    "sec-fetch-site", "x-amz-date", "x-amz-target",
+)  # fmt: skip
+"""Headers that may be there once."""
+
 BODILESS: Final = frozenset({204, 304})
 """Answers that have no body by definition, so nothing may be said about one."""
+
+
+class WrongEncoding(Invalid):
+    """The body of a request is coded in a way that nothing here takes off."""
 
 
 class Request:
@@ -95,9 +105,12 @@ class Request:
             raise LimitExceeded("the address of this request is too long")
         if len(headers) > HEADERS_MAX or sum(len(name) + len(value) for name, value in headers) > HEADER_BYTES_MAX:
             raise LimitExceeded("this request has too many headers, or too long ones")
+        coding = self.headers.get("content-encoding", "")
+        if coding.strip().lower() not in {"", "identity"}:
+            raise WrongEncoding(f"a body is sent as it is, not as {coding[:50]!r}: send no Content-Encoding")
         if len(headers) == len(self.headers):
             return
-        for name in ("authorization", "content-length", "content-type", "host", "idempotency-key", "origin"):
+        for name in DECIDING:
             if sum(found == name.encode() for found, _ in headers) > 1:
                 raise Invalid(f"the header {name} is there twice")
 

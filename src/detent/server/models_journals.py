@@ -25,8 +25,8 @@ from detent.server.models import (
 
 
 class JournalDescription(Output, kw_only=True):
-    """A journal: its extent, its settings and its registers. `messages` are those that can be read: the offsets from
-    `first_offset` up to, not including, `next_offset`."""
+    """A journal: its extent, its settings and its registers, which are null for a caller that may not `consume`.
+    `messages` are those that can be read: the offsets from `first_offset` up to, not including, `next_offset`."""
 
     name: str
     id: int
@@ -47,17 +47,17 @@ class JournalDescription(Output, kw_only=True):
     fragment_bytes: int
     open_spans: int
     aborted_spans: int
-    registers: dict[str, str]
+    registers: dict[str, str] | None
 
 
 _SAME: Final = (
     "name", "id", "messages", "retention_bytes", "first_offset", "next_offset", "first_position", "next_position",
-    "blocks", "block_bytes", "fragments", "fragment_bytes", "open_spans", "aborted_spans", "registers",
+    "blocks", "block_bytes", "fragments", "fragment_bytes", "open_spans", "aborted_spans",
 )  # fmt: skip
 """What an answer has as the library has it."""
 
 
-def describe_journal(info: JournalInfo) -> JournalDescription:
+def describe_journal(info: JournalInfo, *, with_registers: bool) -> JournalDescription:
     """A journal as an answer has it."""
     same: dict[str, Any] = {name: getattr(info, name) for name in _SAME}
     return JournalDescription(
@@ -66,6 +66,7 @@ def describe_journal(info: JournalInfo) -> JournalDescription:
         retention=duration_text(info.retention_ms),
         transaction_deadline=duration_text(info.span_deadline_ms),
         producer_horizon=duration_text(info.producer_horizon_ms),
+        registers=info.registers if with_registers else None,
         **same,
     )
 

@@ -18,7 +18,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from detent.errors import Unavailable
+from detent.errors import Invalid, Unavailable
 from detent.remote import wire
 from detent.server import http
 from detent.server.app import refusal
@@ -87,6 +87,7 @@ class Connection(HttpToolsProtocol):
         self._head_sweeps = 0
         self._unread = 0
         self._unread_sweeps = 0
+        self._is_over = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Let it in; over the limit, to hear so at its first request."""
@@ -105,15 +106,46 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what came, unless it is too much of a head (or of a trailer, which is the same)."""
+        if self._is_over:
+            return
         self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
             self._refuse_head()
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """The head is whole. What comes in a trailer looks like a header to the parser, and never is one here."""
         self._head_bytes = self._head_sweeps = 0
-        super().on_headers_complete()
+        flaw = self._flaw()
+        if flaw is None:
+            super().on_headers_complete()
+        else:
+            application, self.app = self.app, cast(Any, _refusing(flaw))
+            super().on_headers_complete()
+            self.app = application
+        self.headers = []  # the request has the list that was there until now
+
+    def _flaw(self) -> str | None:
+        """Why two readers of this head could differ in where its body ends, or in whom it is for."""
+        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and (codings[0].lower() != b"chunked" or len(codings) > 1):
+            return "a body is sent with a content-length, or chunked, and coded in no other way"
+        if codings and self.parser.get_http_version() == "1.0":
+            return "HTTP/1.0 has no chunked bodies"
+        if self.parser.should_upgrade() and any(name in _BODY_HEADERS for name, _ in self.headers):
+            return "this server speaks HTTP/1.1 alone: send no Upgrade with a body"
+        if (
+            not self.url.startswith((b"/", b"*"))
+            and _authority(self.url) != dict(self.headers).get(b"host", b"").lower()
+        ):
+            return "the address of this request names another host than its header Host does"
+        return None
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The client would speak something else from here on. Its request is answered, and what follows not read."""
+        self._is_over = True
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """What comes is no head."""
@@ -173,12 +205,33 @@ class Connection(HttpToolsProtocol):
         super().shutdown()
 
 
+_BODY_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
+
+
+def _authority(url: bytes) -> bytes:
+    """The host and port of an absolute address."""
+    return url.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].lower()
+
+
+def _refusing(flaw: str) -> Any:
+    """The application of a request that is not read at all."""
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        await _last(refusal(Invalid(flaw))).send(send)
+
+    return refuse
+
+
+def _last(said: Response) -> Response:
+    """An answer behind which the connection ends."""
+    return Response(said.body, status=said.status, type=said.type, headers={**said.headers, "connection": "close"})
+
+
 async def full(scope: Scope, receive: Receive, send: Send) -> None:
     """The application of connections over the limit."""
     del scope, receive
-    said = refusal(Unavailable("the server has too many connections; come again in a moment"))
-    headers = {**said.headers, "connection": "close"}
-    await Response(said.body, status=said.status, type=said.type, headers=headers).send(send)
+    await _last(refusal(Unavailable("the server has too many connections; come again in a moment"))).send(send)
 
 
 def _name(client: tuple[str, int] | None) -> str:

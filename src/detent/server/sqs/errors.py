@@ -14,6 +14,7 @@ from detent.errors import (
     NotFound,
     Unavailable,
 )
+from detent.server.http import WrongEncoding
 
 
 class Fault(NamedTuple):
@@ -70,6 +71,8 @@ MISSING_ACTION: Final = Fault(_COMMON + "MissingActionException", "MissingAction
 MISSING_PARAMETER: Final = Fault(_COMMON + "MissingRequiredParameterException", "MissingParameter", 400)
 MALFORMED: Final = Fault(_COMMON + "SerializationException", "MalformedInput", 400)
 TOO_LARGE: Final = Fault(_COMMON + "RequestEntityTooLargeException", "RequestEntityTooLarge", 413)
+NOT_ALLOWED: Final = Fault(_COMMON + "MethodNotAllowedException", "MethodNotAllowed", 405)
+WRONG_TYPE: Final = Fault(_COMMON + "UnsupportedMediaTypeException", "UnsupportedMediaType", 415)
 UNAVAILABLE: Final = Fault(_COMMON + "ServiceUnavailableException", "ServiceUnavailable", 503)
 NO_CREDENTIALS: Final = Fault(_COMMON + "MissingAuthenticationTokenException", "MissingAuthenticationToken", 403)
 UNKNOWN_KEY: Final = Fault(_COMMON + "UnrecognizedClientException", "InvalidClientTokenId", 403)
@@ -101,6 +104,7 @@ _FAULTS: Final[tuple[tuple[type[DetentError], Fault], ...]] = (
     (Exists, QUEUE_EXISTS),
     (Busy, THROTTLED),
     (LimitExceeded, OVER_LIMIT),
+    (WrongEncoding, WRONG_TYPE),
     (Invalid, INVALID_VALUE),
     (Unavailable, UNAVAILABLE),
 )

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from detent.errors import DetentError, LimitExceeded
+from detent.remote import rights
 from detent.server.access import Caller
 from detent.server.http import Request, Response
 from detent.server.keys import Unauthenticated
@@ -23,6 +24,7 @@ from detent.server.sqs.errors import (
     BAD_SIGNATURE,
     INTERNAL,
     NO_CREDENTIALS,
+    NOT_ALLOWED,
     TOO_LARGE,
     UNKNOWN_KEY,
     Refused,
@@ -34,7 +36,7 @@ from detent.server.sqs.names import Place, base_url
 from detent.server.sqs.receiving import Receiving
 from detent.server.sqs.sending import Sending
 from detent.server.sqs.settling import Settling
-from detent.server.sqs.shapes import ACTIONS
+from detent.server.sqs.shapes import ACTIONS, READS
 
 if TYPE_CHECKING:
     from detent.store import AsyncStore
@@ -106,14 +108,14 @@ class SqsPart:
 
     def owns(self, request: Request) -> bool:
         """Whether a request is one of an SQS client: by its target, or a form (or an Action in the address) at a place
-        where only queues are."""
+        where only queues are. What it may do by its method is said in the answer."""
         if request.headers.get(jsonwire.TARGET, "").startswith(jsonwire.TARGET_PREFIX):
             return True
         if not _PATH.fullmatch(request.path):
             return False
         if request.method == "POST":
             return request.content_type in {querywire.FORM_TYPE, jsonwire.TYPE}
-        return request.method == "GET" and b"Action=" in request.raw_query
+        return request.method in {"GET", "HEAD"} and b"Action=" in request.raw_query
 
     async def answer(self, request: Request, caller: Caller) -> Response:
         """Answer a request in the protocol that it came in."""
@@ -122,16 +124,18 @@ class SqsPart:
             body = await self._body(request)
             if _is_json(request):
                 action = jsonwire.action_of(request)
+                _check_method(request, action)
                 fields = jsonwire.read(action, body)
                 result = await self._run(action, fields, request, caller)
                 return jsonwire.answer(result, request_id)
             form = querywire.read_form(request, body)
             action = querywire.action_of(form)
+            _check_method(request, action)
             fields = querywire.read(action, form, request.path)
             result = await self._run(action, fields, request, caller)
             return querywire.answer(action, result, request_id)
         except DetentError as error:
-            return _refuse(request, error, request_id)
+            return _refuse(request, rights.told(caller, error), request_id)
         except Exception:
             logger.exception("answering an SQS client", extra={"request": request_id})
             return _refuse(request, Refused(INTERNAL, "An internal error has occurred."), request_id)
@@ -172,6 +176,13 @@ def _invocation(request: Request) -> str:
     """What an SDK calls this call, the same when it repeats it."""
     given = request.headers.get("amz-sdk-invocation-id", "")
     return given if _INVOCATION.fullmatch(given) else ""
+
+
+def _check_method(request: Request, action: str) -> None:
+    """Any page in a browser can have it send a GET: so none changes anything. (SQS itself takes all actions by GET.)"""
+    if request.method == "POST" or (request.method == "GET" and action in READS):
+        return
+    raise Refused(NOT_ALLOWED, f"The action {action} is called with POST, not with {request.method[:20]}.")
 
 
 def _is_json(request: Request) -> bool:

@@ -10,6 +10,8 @@ from detent.errors import DetentError, Invalid
 from detent.queue import calls
 from detent.queue import operations as ops
 from detent.queue.message import Published
+from detent.remote import rights
+from detent.server.access import Caller
 from detent.server.sqs import attributes
 from detent.server.sqs.attributes import ADDRESS, DEDUP, GROUP, SENDER, TRACE
 from detent.server.sqs.call import Call, Fields, batch_answer, entries_of, missing, number_of, text_of
@@ -67,10 +69,10 @@ class Sending:
                 BATCH_TOO_LONG,
                 f"Batch requests cannot be longer than {MESSAGE_BYTES_MAX} bytes. You have sent {size} bytes.",
             )
-        sent = iter(await self._publish_each(view, letters))
+        sent = iter(await self._publish_each(view, letters, call.caller))
         return batch_answer(entries, [next(sent) if isinstance(one, Letter) else one for one in outcomes])
 
-    async def _publish_each(self, view: View, letters: list[Letter]) -> list[dict[str, Any] | Refused]:
+    async def _publish_each(self, view: View, letters: list[Letter], caller: Caller) -> list[dict[str, Any] | Refused]:
         """All in one transaction; one by one if it is refused, to learn which of them it was."""
         if not letters:
             return []
@@ -78,8 +80,8 @@ class Sending:
             published = await self._publish(view, letters)
         except Invalid as error:
             if len(letters) == 1:
-                return [refused(error)]
-            return [(await self._publish_each(view, [letter]))[0] for letter in letters]
+                return [refused(rights.told(caller, error))]
+            return [(await self._publish_each(view, [letter], caller))[0] for letter in letters]
         return [_sent(view, letter, one) for letter, one in zip(letters, published, strict=True)]
 
     async def _publish(self, view: View, letters: Sequence[Letter]) -> list[Published]:

@@ -124,3 +124,11 @@ XML_MAPS: Final = {
     "Tags": ("Tag", "Key", "Value"),
 }
 """The same for maps: the element, its key, its value."""
+
+READS: Final = frozenset(
+    {
+        "GetQueueAttributes", "GetQueueUrl", "ListDeadLetterSourceQueues", "ListMessageMoveTasks", "ListQueueTags",
+        "ListQueues",
+    }
+)  # fmt: skip
+"""Actions that change nothing."""

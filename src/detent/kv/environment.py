@@ -20,10 +20,12 @@ import lmdb
 
 from detent.errors import Corrupt, NotFound, Unavailable
 from detent.kv.base import RESERVED_PREFIX
-from detent.kv.commitlog import CommitLog, LogFollower
+from detent.kv.commitlog import CommitLog
 from detent.kv.commitrecord import LogName
 from detent.kv.localobjects import make_directories, sync_directory
+from detent.kv.logfollower import LogFollower
 from detent.kv.overlay import Layer
+from detent.kv.room import RESERVE, Room
 
 MAP_BYTES_FIRST = 4 << 30
 """Address space of a new map. It is not disk space; it doubles whenever it is full."""
@@ -126,6 +128,7 @@ class Environment:
     def __init__(self, path: Path, *, create: bool) -> None:
         self.path = path
         self.users = 0
+        self.room = Room(path)
         self._gate = threading.Condition()
         self._views: weakref.WeakSet[_Hold] = weakref.WeakSet()
         self._resizing = False
@@ -133,7 +136,6 @@ class Environment:
         self.log: CommitLog | None = None  # of the writer in this process, if there is one
         self._follower: LogFollower | None = None
         self._seen: tuple[bytes, State] = (b"", State())
-        self._without_log: State | None = None  # the last state that no log continued
         self._following = threading.Lock()
         self._file_bytes = 0  # how long the data file is at least, as far as its writer knows
         self.lmdb = self._open(path, create)
@@ -208,6 +210,8 @@ class Environment:
                 self.resize(0)
             except lmdb.Error as error:
                 if isinstance(error, lmdb.DiskError) or is_full(self.path):
+                    if self.room.strike(changes or {}):
+                        continue
                     raise Unavailable(f"the disk of {self.path} is full; nothing was committed") from error
                 raise Unavailable(f"LMDB could not commit to {self.path}: {error}") from error
 
@@ -230,16 +234,12 @@ class Environment:
 
     def take_snapshot(self) -> tuple[_Hold, Layer | None]:
         """A read transaction, and the commits that are only in the log: together one state of the store. `end` it."""
-        # Where there was no log the last time, there is mostly none now: then one look at LMDB, after it, is enough.
-        without_log = self._without_log
-        if without_log is not None and (self.log is not None or without_log.log.path(self.path, "log").exists()):
-            without_log = None
         before: State | None = None
         for _ in range(SNAPSHOT_TRIES):
             hold = self._begin()
             try:
                 state = self._state_in(hold.transaction)
-                if state == without_log:
+                if not state.logged:  # LMDB says so before the first commit that is only in the log
                     return hold, None
                 fits, layer = self._log_over(state, sure=state == before)
                 if fits:
@@ -269,12 +269,9 @@ class Environment:
             else:
                 layer = self._follow(state, sure)
         except FileNotFoundError as error:
-            # Nothing was logged yet, or all of it is in LMDB and the log was removed: then the state has changed.
-            if sure and state.logged:
-                raise Corrupt(missing_log(self.path, state)) from error
             if sure:
-                self._without_log = state
-            return sure, None
+                raise Corrupt(missing_log(self.path, state)) from error
+            return False, None  # all of it is in LMDB, and the log was removed: then the state has changed
         except Corrupt:
             if sure:
                 raise
@@ -380,11 +377,13 @@ class Environment:
 
 
 def missing_log(path: Path, state: State) -> str:
-    """What to say when there should be a log and is none."""
+    """What to say when there should be a log, with its tip, and is none."""
+    log = state.log.path(path, "log")
+    missing = log.with_suffix(".tip").name if log.exists() else log.name
     return (
-        f"the commit log {state.log.path(path, 'log').name} of {path} is missing. It held the commits after number "
+        f"{missing} of {path}, which belongs to the commit log, is missing. The log held the commits after number "
         f"{state.folded}: put it back, or restore the whole folder from a copy; `detent store abandon-log` goes on "
-        "without them"
+        "without what cannot be read"
     )
 
 
@@ -426,8 +425,12 @@ def _check_place(path: Path, create: bool) -> None:
     data = path / "data.mdb"
     if data.exists() and data.stat().st_size:
         return
-    if any(path.glob("commits-*.log")):
-        raise Corrupt(f"{path} has a commit log, and its data.mdb is missing or empty: restore the folder from a copy")
+    for left in ("commits-*.log", "objects/*", RESERVE):
+        if any(path.glob(left)):
+            raise Corrupt(
+                f"{path} has been a store (it has {left}), and its data.mdb is missing or empty: restore the folder "
+                "from a copy, or remove all of it"
+            )
     if not create:
         raise NotFound(f"there is no store at {path}")
     if is_full(path):

@@ -56,6 +56,7 @@ class OwnerLock:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._file: int | None = None
+        self._announced = False
 
     def try_acquire(self) -> bool:
         """Take the lock if nobody has it."""
@@ -80,11 +81,14 @@ class OwnerLock:
         temporary = self._directory / f"owner.json.{os.getpid()}"
         temporary.write_text(json.dumps(asdict(owner)))
         temporary.replace(self._directory / "owner.json")
+        self._announced = True
 
     def release(self) -> None:
         """Give the lock back."""
         if self._file is not None:
-            (self._directory / "owner.json").unlink(missing_ok=True)
+            if self._announced:  # else it is another's: of one that was killed, and may be looked for
+                (self._directory / "owner.json").unlink(missing_ok=True)
+                self._announced = False
             os.close(self._file)
             self._file = None
 

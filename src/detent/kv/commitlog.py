@@ -108,7 +108,7 @@ class CommitLog:
         """A new log for the commits after `base`; its name is durable when this returns."""
         self.name = name
         self.overlay = Overlay(base)
-        self.bytes_max = LOG_BYTES_MAX
+        self.bytes_max, self.keys_max = LOG_BYTES_MAX, LOGGED_KEYS_MAX  # less where there is little room
         self._base = base
         self._at = self._end = PAGE
         self._size = 0
@@ -157,7 +157,7 @@ class CommitLog:
     def has_room(self, size: int) -> bool:
         """Whether a record of `size` bytes fits; the log grows for it, up to its largest size."""
         end = self._at + pages(size)
-        if end > min(self.bytes_max, LOG_BYTES_MAX) or len(self.overlay) > LOGGED_KEYS_MAX:
+        if end > min(self.bytes_max, LOG_BYTES_MAX) or len(self.overlay) > self.keys_max:
             return False
         if end <= self._size:
             return True

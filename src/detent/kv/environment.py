@@ -199,6 +199,7 @@ class Environment:
         """One durable commit of LMDB: `work` gets its write transaction, and again a new one when the map had to grow.
         It is all there afterwards, or `Unavailable` says why nothing is. `changes` are what it will put and delete, if
         that is much."""
+        turned = False
         while True:
             try:
                 self._lengthen(changes or {})
@@ -210,10 +211,25 @@ class Environment:
                 self.resize(0)
             except lmdb.Error as error:
                 if isinstance(error, lmdb.DiskError) or is_full(self.path):
-                    if self.room.strike(changes or {}):
+                    self.room.strike()
+                    if not turned and self._turn_pages():
+                        turned = True
                         continue
                     raise Unavailable(f"the disk of {self.path} is full; nothing was committed") from error
                 raise Unavailable(f"LMDB could not commit to {self.path}: {error}") from error
+
+    def _turn_pages(self) -> bool:
+        """LMDB takes a free page again two commits after it became free: make two small ones. Whether it could."""
+        try:
+            for _ in range(2):
+                with self.lmdb.begin(write=True) as transaction:
+                    stored = transaction.get(STATE_KEY)
+                    if stored is None:
+                        return False
+                    transaction.put(STATE_KEY, stored)
+        except lmdb.Error:
+            return False
+        return True
 
     def _lengthen(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Make the file as long as the commit may need. LMDB counts pages that it takes and gives back in one commit

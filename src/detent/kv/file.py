@@ -19,13 +19,14 @@ from typing import Any, Final
 from detent import crash
 from detent.errors import Corrupt, DetentError, Fenced, Invalid, Unavailable
 from detent.kv.base import RESERVED_PREFIX, Batch, Objects
-from detent.kv.commitlog import LOG_BYTES_MAX, LOGGED_BYTES_MAX, CommitLog, remove_logs
+from detent.kv.commitlog import LOGGED_BYTES_MAX, LOGGED_KEYS_MAX, CommitLog, remove_logs
 from detent.kv.commitrecord import LogName, encode_record
 from detent.kv.environment import STATE_KEY, Environment, State, acquire, missing_log, release
 from detent.kv.fileview import FileView
 from detent.kv.localobjects import LocalObjects
 from detent.kv.logfollower import read_abandoned, take_over
 from detent.kv.overlay import Overlay
+from detent.kv.room import mark
 
 SUCCESSOR_WAIT_S: Final = 10.0
 """How long a replaced writer waits to learn whether its successor found its last commit."""
@@ -144,14 +145,17 @@ class FileWriter(FileReader):
         # A data file that was restored from a backup may stand beside a later log, of an epoch that comes again.
         remove_logs(path, state.store, range(self.epoch, self.epoch + 1))
         self._fold(left.latest(), left.last, heir_of=state.log_epoch)
-        self._live().room.mark()
+        mark(path)
         crash.point("kv.open.after_fold")
         remove_logs(path, state.store, range(self.epoch))
 
     @property
     def full(self) -> bool:
         """Whether the disk is full, so that only what takes no more room should be committed."""
-        return self._live().room.full
+        room = self._live().room
+        if room.full:
+            self._look_at_room(self._live(), keep=True)  # there may be room again
+        return room.full
 
     # -- committing ---------------------------------------------------------------------------------------------
 
@@ -214,6 +218,7 @@ class FileWriter(FileReader):
             log.close()
             raise
         environment.log = self._log = log
+        self._look_at_room(environment)
         return log
 
     def _found_by_successor(self, number: int) -> bool:
@@ -267,10 +272,11 @@ class FileWriter(FileReader):
         self._folded = number
         self._moving = False
 
-    def _look_at_room(self, environment: Environment, *, reserve: bool = False) -> None:
-        environment.room.look(environment.lmdb, reserve=reserve)
-        if self._log is not None:
-            self._log.bytes_max = min(LOG_BYTES_MAX, max(environment.room.wanted, LOGGED_BYTES_MAX))
+    def _look_at_room(self, environment: Environment, *, keep: bool = False) -> None:
+        room, log = environment.room, self._log
+        room.look(environment.lmdb, keep=keep)
+        if log is not None:
+            log.bytes_max, log.keys_max = room.log_bytes, room.log_keys or LOGGED_KEYS_MAX
 
     def _write(self, transaction: Any, changes: dict[bytes, bytes | None], state: State, heir_of: int | None) -> None:
         if State.decode(transaction.get(STATE_KEY)).epoch != self.epoch:
@@ -315,7 +321,7 @@ class FileWriter(FileReader):
                 self._look_again()
             if not self._unsettled and not self._fenced and self._last > self._folded:
                 self._fold({}, self._last)
-            self._look_at_room(self._live(), reserve=True)
+            self._look_at_room(self._live(), keep=True)
 
     def close(self) -> None:
         """What the log holds moves to LMDB: a store that was closed is its data file, and no log."""

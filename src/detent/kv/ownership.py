@@ -19,6 +19,7 @@ from typing import Final
 
 from detent.errors import Unavailable
 from detent.kv.localobjects import make_directories
+from detent.kv.room import with_reserve
 
 SOCKET_PATH_MAX: Final = 100
 """The kernel cuts socket paths near 108 bytes; longer ones live in the temporary directory."""
@@ -79,7 +80,7 @@ class OwnerLock:
         """Say how this owner can be reached. Replaced whole, so that a reader never sees half a note."""
         owner = Owner(os.getpid(), process_born(os.getpid()), socket, epoch)
         temporary = self._directory / f"owner.json.{os.getpid()}"
-        temporary.write_text(json.dumps(asdict(owner)))
+        with_reserve(self._directory, lambda: _write_privately(temporary, json.dumps(asdict(owner))))
         temporary.replace(self._directory / "owner.json")
         self._announced = True
 
@@ -97,6 +98,12 @@ class OwnerLock:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _write_privately(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)  # a process with this number may have left one
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(text)
 
 
 _held: weakref.WeakSet[OwnerLock] = weakref.WeakSet()

@@ -1,26 +1,35 @@
-"""What room a store has on its disk, and a reserve of it, so that consuming still works when the disk is full.
+"""What room a store has on its disk, and what it keeps of it, so that consuming still works when the disk is full.
 
-To delete, LMDB needs pages first. So a store holds a file that only takes room. When a write finds the disk full, the
-file gives its room up, the write is tried again, and new messages are refused from then on; acknowledging, trimming and
-deleting go on. The reserve is taken back, and messages are taken again, once there is room: on the disk, or in pages of
-LMDB that have become free. The file stays when it is empty: where it is and no data file, that was lost.
+To delete, LMDB needs pages first. So the data file has room behind its last page that no other file can take. When it
+cannot have that any more, new messages are refused; acknowledging, trimming and deleting go on in what is left. New
+messages are taken again once there is room: on the disk, or in pages of LMDB that have become free.
+
+A small file beside it, the reserve, is for the owner's other files: its note of itself and its socket. It stays when
+it is empty: where it is and no data file, that was lost.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from detent.errors import Unavailable
+
 RESERVE: Final = "reserve"
+RESERVE_BYTES: Final = 64 << 10
 
-RESERVE_BYTES_MAX: Final = 8 << 20
-"""Twice what a full commit log holds."""
+SPARE_BYTES_MAX: Final = 8 << 20
+"""What the data file has behind its last page: twice what a full commit log holds."""
 
-RESERVE_PART: Final = 16
-"""On a small disk the reserve is this part of it."""
+SPARE_PART: Final = 8
+"""On a small disk it is this part of it."""
+
+LOW: Final = 8
+"""With less than so many times that on the disk, each move of the log to LMDB has it, and not only housekeeping."""
 
 PAGE: Final = 4096
 
@@ -32,77 +41,84 @@ class Room:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._path = directory / RESERVE
+        self._data = directory / "data.mdb"
         self.full = False
-        self.wanted = RESERVE_BYTES_MAX
-        """How large the reserve should be on this disk; and what the log may hold, because it must fit in there."""
+        self._spare = SPARE_BYTES_MAX
 
-    def mark(self) -> None:
-        """Have the file, empty: from now on a missing data file is a loss, and not a new store. In durable form once
-        the folder is synced."""
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    @property
+    def log_bytes(self) -> int:
+        """What the log may hold before it moves to LMDB: it must leave some of the spare room."""
+        return self._spare // 4 if self.full else self._spare // 2
 
-    def strike(self, changes: Mapping[bytes, bytes | None]) -> bool:
-        """A write found the disk full. Whether the reserve gave up some room, so that it may be tried again: not for
-        much that is new, because the reserve is there to delete."""
+    @property
+    def log_keys(self) -> int | None:
+        """How many records the log may change, if each may cost a page of its own."""
+        return max(1, self._spare // 4 // PAGE) if self.full else None
+
+    def strike(self) -> None:
+        """A write found the disk full."""
         if not self.full:
             logger.warning("the disk of %s is full: new messages are refused until there is room", self._directory)
         self.full = True
-        if sum(len(value) for value in changes.values() if value is not None) > self.wanted:
-            return False
-        return give_up_reserve(self._directory)
 
-    def look(self, environment: Any, *, reserve: bool = False) -> None:
-        """See how much room there is now, for what the log may hold until the next time; and, if asked to, have the
-        reserve. (A store that is open for less than a second needs none.)"""
+    def look(self, environment: Any, *, keep: bool = False) -> None:
+        """See how much room there is now, and have the spare room, if asked to or if there is not much more. (A store
+        that is open for less than a second need not have it.)"""
         disk = os.statvfs(self._directory)
-        free = disk.f_bavail * disk.f_frsize
-        wanted = self.wanted = min(RESERVE_BYTES_MAX, disk.f_blocks * disk.f_frsize // RESERVE_PART // PAGE * PAGE)
-        held = self._path.stat().st_size if self._path.exists() else 0
-        if reserve and held < wanted and free > 3 * wanted and self._take(wanted):
-            held, free = wanted, free - wanted
-        room = free + held + _free_in(environment, self._directory / "data.mdb")
-        if self.full and room > 3 * wanted:
+        free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+        self._spare = min(SPARE_BYTES_MAX, size // SPARE_PART // PAGE * PAGE)
+        status, last = environment.stat(), environment.info()["last_pgno"] + 1
+        page = status["psize"]
+        if (keep or free < LOW * self._spare) and self._keep(last * page):
+            room = free + self._spare
+        else:
+            room = free + max(0, self._data.stat().st_blocks * 512 - last * page)
+        used = status["branch_pages"] + status["leaf_pages"] + status["overflow_pages"]
+        room += max(0, last - used - 2) * page
+        if self.full and room > 3 * self._spare:
             logger.warning("the disk of %s has room again: new messages are taken", self._directory)
             self.full = False
-        elif not self.full and room < 2 * wanted:
+            mark(self._directory)
+        elif not self.full and room < 2 * self._spare:
             logger.warning("the disk of %s is nearly full: new messages are refused", self._directory)
             self.full = True
 
-    def _take(self, size: int) -> bool:
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _keep(self, end: int) -> bool:
+        """Have the spare room behind the last page; False if the disk has not so much."""
+        file = os.open(self._data, os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.posix_fallocate(file, 0, size)
+            os.posix_fallocate(file, end, self._spare)
         except OSError as error:
-            os.ftruncate(file, 0)
-            logger.info("no room was reserved in %s: %s", self._directory, error)
+            logger.debug("%s has no spare room: %s", self._data, error)
             return False
         finally:
             os.close(file)
         return True
 
 
-def give_up_reserve(directory: Path) -> bool:
-    """Free what the reserve of this store takes. Whether it took anything."""
+def mark(directory: Path) -> None:
+    """Have the reserve: from now on a missing data file is a loss, and not a new store. In durable form once the folder
+    is synced."""
+    file = os.open(directory / RESERVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        file = os.open(directory / RESERVE, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False  # it has none, or not for this user
-    try:
-        if os.fstat(file).st_size == 0:
-            return False
+        if os.fstat(file).st_size < RESERVE_BYTES:
+            os.posix_fallocate(file, 0, RESERVE_BYTES)
+    except OSError as error:
         os.ftruncate(file, 0)
-        os.fsync(file)  # some file systems give room back only with their next commit
-        return True
+        logger.info("%s has no reserve: %s", directory, error)
     finally:
         os.close(file)
 
 
-def _free_in(environment: Any, data: Path) -> int:
-    """About how many bytes LMDB can write without room from the disk: free pages, and what the file has behind its
-    last page, as a commit leaves it that found no room."""
-    status = environment.stat()
-    page, last = status["psize"], environment.info()["last_pgno"] + 1
-    used = status["branch_pages"] + status["leaf_pages"] + status["overflow_pages"]
-    behind = max(0, data.stat().st_blocks * 512 - last * page)
-    return int(max(0, last - used - 2) * page + behind)
+def with_reserve(directory: Path, work: Callable[[], None]) -> None:
+    """Do something that takes a little room; give up the reserve for it if there is none."""
+    try:
+        work()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        try:
+            os.truncate(directory / RESERVE, 0)
+            work()
+        except OSError as again:
+            raise Unavailable(f"the disk of {directory} is full: {again}") from again

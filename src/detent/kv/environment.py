@@ -6,6 +6,7 @@ readers leave their slots behind, and the map has to grow.
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import threading
@@ -22,7 +23,7 @@ from detent.errors import Corrupt, NotFound, Unavailable
 from detent.kv.base import RESERVED_PREFIX
 from detent.kv.commitlog import CommitLog
 from detent.kv.commitrecord import LogName
-from detent.kv.localobjects import make_directories, sync_directory
+from detent.kv.localobjects import PRIVATE, make_directories, sync_directory
 from detent.kv.logfollower import LogFollower
 from detent.kv.overlay import Layer
 from detent.kv.room import RESERVE, Room
@@ -49,6 +50,7 @@ SNAPSHOT_TRIES: Final = 1000
 """A snapshot is taken again when the log moved on between LMDB's part and its own, a few times a second at most."""
 
 T = TypeVar("T")
+logger = logging.getLogger("detent.kv")
 
 STATE_KEY: Final = RESERVED_PREFIX + b"epoch"
 FORMAT_VERSION: Final = 2
@@ -137,6 +139,7 @@ class Environment:
         self._follower: LogFollower | None = None
         self._seen: tuple[bytes, State] = (b"", State())
         self._following = threading.Lock()
+        self._closed: Any = None  # of LMDB after an error, if it could not be opened again
         self._file_bytes = 0  # how long the data file is at least, as far as its writer knows
         self.lmdb = self._open(path, create)
         self._refuse_truncated()
@@ -200,6 +203,8 @@ class Environment:
         It is all there afterwards, or `Unavailable` says why nothing is. `changes` are what it will put and delete, if
         that is much."""
         turned = False
+        with self.read():
+            pass  # LMDB is opened again if it has to be
         while True:
             try:
                 self._lengthen(changes or {})
@@ -334,9 +339,13 @@ class Environment:
                 if self._resizing and not self._gate.wait_for(lambda: not self._resizing, GROW_WAIT_S):
                     raise Unavailable("the store's map has been waiting to grow for too long")
                 self._views.add(hold)
+                opened = self.lmdb
             try:
-                hold.transaction = self.lmdb.begin()
+                hold.transaction = opened.begin()
                 return hold
+            except lmdb.PanicError as error:
+                self._leave(hold)
+                self._open_again(opened, error)
             except lmdb.MapResizedError:
                 self._leave(hold)
                 self.resize(0)
@@ -346,6 +355,9 @@ class Environment:
                     raise Unavailable(f"all {READERS_MAX} reader slots of {self.path} are taken") from error
             except lmdb.Error as error:
                 self._leave(hold)
+                if opened is self._closed:
+                    self._open_again(opened, error)
+                    continue
                 raise Unavailable(f"the store at {self.path} was closed or cannot be read: {error}") from error
 
     def _leave(self, hold: _Hold) -> None:
@@ -372,17 +384,42 @@ class Environment:
 
     def resize(self, size: int) -> None:
         """Set the map's size (0: follow the file). LMDB wants no transaction of this process open meanwhile."""
+        with self._without_views("the store's map must grow"):
+            self.lmdb.set_mapsize(size)
+
+    @contextmanager
+    def _without_views(self, why: str) -> Iterator[None]:
         with self._gate:
             if not self._gate.wait_for(lambda: not self._resizing, GROW_WAIT_S):
                 raise Unavailable("the store's map has been waiting to grow for too long")
             self._resizing = True
             try:
                 if not self._wait_for_views():
-                    raise Unavailable("the store's map must grow, but a view of this process stays open")
-                self.lmdb.set_mapsize(size)
+                    raise Unavailable(f"{why}, but a view of this process stays open")
+                yield
             finally:
                 self._resizing = False
                 self._gate.notify_all()
+
+    def _open_again(self, failed: Any, error: lmdb.Error) -> None:
+        """LMDB could not write one of its two meta pages, and does nothing more until it is opened anew. It has put the
+        old page back, into the cache of the system at least: that must be durable before another commit is made, or a
+        power cut could bring the failed one back, over pages that were written since."""
+        with self._without_views("LMDB must be opened again after an input/output error"):
+            if self.lmdb is not failed:
+                return  # another thread has done it
+            logger.warning("LMDB failed to write a meta page of %s, and is opened again: %s", self.path, error)
+            self._closed = failed
+            failed.close()
+            opened = self._open(self.path, create=False)
+            try:
+                opened.sync(True)
+            except BaseException as again:
+                opened.close()
+                if not isinstance(again, lmdb.Error):
+                    raise
+                raise Unavailable(f"the disk of {self.path} fails: {again}; it is tried again") from again
+            self.lmdb = opened
 
     def grow(self) -> None:
         """Double the map."""
@@ -461,7 +498,7 @@ def is_full(path: Path) -> bool:
 
 def _acquire(path: Path, create: bool) -> Environment:
     if create:
-        make_directories(path)
+        make_directories(path, PRIVATE)
     with _environments_lock:
         # By the file, not by its folder: a store that was deleted and made anew is another one.
         environment = _environments.get(_identity(path))

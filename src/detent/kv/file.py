@@ -67,7 +67,7 @@ class FileReader:
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self._pid = os.getpid()
         self._environment: Environment | None = acquire(path, create=create)
-        self.objects: Objects = LocalObjects(path / "objects")
+        self.objects: Objects = LocalObjects(path / "objects", like=path / "data.mdb")
 
     def _live(self) -> Environment:
         if self._environment is None:
@@ -274,6 +274,8 @@ class FileWriter(FileReader):
 
     def _look_at_room(self, environment: Environment, *, keep: bool = False) -> None:
         room, log = environment.room, self._log
+        with environment.read():
+            pass  # LMDB is opened again if it has to be
         room.look(environment.lmdb, keep=keep)
         if log is not None:
             log.bytes_max, log.keys_max = room.log_bytes, room.log_keys or LOGGED_KEYS_MAX

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from detent.errors import Unavailable
-from detent.kv.localobjects import make_directories
+from detent.kv.localobjects import PRIVATE, make_directories
 from detent.kv.room import with_reserve
 
 SOCKET_PATH_MAX: Final = 100
@@ -62,7 +62,7 @@ class OwnerLock:
     def try_acquire(self) -> bool:
         """Take the lock if nobody has it."""
         try:
-            make_directories(self._directory)
+            make_directories(self._directory, PRIVATE)
             file = os.open(self._directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise Unavailable(f"the store at {self._directory} cannot be opened for writing: {error}") from error

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 import weakref
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -32,12 +32,19 @@ SOCKET_FOLDER_MAX: Final = 36
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that owns a store. `born` tells it from a later process with the same number."""
+    """The process that owns a store. `born` tells it from a later process with the same number, and `space` is where
+    that number counts: in a container it means another process, or none."""
 
     pid: int
     born: str
     socket: str
     epoch: int
+    space: str = ""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its number means nothing to this process."""
+        return self.space != "" and self.space != process_space()
 
 
 def process_born(pid: int) -> str:
@@ -49,6 +56,14 @@ def process_born(pid: int) -> str:
         return ""
     answer = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return answer.stdout.strip()
+
+
+def process_space() -> str:
+    """The namespace of this process's number; empty where the system has no such thing."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 class OwnerLock:
@@ -78,7 +93,7 @@ class OwnerLock:
 
     def announce(self, epoch: int, socket: str) -> None:
         """Say how this owner can be reached. Replaced whole, so that a reader never sees half a note."""
-        owner = Owner(os.getpid(), process_born(os.getpid()), socket, epoch)
+        owner = Owner(os.getpid(), process_born(os.getpid()), socket, epoch, process_space())
         temporary = self._directory / f"owner.json.{os.getpid()}"
         with_reserve(self._directory, lambda: _write_privately(temporary, json.dumps(asdict(owner))))
         temporary.replace(self._directory / "owner.json")
@@ -121,7 +136,8 @@ os.register_at_fork(after_in_child=_after_fork)
 def _read_note(directory: Path) -> Owner | None:
     """The owner that announced itself last, dead or alive."""
     try:
-        return Owner(**json.loads((directory / "owner.json").read_text()))
+        note = json.loads((directory / "owner.json").read_text())
+        return Owner(**{field.name: note[field.name] for field in fields(Owner) if field.name in note})
     except (OSError, ValueError, TypeError):
         return None
 
@@ -142,17 +158,24 @@ def is_owned(directory: Path) -> bool:
 
 
 def read_owner(directory: Path) -> Owner | None:
-    """The owner that announced itself last, if it still lives."""
+    """The owner that announced itself last, if it still lives. Where its number says nothing, the lock does."""
     owner = _read_note(directory)
-    if owner is None or process_born(owner.pid) != owner.born or _is_zombie(owner.pid):
+    if owner is None:
         return None
-    return owner
+    if owner.is_elsewhere:
+        return owner if is_owned(directory) else None
+    return owner if process_born(owner.pid) == owner.born and not _is_zombie(owner.pid) else None
 
 
 def end_owner(directory: Path, owner: Owner) -> None:
     """Kill the owner of a store that does not answer, so that its lock is free; nobody else, if it was replaced."""
     if read_owner(directory) != owner:
         return
+    if owner.is_elsewhere:
+        raise Unavailable(
+            f"the owner of {directory} is process {owner.pid} of another PID namespace, perhaps in a container: end it "
+            "there"
+        )
     if owner.pid == os.getpid():
         raise Unavailable(f"{directory} is owned by this very process")
     with contextlib.suppress(ProcessLookupError):

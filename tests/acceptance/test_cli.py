@@ -443,7 +443,7 @@ def test_a_damaged_log_is_found_refused_and_given_up_only_on_demand(
     kill_an_owner(url, processes)
     (log,) = store_dir.glob("commits-*.log")
     data = bytearray(log.read_bytes())
-    data[4096 + 50] ^= 1
+    data[2 * 4096 + 50] ^= 1
     log.write_bytes(data)
     assert "damaged" in refused("store", "verify", url, code=1)
     assert "damaged" in refused("journal", "append", url, "j", "--body", "more", code=1)

@@ -23,6 +23,7 @@ import pytest
 
 import detent
 from detent.errors import DetentError
+from filestore import lose_power
 from processes import Io, Processes
 
 CALLS = (
@@ -258,6 +259,8 @@ def test_the_log_is_not_written_over_before_lmdb_has_it(traced: Traced) -> None:
         if is_data(call) and name_of(call) != "data.mdb":
             for offset, data in Disk._pieces(call, 0):
                 page = (name_of(call), offset // 4096)
+                if page[1] == 0:
+                    continue  # the log's head, which holds no commit
                 if page in written and data.strip(b"\0"):
                     assert any(written[page] < line <= call.began for line in meta)
                 if data.strip(b"\0"):
@@ -404,10 +407,11 @@ class Disks:
 
 
 def survivors(traced: Traced, images: dict[str, bytearray], directory: Path, role: str = "reader") -> dict[int, str]:
-    """What a store opened on the copies holds."""
+    """What a store opened on the copies holds. The tip of its log is never synced, and gone."""
     directory.mkdir(parents=True)
     for name, image in images.items():
         (directory / name).write_bytes(image)
+    lose_power(directory)
     (directory / "objects").symlink_to(traced.directory / "objects")
     with detent.open(f"file:{directory}", role=role) as store:  # type: ignore[arg-type]
         if "j" not in store.journals():

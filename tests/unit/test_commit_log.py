@@ -20,11 +20,13 @@ from detent.errors import Corrupt, Fenced, OutcomeUnknown, Unavailable
 from detent.journal import JournalMachine
 from detent.journal.operations import Append, Appended
 from detent.kv import commitlog, environment, file
-from detent.kv.commitlog import LOG_BYTES_MAX, CommitLog, DirectFile, LogFollower, take_over
-from detent.kv.commitrecord import HEAD, MAGIC, PAGE, LogName, checksum_of, decode_record, encode_record
+from detent.kv.commitlog import LOG_BYTES_MAX, CommitLog, DirectFile
+from detent.kv.commitrecord import PAGE, LogName, checksum_of, decode_record, encode_head, encode_record
 from detent.kv.file import FileReader, FileWriter, abandon_log
+from detent.kv.logfollower import LogFollower, take_over
 from detent.kv.overlay import Layer, Overlay, merged
-from filestore import everything, put
+from detent.kv.tip import Tip
+from filestore import bytes_of, everything, put
 
 CHANGES = st.dictionaries(st.binary(min_size=1, max_size=4), st.none() | st.binary(max_size=4), max_size=5)
 
@@ -91,7 +93,7 @@ def test_nonsense_with_a_right_checksum_is_corrupt() -> None:
     for body in (b"\x01", b"\x00\x00\x00\x00\x00\x00", b"\x05\x00\x00\x00\x00\x00ab", b"\x01\x00\xfe\xff\xff\xffk"):
         checksum = checksum_of(NAME.seed(1), [body])
         with pytest.raises(Corrupt):
-            decode_record(NAME, HEAD.pack(MAGIC, len(body), 1, NAME.epoch, checksum) + body)
+            decode_record(NAME, encode_head(NAME, 1, len(body), checksum) + body)
 
 
 def test_the_bytes_of_a_record() -> None:
@@ -104,7 +106,7 @@ def test_the_bytes_of_a_record() -> None:
 
 
 GOLDEN = (
-    "44544c47" "16000000" "0200000000000000" "0100000000000000" "b11ac2c0d879a46f"
+    "44544c32" "16000000" "0200000000000000" "0100000000000000" "b11ac2c0d879a46f" "6ea396bbb72458ed"
     "0100" "05000000" "6b" "76616c7565"
     "0400" "ffffffff" "676f6e65"
 )  # fmt: skip
@@ -330,10 +332,10 @@ def damage(path: Path, at: int) -> None:
 
 
 def test_a_torn_last_record_is_dropped_and_the_ones_before_stay(tmp_path: Path) -> None:
-    log = log_with(tmp_path, {b"a": b"1"}, {b"b": b"2"}, {b"c": bytes(3 * PAGE)})
-    damage(NAME.path(tmp_path, "log"), 4 * PAGE)  # in the middle of the third
+    log = log_with(tmp_path, {b"a": b"1"}, {b"b": b"2"})
+    write(log, encode_record(NAME, 3, {b"c": bytes(3 * PAGE)}))
+    damage(NAME.path(tmp_path, "log"), 5 * PAGE)  # in the middle of the third, which was not acknowledged
     left = take_over(tmp_path, NAME, 0)
-    assert left is not None
     assert (left.last, left.latest()) == (2, {b"a": b"1", b"b": b"2"})
     log.close()
 
@@ -342,7 +344,7 @@ def test_a_torn_last_record_is_dropped_and_the_ones_before_stay(tmp_path: Path) 
 def test_a_damaged_record_with_others_behind_it_is_no_torn_one(tmp_path: Path, at: int) -> None:
     """Those behind it were acknowledged; dropping them in silence would be the one thing a log must not do."""
     log = log_with(tmp_path, {b"a": b"1"}, {b"b": bytes(3 * PAGE)}, {b"c": b"3"})
-    damage(NAME.path(tmp_path, "log"), at)
+    damage(NAME.path(tmp_path, "log"), PAGE + at)
     with pytest.raises(Corrupt, match="damaged"):
         take_over(tmp_path, NAME, 0)
     log.close()
@@ -354,12 +356,10 @@ def test_records_of_an_earlier_lap_do_not_count(tmp_path: Path) -> None:
     write(log, encode_record(NAME, 4, {b"d": b"4"}))
     log.accept(4, {b"d": b"4"})
     left = take_over(tmp_path, NAME, 3)
-    assert left is not None
     assert left.latest() == {b"d": b"4"}
     log.close()
     for folded in (4, 5):
         left = take_over(tmp_path, NAME, folded)
-        assert left is not None
         assert left.latest() == {}, "LMDB has them all"
     for folded in (0, 1, 2):
         with pytest.raises(Corrupt):
@@ -474,8 +474,8 @@ def test_views_of_another_process_never_go_back(tmp_path: Path) -> None:
 
 
 def test_a_tip_never_shows_half_a_number(tmp_path: Path) -> None:
-    tip = commitlog.Tip(tmp_path / "tip", create=True)
-    other = commitlog.Tip(tmp_path / "tip", writable=False)
+    tip = Tip(tmp_path, NAME, create=True)
+    other = Tip(tmp_path, NAME, writable=False)
     for number in (1, 0xFFFF_FFFF, 0x1_0000_0000, 2**64 - 1):
         tip.publish(number)
         assert other.published == number
@@ -633,11 +633,13 @@ def log_of(path: Path) -> Path:
 
 def check_refused(path: Path, match: str) -> None:
     """Readers and writers alike, and again: nothing was changed by the attempt."""
+    before = bytes_of(path)
     for _ in range(2):
         with pytest.raises(Corrupt, match=match):
             as_reader(path)
         with pytest.raises(Corrupt, match=match):
             FileWriter(path)
+    assert bytes_of(path) == before
 
 
 def as_reader(path: Path) -> dict[str, bytes]:
@@ -656,16 +658,16 @@ def test_a_missing_log_is_not_taken_for_an_empty_one(crashed: Path) -> None:
 
 
 def test_a_damaged_log_is_refused_by_everybody_and_can_be_given_up(crashed: Path) -> None:
-    damage(log_of(crashed), PAGE + 40)
+    damage(log_of(crashed), 3 * PAGE + 45)
     check_refused(crashed, "damaged")
     kept = abandon_log(crashed)
     assert kept is not None
     assert kept.exists()
     writer = FileWriter(crashed)
-    assert everything(writer) == {}
+    assert everything(writer) == {"k0": b"0", "k1": b"1"}, "what comes before the damage is kept"
     put(writer, new=b"1")
     writer.close()
-    assert as_another_process_sees_it(crashed) == {"new": b"1"}
+    assert as_another_process_sees_it(crashed) == {"k0": b"0", "k1": b"1", "new": b"1"}
 
 
 def test_a_data_file_older_than_its_log_is_refused(tmp_path: Path) -> None:

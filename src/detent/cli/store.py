@@ -214,10 +214,10 @@ def sweep(url: str, grace: str, force: bool, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do it; without this nothing is changed.")
 @json_option
 def abandon_log(url: str, yes: bool, as_json: bool) -> None:
-    """Go on without a commit log that is damaged or missing. What it held, up to a second of commits, is lost.
+    """Go on although the commit log is damaged or missing, with what can be read of it. The rest is lost.
 
-    For a `file:` store that refuses to open because of its log, when there is no better copy. The damaged file is kept
-    under another name.
+    For a `file:` store that refuses to open because of its log, when there is no better copy. The log holds up to a
+    second of commits. The damaged file is kept under another name.
 
     \b
     Example:

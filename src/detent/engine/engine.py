@@ -25,6 +25,11 @@ from detent.kv import Batch, Writer
 
 logger = logging.getLogger("detent.engine")
 
+FULL = (
+    "the disk of the store is full, and this transaction was not applied because it brings new messages: acknowledge, "
+    "trim or delete some, or make room on the disk"
+)
+
 
 def wall_ms() -> int:
     """Milliseconds since 1970."""
@@ -55,6 +60,7 @@ class Engine:
         self._decode = msgspec.msgpack.Decoder(list[Union[tuple({Done, *results})]]).decode  # type: ignore[misc]  # noqa: UP007
         self._fatal: Exception | None = None
         self._stale = True
+        self._full = False
         self._lead = Lead(self._run_group, self._refuse)
         self.groups = 0
         self.observer: Observer | None = None
@@ -220,7 +226,7 @@ class Engine:
     def _apply_all(self, group: list[Ticket]) -> Batch | None:
         """Apply the transactions to memory, and turn what they changed into one batch."""
         now_ms = self.now_ms()
-        changed = False
+        changed, self._full = False, self._writer.full
         for ticket in group:
             changed |= self._apply(ticket, now_ms)
         if not changed:
@@ -272,6 +278,8 @@ class Engine:
                 if len(ticket.results) != len(request.operations):
                     raise Invalid(f"sequence {request.sequence} of this session was another transaction")
                 return True  # it may belong to this very group: answered only after the commit
+            if self._full and any(operation.grows for operation in request.operations):
+                raise Unavailable(FULL)
             results = []
             for operation in request.operations:
                 handler = self._handlers.get(type(operation))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
 
@@ -19,7 +19,12 @@ OPERATION_WEIGHT = 128
 
 
 class Operation(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """One step or check of a transaction. Each kind is a subclass; its name is its tag on the wire."""
+    """One step or check of a transaction. Each kind is a subclass; its name is its tag on the wire.
+
+    `grows` says that it brings new messages: then it is refused while the disk is full, and others are not.
+    """
+
+    grows: ClassVar[bool] = False
 
     def weight(self) -> int:
         """About how many bytes it carries; back-pressure and group sizes are counted in these."""

@@ -80,6 +80,7 @@ class DeleteJournal(_JournalOperation, frozen=True, tag=True, array_like=True):
 class Append(_JournalOperation, frozen=True, tag=True, array_like=True):
     """Append messages, committed at once. The owner stamps them inside the order of appends."""
 
+    grows = True
     bodies: list[bytes]
     keys: list[bytes | None] | None = None
     headers: list[dict[str, str] | None] | None = None
@@ -120,6 +121,7 @@ class AppendStamped(Append, frozen=True, tag=True, array_like=True):
 class AppendPacked(_JournalOperation, frozen=True, tag=True, array_like=True):
     """Append many bodies without keys and headers: all their bytes in a row, and the length of each (int32 LE)."""
 
+    grows = True
     blob: bytes
     sizes: bytes
 
@@ -133,6 +135,7 @@ class AppendBatch(_JournalOperation, frozen=True, tag=True, array_like=True):
     `stamped` says whether it carries UUID columns.
     """
 
+    grows = True
     data: bytes
     stamped: bool = False
 
@@ -148,6 +151,7 @@ class AppendBatch(_JournalOperation, frozen=True, tag=True, array_like=True):
 class AdoptFragments(_JournalOperation, frozen=True, tag=True, array_like=True):
     """Make the messages of written fragments part of the journal, committed, in this order."""
 
+    grows = True
     fragments: list[FragmentRef]
 
     def weight(self) -> int:

@@ -183,6 +183,11 @@ class Writer(Reader, Protocol):
 
     epoch: int
 
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for more: only what deletes, or adds very little, should be committed."""
+        ...
+
     def commit(self, batch: Batch) -> None:
         """Make the batch durable, whole, before returning.
 

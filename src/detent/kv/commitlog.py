@@ -1,9 +1,9 @@
 """The commit log of `file:`: small commits are durable after one sync here, and move into LMDB many at a time.
 
-A log belongs to one writer, and its name to that writer's epoch, so a replaced writer can write into nobody's log but
-its own. Each record starts a new page: a page that holds an acknowledged commit is not written again before LMDB has
-that commit. Beside the log stands its tip, a page of shared memory in a file: the number through which commits are
-durable, which is how far readers of other processes look, and the fence, which a successor raises before it reads.
+A log belongs to one writer, and its name to that writer's epoch, so a replaced writer can write into no log but its
+own. Its first page says whose it is. Each record starts a new page: a page that holds an acknowledged commit is not
+written again before LMDB has that commit. Beside the log stands its tip (:mod:`detent.kv.tip`), and who reads it does
+so through :mod:`detent.kv.logfollower`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import logging
 import mmap
 import os
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from detent import crash
-from detent.errors import Corrupt
-from detent.kv.commitrecord import HEAD, MAGIC, NUMBER_MAX, PAGE, LogName, Record, decode_record, pages
+from detent.kv.commitrecord import PAGE, LogName, pages
 from detent.kv.localobjects import sync_directory
+from detent.kv.loghead import LogHead, boot_id
 from detent.kv.overlay import Layer, Overlay
+from detent.kv.tip import Tip
 
 LOG_BYTES_FIRST: Final = 1 << 20
 LOG_BYTES_MAX: Final = 4 << 20
@@ -40,9 +40,6 @@ DIRECT_BYTES_MAX: Final = 2 * LOGGED_BYTES_MAX
 LOGGED_KEYS_MAX: Final = 16_384
 """Different keys in the log; they are put in order for scans."""
 
-_TIP: Final = struct.Struct("<8sQQ")
-_TIP_MAGIC: Final = b"dtnt-tip"
-_PUBLISHED, _FENCE = 1, 2
 _NAME: Final = re.compile(r"commits-([0-9a-f]{16})-(\d{1,20})\.(log|tip|new)")
 
 
@@ -59,72 +56,6 @@ def remove_logs(directory: Path, store: int, epochs: range) -> None:
                 path.unlink(missing_ok=True)
             except OSError as error:  # it takes room and does no harm: LMDB is past it
                 logger.warning("%s was not removed: %s", path, error)
-
-
-def take_over(directory: Path, name: LogName, folded: int) -> Overlay | None:
-    """All that a replaced writer's log holds beyond `folded`; None if there is no log. That writer answers nobody now.
-
-    The caller has raised the epoch. The fence comes before the reading, so a commit that the old writer still answers
-    is one that is read here.
-    """
-    with contextlib.suppress(FileNotFoundError):  # the tip is never synced: after a power cut there may be none
-        tip = Tip(name.path(directory, "tip"))
-        tip.fence()
-        tip.close()
-    try:
-        follower = LogFollower(directory, name)
-    except FileNotFoundError:
-        return None
-    try:
-        return follower.read_all(folded)
-    finally:
-        follower.close()
-
-
-class Tip:
-    """The page that a log's writer shares with readers and with its successor."""
-
-    def __init__(self, path: Path, *, create: bool = False, writable: bool = True) -> None:
-        """`FileNotFoundError` if there is none, or if a power cut has left half of one: then nobody shares it."""
-        mode = os.O_RDWR if writable else os.O_RDONLY
-        if create:
-            path.unlink(missing_ok=True)  # never cut short: whoever has mapped it would die of that
-        descriptor = os.open(path, mode | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
-        try:
-            if create:
-                if os.pwrite(descriptor, _TIP.pack(_TIP_MAGIC, 0, 0).ljust(PAGE, b"\0"), 0) != PAGE:
-                    path.unlink(missing_ok=True)
-                    raise OSError(errno.ENOSPC, "there is no room for the tip of the commit log")
-            elif os.fstat(descriptor).st_size < PAGE:
-                raise FileNotFoundError(f"{path} is not whole")
-            self._page = mmap.mmap(descriptor, PAGE, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
-            # Whole words, so that others see the old number or the new one; `struct` writes zeros in between.
-            self._words = memoryview(self._page).cast("Q")
-        finally:
-            os.close(descriptor)
-
-    @property
-    def published(self) -> int:
-        """The last commit that readers may see."""
-        return self._words[_PUBLISHED]
-
-    def publish(self, number: int) -> None:
-        """Let readers see all commits through `number`; they are durable."""
-        self._words[_PUBLISHED] = number
-
-    @property
-    def fenced(self) -> bool:
-        """Whether a successor has come."""
-        return self._words[_FENCE] != 0
-
-    def fence(self) -> None:
-        """From now on the log's writer answers nobody."""
-        self._words[_FENCE] = 1
-
-    def close(self) -> None:
-        """Let go of the page."""
-        self._words.release()
-        self._page.close()
 
 
 class DirectFile:
@@ -177,12 +108,14 @@ class CommitLog:
         """A new log for the commits after `base`; its name is durable when this returns."""
         self.name = name
         self.overlay = Overlay(base)
-        self._at = self._end = 0
+        self.bytes_max, self.keys_max = LOG_BYTES_MAX, LOGGED_KEYS_MAX  # less where there is little room
+        self._base = base
+        self._at = self._end = PAGE
         self._size = 0
         self._file = -1
         self._direct = DirectFile(name.path(directory, "log"))
         tip, path, unnamed = (name.path(directory, kind) for kind in ("tip", "log", "new"))
-        self.tip = Tip(tip, create=True)
+        self.tip = Tip(directory, name, create=True)
         try:
             self._file = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             # Whoever may read the data file may read these too.
@@ -204,24 +137,33 @@ class CommitLog:
         crash.point("kv.log.after_create")
 
     def _extend(self, size: int) -> None:
+        """Write zeros ahead, and then say in the head that they are there: whoever finds less knows of a loss."""
         more = size - self._size
-        if os.pwrite(self._file, bytes(more), self._size) != more:
-            raise OSError(errno.ENOSPC, "there is no room for the commit log")
+        try:
+            if os.pwrite(self._file, bytes(more), self._size) != more:
+                raise OSError(errno.ENOSPC, "there is no room for the commit log")
+            if self._size:
+                os.fsync(self._file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            raise
+        head = LogHead(self.name, self._base, size, boot_id()).encode()
+        if os.pwrite(self._file, head, 0) != len(head):
+            raise OSError(errno.ENOSPC, "there is no room for the head of the commit log")
         os.fsync(self._file)
         self._size = size
 
     def has_room(self, size: int) -> bool:
         """Whether a record of `size` bytes fits; the log grows for it, up to its largest size."""
         end = self._at + pages(size)
-        if end > LOG_BYTES_MAX or len(self.overlay) > LOGGED_KEYS_MAX:
+        if end > min(self.bytes_max, LOG_BYTES_MAX) or len(self.overlay) > self.keys_max:
             return False
         if end <= self._size:
             return True
         try:
             self._extend(min(max(self._size * 2, pages(end)), LOG_BYTES_MAX))
         except OSError:  # the disk is full: what is in the log moves to LMDB, which may have free pages
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._size)
             return False
         return True
 
@@ -249,7 +191,7 @@ class CommitLog:
     def restart(self, base: int) -> None:
         """LMDB holds everything through `base`: begin at the front again."""
         self.overlay = Overlay(base)
-        self._at = self._end = 0
+        self._at = self._end = PAGE
 
     def layer(self, folded: int) -> Layer | None:
         """The log over an LMDB snapshot that holds commits through `folded`; None if that snapshot is too old."""
@@ -268,116 +210,3 @@ class CommitLog:
         # An interrupt may lose one that was just made; its lock would then tell readers that it is in use.
         if hasattr(self, "tip"):
             self.close()
-
-
-class LogFollower:
-    """A log as processes see it that do not write it."""
-
-    def __init__(self, directory: Path, name: LogName) -> None:
-        """`FileNotFoundError` if there is no such log."""
-        self.name = name
-        self._file = os.open(name.path(directory, "log"), os.O_RDONLY | os.O_CLOEXEC)
-        self._at = 0
-        self.overlay = Overlay(-1)  # of no snapshot yet
-        self._tip: Tip | None = None
-        try:
-            if not self._writer_is_gone():
-                self._tip = Tip(name.path(directory, "tip"), writable=False)
-        except BaseException:
-            self.close()
-            raise
-
-    def _writer_is_gone(self) -> bool:
-        """Without a writer, what is in the log is all there will be; it counts once it is synced."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-        try:
-            os.fdatasync(self._file)
-        except OSError as error:
-            if error.errno != errno.EROFS:  # nothing waits to be written on a read-only file system
-                raise
-        return True
-
-    @property
-    def is_final(self) -> bool:
-        """Whether there will be no more in it, because its writer is dead."""
-        return self._tip is None
-
-    @property
-    def is_removed(self) -> bool:
-        """Whether the file has lost its name; another log may have it now."""
-        return os.fstat(self._file).st_nlink == 0
-
-    def layer(self, folded: int) -> Layer | None:
-        """The log over an LMDB snapshot that holds commits through `folded`; None if that snapshot is too old."""
-        if self._tip is None:
-            overlay = self.read_all(folded)
-            return Layer(overlay, folded, overlay.last)
-        published = self._tip.published
-        if published > folded and not self._read_through(published, folded):
-            return None
-        return Layer(self.overlay, folded, max(published, folded))
-
-    def read_all(self, folded: int) -> Overlay:
-        """Everything after `folded`, up to a last record that may not be whole.
-
-        `Corrupt` if there are more behind it: each was written after the one before it was synced, so what is not whole
-        there was damaged, and those behind it were acknowledged.
-        """
-        self._read_through(NUMBER_MAX, folded)
-        last, size = self.overlay.last, os.fstat(self._file).st_size
-        first = self._record_at(0) if self._at == 0 else None
-        if first is not None and first.number <= folded:
-            return self.overlay  # all of it is in LMDB
-        for at in range(self._at, size, PAGE):
-            head = os.pread(self._file, HEAD.size, at)
-            if len(head) == HEAD.size and HEAD.unpack(head)[0] == MAGIC and HEAD.unpack(head)[2] > last:
-                record = self._record_at(at)
-                if record is not None:
-                    raise Corrupt(
-                        f"the commit log {self.name.path(Path(), 'log')} is damaged after commit {last}: commit "
-                        f"{record.number} is there, and the one before it cannot be read. Restore the store from a "
-                        "copy; `detent store abandon-log` goes on without them"
-                    )
-        return self.overlay
-
-    def _read_through(self, number: int, folded: int) -> bool:
-        if self.overlay.base != folded:
-            self.overlay = Overlay(folded)
-            self._at = 0
-        overlay, self.overlay = self.overlay, Overlay(-1)  # if this is interrupted, the next one starts over
-        while overlay.last < number:
-            record = self._read(overlay.last + 1)
-            if record is None:
-                break
-            overlay.add(record.number, record.changes)
-        self.overlay = overlay
-        return overlay.last >= number
-
-    def _read(self, number: int) -> Record | None:
-        record = self._record_at(self._at)
-        if record is None or record.number != number:
-            return None
-        self._at += pages(record.size)
-        return record
-
-    def _record_at(self, at: int) -> Record | None:
-        head = os.pread(self._file, PAGE, at)
-        if len(head) < HEAD.size:
-            return None
-        size = HEAD.size + HEAD.unpack_from(head)[1]
-        if size > LOG_BYTES_MAX:
-            return None
-        return decode_record(self.name, head if size <= len(head) else os.pread(self._file, size, at))
-
-    def close(self) -> None:
-        """Let go of the files. Forgotten first: a number that was closed may be somebody else's a moment later."""
-        file, self._file = self._file, -1
-        tip, self._tip = self._tip, None
-        if file >= 0:
-            os.close(file)
-        if tip is not None:
-            tip.close()

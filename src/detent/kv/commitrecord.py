@@ -1,6 +1,8 @@
 """The records of a commit log, and the names of logs.
 
-A record counts in its own log and at its own place only: store, epoch and number go into its checksum.
+A record counts in its own log and at its own place only: store, epoch and number go into its checksums. Its head has a
+checksum of its own, because a head alone tells something: the record with this number was begun, so the one before it
+was durable.
 """
 
 from __future__ import annotations
@@ -16,11 +18,16 @@ from detent.errors import Corrupt
 from detent.kv.base import BATCH_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 
 PAGE: Final = 4096
-MAGIC: Final = 0x474C5444
+SECTOR: Final = 512
+"""A disk writes so many bytes whole or not at all. The head of a record lies in one."""
+
+MAGIC: Final = 0x324C5444
 DELETED: Final = 0xFFFFFFFF
 NUMBER_MAX: Final = (1 << 64) - 1
 
-HEAD: Final = struct.Struct("<IIQQQ")
+HEAD: Final = struct.Struct("<IIQQQQ")
+_BEFORE_CHECKSUM: Final = struct.Struct("<IIQQQ")
+_CHECKSUM: Final = struct.Struct("<Q")
 _CHANGE: Final = struct.Struct("<HI")
 
 
@@ -40,6 +47,14 @@ class LogName(NamedTuple):
         return (number * 0x9E3779B97F4A7C15 ^ self.epoch ^ self.store) & NUMBER_MAX
 
 
+class RecordHead(NamedTuple):
+    """What the head of a record says: its number, how many bytes it has with the head, the checksum of the rest."""
+
+    number: int
+    size: int
+    checksum: int
+
+
 class Record(NamedTuple):
     """One commit in the log."""
 
@@ -49,7 +64,7 @@ class Record(NamedTuple):
 
 
 def encode_record(name: LogName, number: int, changes: Mapping[bytes, bytes | None]) -> list[bytes]:
-    """Head (magic, body's length, number, epoch, checksum), then each change: lengths, key, value.
+    """Head (magic, body's length, number, epoch, two checksums), then each change: lengths, key, value.
 
     In pieces, to be written one after another: large values are not copied.
     """
@@ -66,7 +81,25 @@ def encode_record(name: LogName, number: int, changes: Mapping[bytes, bytes | No
             small.clear()
     pieces.append(b"".join(small))
     size = sum(map(len, pieces))
-    return [HEAD.pack(MAGIC, size, number, name.epoch, checksum_of(name.seed(number), pieces)), *pieces]
+    return [encode_head(name, number, size, checksum_of(name.seed(number), pieces)), *pieces]
+
+
+def encode_head(name: LogName, number: int, size: int, checksum: int) -> bytes:
+    """The head of a record with `size` bytes of changes."""
+    head = _BEFORE_CHECKSUM.pack(MAGIC, size, number, name.epoch, checksum)
+    return head + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head, seed=name.seed(number)))
+
+
+def decode_head(name: LogName, data: bytes | memoryview) -> RecordHead | None:
+    """The head at the start of `data`; None where there is none of this log."""
+    if len(data) < HEAD.size:
+        return None
+    magic, length, number, epoch, checksum, of_head = HEAD.unpack_from(data)
+    if magic != MAGIC or epoch != name.epoch or length > BATCH_BYTES_MAX:
+        return None
+    if xxhash.xxh3_64_intdigest(data[: _BEFORE_CHECKSUM.size], seed=name.seed(number)) != of_head:
+        return None
+    return RecordHead(number, HEAD.size + length, checksum)
 
 
 def checksum_of(seed: int, pieces: Sequence[bytes | memoryview]) -> int:
@@ -82,18 +115,17 @@ def checksum_of(seed: int, pieces: Sequence[bytes | memoryview]) -> int:
 def decode_record(name: LogName, data: bytes | memoryview) -> Record | None:
     """The record at the start of `data`; None where there is none of this log, or only part of one. `Corrupt` if its
     checksum is right and it is no commit all the same."""
-    if len(data) < HEAD.size:
+    head = decode_head(name, data)
+    if head is None or head.size > len(data):
         return None
-    magic, length, number, epoch, checksum = HEAD.unpack_from(data)
-    if magic != MAGIC or epoch != name.epoch or length > min(BATCH_BYTES_MAX, len(data) - HEAD.size):
+    body = memoryview(data)[HEAD.size : head.size]
+    if checksum_of(name.seed(head.number), [body]) != head.checksum:
         return None
-    body = memoryview(data)[HEAD.size : HEAD.size + length]
-    if checksum_of(name.seed(number), [body]) != checksum:
-        return None
-    return Record(number, dict(_decode_changes(bytes(body))), HEAD.size + length)
+    return Record(head.number, dict(decode_changes(bytes(body))), head.size)
 
 
-def _decode_changes(body: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+def decode_changes(body: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    """The changes of a record, from what follows its head."""
     at, end = 0, len(body)
     while at < end:
         if end - at < _CHANGE.size:

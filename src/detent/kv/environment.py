@@ -6,6 +6,7 @@ readers leave their slots behind, and the map has to grow.
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import threading
@@ -20,10 +21,12 @@ import lmdb
 
 from detent.errors import Corrupt, NotFound, Unavailable
 from detent.kv.base import RESERVED_PREFIX
-from detent.kv.commitlog import CommitLog, LogFollower
+from detent.kv.commitlog import CommitLog
 from detent.kv.commitrecord import LogName
-from detent.kv.localobjects import make_directories, sync_directory
+from detent.kv.localobjects import PRIVATE, make_directories, sync_directory
+from detent.kv.logfollower import LogFollower
 from detent.kv.overlay import Layer
+from detent.kv.room import RESERVE, Room
 
 MAP_BYTES_FIRST = 4 << 30
 """Address space of a new map. It is not disk space; it doubles whenever it is full."""
@@ -47,6 +50,7 @@ SNAPSHOT_TRIES: Final = 1000
 """A snapshot is taken again when the log moved on between LMDB's part and its own, a few times a second at most."""
 
 T = TypeVar("T")
+logger = logging.getLogger("detent.kv")
 
 STATE_KEY: Final = RESERVED_PREFIX + b"epoch"
 FORMAT_VERSION: Final = 2
@@ -126,6 +130,7 @@ class Environment:
     def __init__(self, path: Path, *, create: bool) -> None:
         self.path = path
         self.users = 0
+        self.room = Room(path)
         self._gate = threading.Condition()
         self._views: weakref.WeakSet[_Hold] = weakref.WeakSet()
         self._resizing = False
@@ -133,8 +138,8 @@ class Environment:
         self.log: CommitLog | None = None  # of the writer in this process, if there is one
         self._follower: LogFollower | None = None
         self._seen: tuple[bytes, State] = (b"", State())
-        self._without_log: State | None = None  # the last state that no log continued
         self._following = threading.Lock()
+        self._closed: Any = None  # of LMDB after an error, if it could not be opened again
         self._file_bytes = 0  # how long the data file is at least, as far as its writer knows
         self.lmdb = self._open(path, create)
         self._refuse_truncated()
@@ -197,6 +202,9 @@ class Environment:
         """One durable commit of LMDB: `work` gets its write transaction, and again a new one when the map had to grow.
         It is all there afterwards, or `Unavailable` says why nothing is. `changes` are what it will put and delete, if
         that is much."""
+        turned = False
+        with self.read():
+            pass  # LMDB is opened again if it has to be
         while True:
             try:
                 self._lengthen(changes or {})
@@ -208,8 +216,25 @@ class Environment:
                 self.resize(0)
             except lmdb.Error as error:
                 if isinstance(error, lmdb.DiskError) or is_full(self.path):
+                    self.room.strike()
+                    if not turned and self._turn_pages():
+                        turned = True
+                        continue
                     raise Unavailable(f"the disk of {self.path} is full; nothing was committed") from error
                 raise Unavailable(f"LMDB could not commit to {self.path}: {error}") from error
+
+    def _turn_pages(self) -> bool:
+        """LMDB takes a free page again two commits after it became free: make two small ones. Whether it could."""
+        try:
+            for _ in range(2):
+                with self.lmdb.begin(write=True) as transaction:
+                    stored = transaction.get(STATE_KEY)
+                    if stored is None:
+                        return False
+                    transaction.put(STATE_KEY, stored)
+        except lmdb.Error:
+            return False
+        return True
 
     def _lengthen(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Make the file as long as the commit may need. LMDB counts pages that it takes and gives back in one commit
@@ -230,16 +255,12 @@ class Environment:
 
     def take_snapshot(self) -> tuple[_Hold, Layer | None]:
         """A read transaction, and the commits that are only in the log: together one state of the store. `end` it."""
-        # Where there was no log the last time, there is mostly none now: then one look at LMDB, after it, is enough.
-        without_log = self._without_log
-        if without_log is not None and (self.log is not None or without_log.log.path(self.path, "log").exists()):
-            without_log = None
         before: State | None = None
         for _ in range(SNAPSHOT_TRIES):
             hold = self._begin()
             try:
                 state = self._state_in(hold.transaction)
-                if state == without_log:
+                if not state.logged:  # LMDB says so before the first commit that is only in the log
                     return hold, None
                 fits, layer = self._log_over(state, sure=state == before)
                 if fits:
@@ -269,12 +290,9 @@ class Environment:
             else:
                 layer = self._follow(state, sure)
         except FileNotFoundError as error:
-            # Nothing was logged yet, or all of it is in LMDB and the log was removed: then the state has changed.
-            if sure and state.logged:
-                raise Corrupt(missing_log(self.path, state)) from error
             if sure:
-                self._without_log = state
-            return sure, None
+                raise Corrupt(missing_log(self.path, state)) from error
+            return False, None  # all of it is in LMDB, and the log was removed: then the state has changed
         except Corrupt:
             if sure:
                 raise
@@ -321,9 +339,13 @@ class Environment:
                 if self._resizing and not self._gate.wait_for(lambda: not self._resizing, GROW_WAIT_S):
                     raise Unavailable("the store's map has been waiting to grow for too long")
                 self._views.add(hold)
+                opened = self.lmdb
             try:
-                hold.transaction = self.lmdb.begin()
+                hold.transaction = opened.begin()
                 return hold
+            except lmdb.PanicError as error:
+                self._leave(hold)
+                self._open_again(opened, error)
             except lmdb.MapResizedError:
                 self._leave(hold)
                 self.resize(0)
@@ -333,6 +355,9 @@ class Environment:
                     raise Unavailable(f"all {READERS_MAX} reader slots of {self.path} are taken") from error
             except lmdb.Error as error:
                 self._leave(hold)
+                if opened is self._closed:
+                    self._open_again(opened, error)
+                    continue
                 raise Unavailable(f"the store at {self.path} was closed or cannot be read: {error}") from error
 
     def _leave(self, hold: _Hold) -> None:
@@ -359,17 +384,42 @@ class Environment:
 
     def resize(self, size: int) -> None:
         """Set the map's size (0: follow the file). LMDB wants no transaction of this process open meanwhile."""
+        with self._without_views("the store's map must grow"):
+            self.lmdb.set_mapsize(size)
+
+    @contextmanager
+    def _without_views(self, why: str) -> Iterator[None]:
         with self._gate:
             if not self._gate.wait_for(lambda: not self._resizing, GROW_WAIT_S):
                 raise Unavailable("the store's map has been waiting to grow for too long")
             self._resizing = True
             try:
                 if not self._wait_for_views():
-                    raise Unavailable("the store's map must grow, but a view of this process stays open")
-                self.lmdb.set_mapsize(size)
+                    raise Unavailable(f"{why}, but a view of this process stays open")
+                yield
             finally:
                 self._resizing = False
                 self._gate.notify_all()
+
+    def _open_again(self, failed: Any, error: lmdb.Error) -> None:
+        """LMDB could not write one of its two meta pages, and does nothing more until it is opened anew. It has put the
+        old page back, into the cache of the system at least: that must be durable before another commit is made, or a
+        power cut could bring the failed one back, over pages that were written since."""
+        with self._without_views("LMDB must be opened again after an input/output error"):
+            if self.lmdb is not failed:
+                return  # another thread has done it
+            logger.warning("LMDB failed to write a meta page of %s, and is opened again: %s", self.path, error)
+            self._closed = failed
+            failed.close()
+            opened = self._open(self.path, create=False)
+            try:
+                opened.sync(True)
+            except BaseException as again:
+                opened.close()
+                if not isinstance(again, lmdb.Error):
+                    raise
+                raise Unavailable(f"the disk of {self.path} fails: {again}; it is tried again") from again
+            self.lmdb = opened
 
     def grow(self) -> None:
         """Double the map."""
@@ -380,11 +430,13 @@ class Environment:
 
 
 def missing_log(path: Path, state: State) -> str:
-    """What to say when there should be a log and is none."""
+    """What to say when there should be a log, with its tip, and is none."""
+    log = state.log.path(path, "log")
+    missing = log.with_suffix(".tip").name if log.exists() else log.name
     return (
-        f"the commit log {state.log.path(path, 'log').name} of {path} is missing. It held the commits after number "
+        f"{missing} of {path}, which belongs to the commit log, is missing. The log held the commits after number "
         f"{state.folded}: put it back, or restore the whole folder from a copy; `detent store abandon-log` goes on "
-        "without them"
+        "without what cannot be read"
     )
 
 
@@ -426,8 +478,12 @@ def _check_place(path: Path, create: bool) -> None:
     data = path / "data.mdb"
     if data.exists() and data.stat().st_size:
         return
-    if any(path.glob("commits-*.log")):
-        raise Corrupt(f"{path} has a commit log, and its data.mdb is missing or empty: restore the folder from a copy")
+    for left in ("commits-*.log", "objects/*", RESERVE):
+        if any(path.glob(left)):
+            raise Corrupt(
+                f"{path} has been a store (it has {left}), and its data.mdb is missing or empty: restore the folder "
+                "from a copy, or remove all of it"
+            )
     if not create:
         raise NotFound(f"there is no store at {path}")
     if is_full(path):
@@ -442,7 +498,7 @@ def is_full(path: Path) -> bool:
 
 def _acquire(path: Path, create: bool) -> Environment:
     if create:
-        make_directories(path)
+        make_directories(path, PRIVATE)
     with _environments_lock:
         # By the file, not by its folder: a store that was deleted and made anew is another one.
         environment = _environments.get(_identity(path))

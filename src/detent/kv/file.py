@@ -12,18 +12,21 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from detent import crash
 from detent.errors import Corrupt, DetentError, Fenced, Invalid, Unavailable
 from detent.kv.base import RESERVED_PREFIX, Batch, Objects
-from detent.kv.commitlog import LOGGED_BYTES_MAX, CommitLog, remove_logs, take_over
+from detent.kv.commitlog import LOGGED_BYTES_MAX, LOGGED_KEYS_MAX, CommitLog, remove_logs
 from detent.kv.commitrecord import LogName, encode_record
 from detent.kv.environment import STATE_KEY, Environment, State, acquire, missing_log, release
 from detent.kv.fileview import FileView
 from detent.kv.localobjects import LocalObjects
+from detent.kv.logfollower import read_abandoned, take_over
 from detent.kv.overlay import Overlay
+from detent.kv.room import mark
 
 SUCCESSOR_WAIT_S: Final = 10.0
 """How long a replaced writer waits to learn whether its successor found its last commit."""
@@ -64,7 +67,7 @@ class FileReader:
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self._pid = os.getpid()
         self._environment: Environment | None = acquire(path, create=create)
-        self.objects: Objects = LocalObjects(path / "objects")
+        self.objects: Objects = LocalObjects(path / "objects", like=path / "data.mdb")
 
     def _live(self) -> Environment:
         if self._environment is None:
@@ -102,6 +105,8 @@ class FileWriter(FileReader):
         self._moving = False  # whether LMDB may be ahead of what this object believes
         self._without_log = False  # there was no room for one; it is tried again after a while
         try:
+            with super().view():
+                pass  # what is damaged is refused before anything is changed
             self._name = self._raise_epoch()
             self.epoch = self._name.epoch
             self._inherit()
@@ -131,16 +136,26 @@ class FileWriter(FileReader):
     def _inherit(self) -> None:
         """Move what the last writer left in its log into LMDB; from here on the log is this writer's."""
         path, state = self._live().path, self._live().state()
-        left = take_over(path, state.log, state.folded)
-        if left is None:
-            if state.logged:
-                raise Corrupt(missing_log(path, state))
-            left = Overlay(state.folded)  # it never had one, or left it empty and removed it
+        left = Overlay(state.folded)
+        if state.logged:
+            try:
+                left = take_over(path, state.log, state.folded)
+            except FileNotFoundError as error:
+                raise Corrupt(missing_log(path, state)) from error
         # A data file that was restored from a backup may stand beside a later log, of an epoch that comes again.
         remove_logs(path, state.store, range(self.epoch, self.epoch + 1))
         self._fold(left.latest(), left.last, heir_of=state.log_epoch)
+        mark(path)
         crash.point("kv.open.after_fold")
         remove_logs(path, state.store, range(self.epoch))
+
+    @property
+    def full(self) -> bool:
+        """Whether the disk is full, so that only what takes no more room should be committed."""
+        room = self._live().room
+        if room.full:
+            self._look_at_room(self._live(), keep=True)  # there may be room again
+        return room.full
 
     # -- committing ---------------------------------------------------------------------------------------------
 
@@ -203,6 +218,7 @@ class FileWriter(FileReader):
             log.close()
             raise
         environment.log = self._log = log
+        self._look_at_room(environment)
         return log
 
     def _found_by_successor(self, number: int) -> bool:
@@ -248,11 +264,21 @@ class FileWriter(FileReader):
         crash.point("kv.fold.after_sync")
         self._restart(number)
 
+        self._look_at_room(environment)
+
     def _restart(self, number: int) -> None:
         if self._log is not None:
             self._log.restart(number)
         self._folded = number
         self._moving = False
+
+    def _look_at_room(self, environment: Environment, *, keep: bool = False) -> None:
+        room, log = environment.room, self._log
+        with environment.read():
+            pass  # LMDB is opened again if it has to be
+        room.look(environment.lmdb, keep=keep)
+        if log is not None:
+            log.bytes_max, log.keys_max = room.log_bytes, room.log_keys or LOGGED_KEYS_MAX
 
     def _write(self, transaction: Any, changes: dict[bytes, bytes | None], state: State, heir_of: int | None) -> None:
         if State.decode(transaction.get(STATE_KEY)).epoch != self.epoch:
@@ -262,12 +288,7 @@ class FileWriter(FileReader):
         if heir_of is not None:
             known = transaction.get(HEIRS_KEY) or b""
             transaction.put(HEIRS_KEY, known[-_HEIR.size * (HEIRS_MAX - 1) :] + _HEIR.pack(heir_of, state.folded))
-        # In order of keys, most records go where the one before them went.
-        with transaction.cursor() as cursor:
-            cursor.putmulti(sorted((key, value) for key, value in changes.items() if value is not None))
-        for key, value in changes.items():
-            if value is None:
-                transaction.delete(key)
+        put_changes(transaction, changes)
 
     # -- after a failure, now and then, at last -----------------------------------------------------------------
 
@@ -302,6 +323,7 @@ class FileWriter(FileReader):
                 self._look_again()
             if not self._unsettled and not self._fenced and self._last > self._folded:
                 self._fold({}, self._last)
+            self._look_at_room(self._live(), keep=True)
 
     def close(self) -> None:
         """What the log holds moves to LMDB: a store that was closed is its data file, and no log."""
@@ -329,21 +351,33 @@ class FileWriter(FileReader):
         remove_logs(environment.path, self._name.store, range(self.epoch, self.epoch + 1))
 
 
+def put_changes(transaction: Any, changes: Mapping[bytes, bytes | None]) -> None:
+    """In order of keys: most records then go where the one before them went."""
+    with transaction.cursor() as cursor:
+        cursor.putmulti(sorted((key, value) for key, value in changes.items() if value is not None))
+    for key in sorted(key for key, value in changes.items() if value is None):
+        transaction.delete(key)
+
+
 def abandon_log(path: Path) -> Path | None:
-    """Let a store go on without its commit log, which is damaged or missing. What it held is lost; the file, if it is
-    there, is kept under another name. The caller holds the owner's lock."""
+    """Let a store go on although its commit log is damaged or missing, with the commits that can be read up to the
+    first that cannot. The file, if it is there, is kept under another name. The caller holds the owner's lock."""
 
     def forget(transaction: Any) -> None:
         epoch = state.epoch + 1
-        transaction.put(STATE_KEY, state._replace(epoch=epoch, log_epoch=epoch, logged=False).encode())
+        put_changes(transaction, readable.latest())
+        now = state._replace(epoch=epoch, log_epoch=epoch, folded=readable.last, logged=False)
+        transaction.put(STATE_KEY, now.encode())
 
     environment = acquire(path, create=False)
     try:
         state = environment.state()
-        log = state.log.path(path, "log")
-        kept = log.rename(log.with_suffix(".abandoned")) if log.exists() else None
+        log, kept = (state.log.path(path, kind) for kind in ("log", "abandoned"))
+        if log.exists():
+            log.rename(kept)
         crash.point("kv.abandon.after_rename")  # a log that is only missing is refused too, until this is asked again
+        readable = read_abandoned(path, state.log, state.folded) if state.logged else Overlay(state.folded)
         environment.write(forget)
-        return kept
+        return kept if kept.exists() else None
     finally:
         release(environment)

@@ -8,6 +8,7 @@ import stat
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Final
 
 from detent import crash
 from detent.errors import Exists, Invalid, NotFound, Unavailable
@@ -29,39 +30,62 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def make_directories(path: Path) -> None:
-    """Create a directory and its missing parents, durably."""
+def make_directories(path: Path, mode: int | None = None) -> None:
+    """Create a directory and its missing parents, durably; with this mode, whatever the umask, if one is given."""
     missing: list[Path] = []
     while not path.is_dir():
         missing.append(path)
         path = path.parent
     try:
         for directory in reversed(missing):
-            directory.mkdir(exist_ok=True)
+            try:
+                directory.mkdir(0o777 if mode is None else mode)
+            except FileExistsError:  # another process was faster
+                if not directory.is_dir():
+                    raise
+            else:
+                if mode is not None:
+                    directory.chmod(mode)
             sync_directory(directory.parent)
     except OSError as error:
         raise Invalid(f"{missing[0]} cannot be a folder: {error.strerror}") from error
 
 
+PRIVATE: Final = 0o700
+"""The mode of a store's folders; its files have the same without the right to execute."""
+
+
 class LocalObjects:
-    """Objects below one directory."""
+    """Objects below one directory. Those of a store are for the users who may read its data file, `like`; others are
+    for everybody whom the umask lets in."""
 
     local = True
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, like: Path | None = None) -> None:
         self._root = root
+        self._like = like
         self._synced: set[Path] = set()
 
     def _make_folder(self, folder: Path) -> None:
         """Have a folder whose name is durable, also when a process that was killed had made it and not synced."""
         if folder in self._synced:
             return
-        make_directories(folder)
+        mode = self._mode()
+        make_directories(folder, None if mode is None else mode | (mode & 0o444) >> 2)
         for one in (folder, *folder.parents):
             sync_directory(one.parent)
             if one == self._root:
                 break
         self._synced.add(folder)
+
+    def _mode(self) -> int | None:
+        """The mode of new files; None to leave it to the umask."""
+        if self._like is None:
+            return None
+        try:
+            return self._like.stat().st_mode & 0o666
+        except FileNotFoundError:
+            return PRIVATE & 0o666
 
     def _path(self, name: str) -> Path:
         check_object_name(name)
@@ -91,10 +115,12 @@ class LocalObjects:
         crash.point("kv.object.after_sync")
         return size
 
-    @staticmethod
-    def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
-        size = 0
-        with path.open("xb") as file:
+    def _write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> int:
+        size, mode = 0, self._mode()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else mode)
+        with os.fdopen(descriptor, "wb") as file:
+            if mode is not None:
+                os.fchmod(descriptor, mode)  # whatever the umask
             for chunk in chunks:
                 size += file.write(chunk)
             file.flush()

@@ -172,6 +172,8 @@ class MemoryReader:
 class MemoryWriter(MemoryReader):
     """The writer of a memory space."""
 
+    full = False
+
     def __init__(self, space: MemorySpace) -> None:
         super().__init__(space)
         with space.lock:

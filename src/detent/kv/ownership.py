@@ -13,12 +13,13 @@ import subprocess
 import tempfile
 import time
 import weakref
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final
 
 from detent.errors import Unavailable
-from detent.kv.localobjects import make_directories
+from detent.kv.localobjects import PRIVATE, make_directories
+from detent.kv.room import with_reserve
 
 SOCKET_PATH_MAX: Final = 100
 """The kernel cuts socket paths near 108 bytes; longer ones live in the temporary directory."""
@@ -31,12 +32,19 @@ SOCKET_FOLDER_MAX: Final = 36
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that owns a store. `born` tells it from a later process with the same number."""
+    """The process that owns a store. `born` tells it from a later process with the same number, and `space` is where
+    that number counts: in a container it means another process, or none."""
 
     pid: int
     born: str
     socket: str
     epoch: int
+    space: str = ""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its number means nothing to this process."""
+        return self.space != "" and self.space != process_space()
 
 
 def process_born(pid: int) -> str:
@@ -50,17 +58,26 @@ def process_born(pid: int) -> str:
     return answer.stdout.strip()
 
 
+def process_space() -> str:
+    """The namespace of this process's number; empty where the system has no such thing."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
 class OwnerLock:
     """The right to write a store. Held until released, or until the process ends in whatever way."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._file: int | None = None
+        self._announced = False
 
     def try_acquire(self) -> bool:
         """Take the lock if nobody has it."""
         try:
-            make_directories(self._directory)
+            make_directories(self._directory, PRIVATE)
             file = os.open(self._directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise Unavailable(f"the store at {self._directory} cannot be opened for writing: {error}") from error
@@ -76,15 +93,18 @@ class OwnerLock:
 
     def announce(self, epoch: int, socket: str) -> None:
         """Say how this owner can be reached. Replaced whole, so that a reader never sees half a note."""
-        owner = Owner(os.getpid(), process_born(os.getpid()), socket, epoch)
+        owner = Owner(os.getpid(), process_born(os.getpid()), socket, epoch, process_space())
         temporary = self._directory / f"owner.json.{os.getpid()}"
-        temporary.write_text(json.dumps(asdict(owner)))
+        with_reserve(self._directory, lambda: _write_privately(temporary, json.dumps(asdict(owner))))
         temporary.replace(self._directory / "owner.json")
+        self._announced = True
 
     def release(self) -> None:
         """Give the lock back."""
         if self._file is not None:
-            (self._directory / "owner.json").unlink(missing_ok=True)
+            if self._announced:  # else it is another's: of one that was killed, and may be looked for
+                (self._directory / "owner.json").unlink(missing_ok=True)
+                self._announced = False
             os.close(self._file)
             self._file = None
 
@@ -93,6 +113,12 @@ class OwnerLock:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _write_privately(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)  # a process with this number may have left one
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(text)
 
 
 _held: weakref.WeakSet[OwnerLock] = weakref.WeakSet()
@@ -110,7 +136,8 @@ os.register_at_fork(after_in_child=_after_fork)
 def _read_note(directory: Path) -> Owner | None:
     """The owner that announced itself last, dead or alive."""
     try:
-        return Owner(**json.loads((directory / "owner.json").read_text()))
+        note = json.loads((directory / "owner.json").read_text())
+        return Owner(**{field.name: note[field.name] for field in fields(Owner) if field.name in note})
     except (OSError, ValueError, TypeError):
         return None
 
@@ -131,17 +158,24 @@ def is_owned(directory: Path) -> bool:
 
 
 def read_owner(directory: Path) -> Owner | None:
-    """The owner that announced itself last, if it still lives."""
+    """The owner that announced itself last, if it still lives. Where its number says nothing, the lock does."""
     owner = _read_note(directory)
-    if owner is None or process_born(owner.pid) != owner.born or _is_zombie(owner.pid):
+    if owner is None:
         return None
-    return owner
+    if owner.is_elsewhere:
+        return owner if is_owned(directory) else None
+    return owner if process_born(owner.pid) == owner.born and not _is_zombie(owner.pid) else None
 
 
 def end_owner(directory: Path, owner: Owner) -> None:
     """Kill the owner of a store that does not answer, so that its lock is free; nobody else, if it was replaced."""
     if read_owner(directory) != owner:
         return
+    if owner.is_elsewhere:
+        raise Unavailable(
+            f"the owner of {directory} is process {owner.pid} of another PID namespace, perhaps in a container: end it "
+            "there"
+        )
     if owner.pid == os.getpid():
         raise Unavailable(f"{directory} is owned by this very process")
     with contextlib.suppress(ProcessLookupError):

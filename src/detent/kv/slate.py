@@ -78,6 +78,7 @@ class SlateWriter(Session):
     """The writer. `view` shows durable data only: the snapshot behind it is replaced after a commit is durable."""
 
     epoch: int
+    full = False
 
     def __init__(self, place: Place, commit_seconds: float) -> None:
         super().__init__(place)

@@ -131,6 +131,7 @@ class Publish(Operation, frozen=True, tag=True, array_like=True):
     keys are that queue's own.
     """
 
+    grows = True
     payloads: list[bytes]
     headers: list[dict[str, str]] | None = None
     uri: bool = False

@@ -12,7 +12,7 @@ from detent.engine import wall_ms
 from detent.errors import Busy, Fenced, Invalid, Unavailable
 from detent.journal.producers import Given
 from detent.kv import Location, parse_url
-from detent.kv.ownership import Owner, OwnerLock, end_owner, read_owner
+from detent.kv.ownership import Owner, OwnerLock, end_owner, is_owned, read_owner
 from detent.remote.address import Address, server_address
 from detent.remote.answers import Disconnected, Overloaded
 from detent.remote.client import RemoteOwner
@@ -193,8 +193,10 @@ class Connection:
 
     def _nobody(self) -> Unavailable:
         known = read_owner(self._location.directory)
+        if known is None and is_owned(self._location.directory):
+            return Unavailable(f"a process owns {self.url} and has not said yet how to reach it: try again")
         if known is None:
-            return Unavailable(f"nobody owns {self.url}: start an owner, or open it without role='client'")
+            return Unavailable(f"no process owns {self.url}: start an owner, or open it without role='client'")
         return Unavailable(
             f"process {known.pid} owns {self.url} and does not answer; if it is stuck, open with force=True (--force) "
             "to end it and take over"

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from detent import Store
+from detent.cli.doctor import doctor
+from detent.engine import OwnerTime
+from detent.queue import Delivery, Worker
+from detent.server.metrics import Metrics
 
 HOUR_NS = 3600 * 10**9
 PATIENCE_S = 30.0
@@ -53,3 +60,56 @@ def test_leases_do_not_end_with_a_jump(monkeypatch: pytest.MonkeyPatch) -> None:
         wall.ahead_ns = HOUR_NS
         assert not store.queue("q").claim()
         message.ack()
+
+
+def owner_time(ahead_s: int) -> OwnerTime:
+    """The time of an owner on a machine whose wall clock is another one."""
+    return OwnerTime(lambda: time.time_ns() // 1_000_000 + ahead_s * 1_000)
+
+
+def test_worker_extends_by_the_length_of_its_lease() -> None:
+    """The worker's clock is not the owner's, as on another machine: by it, the lease lasts an hour."""
+    extended = threading.Event()
+    lengths: list[int] = []
+
+    def handle(message: Delivery) -> None:
+        first_ms, deadline = message.lease_ms, time.monotonic() + PATIENCE_S
+        while message.lease_ms == first_ms and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if message.lease_ms > first_ms:
+            lengths.append(message.lease_length_ms)
+        extended.set()
+
+    with Store("memory:", now_ms=owner_time(3600)) as store:
+        store.queue("q").create()
+        store.queue("q").publish(b"one")
+        worker = Worker(store.queue("q"), handle, lease="2s")
+        running = threading.Thread(target=worker.run)
+        running.start()
+        assert extended.wait(2 * PATIENCE_S)
+        worker.stop()
+        running.join()
+        assert worker.handled == 1
+    assert lengths == [2_000]
+
+
+def test_lease_given_by_an_owner_that_was_ahead_ends(tmp_path: Path) -> None:
+    url = f"file:{tmp_path}/store"
+    with Store(url, now_ms=owner_time(3600)) as store:
+        store.queue("q").create()
+        store.queue("q").publish(b"one")
+        assert store.queue("q").claim(lease="300ms")
+    said = CliRunner().invoke(doctor, [url]).output
+    assert "s ahead of this machine's clock" in said
+    with Store(url) as store:
+        assert claimed_again(store)
+
+
+def test_jumps_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = Wall(monkeypatch)
+    with Store("memory:") as store:
+        metrics = Metrics(store._connection.current.engine.time)  # type: ignore[union-attr]
+        wall.ahead_ns = HOUR_NS
+        page = metrics.page([], 0).decode()
+        assert "detent_clock_jumps_total 1.0" in page
+        assert "detent_clock_difference_seconds 36" in page

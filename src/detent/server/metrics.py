@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
-from detent.engine import Ticket
+from detent.engine import OwnerTime, Ticket
 from detent.errors import StaleReceipt
 from detent.queue import QueueInfo
 from detent.queue import operations as ops
@@ -28,7 +28,8 @@ GROUPS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
 class Metrics:
     """Counters and histograms, and the page that shows them."""
 
-    def __init__(self) -> None:
+    def __init__(self, time: OwnerTime | None = None) -> None:
+        self._time = time
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
@@ -99,6 +100,8 @@ class Metrics:
         """All of it, as Prometheus reads it."""
         now = CollectorRegistry()
         now.register(_Queues(list(queues), unmatched))
+        if self._time is not None:
+            now.register(_Clock(self._time))
         page: bytes = generate_latest(self.registry) + generate_latest(now)
         return page
 
@@ -108,6 +111,23 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 
 def _counter(name: str, text: str, registry: CollectorRegistry) -> Counter:
     return Counter(f"detent_{name}", text, registry=registry)
+
+
+class _Clock:
+    """The owner's time and the wall clock, at one moment."""
+
+    def __init__(self, time: OwnerTime) -> None:
+        self._time = time
+
+    def collect(self) -> Iterator[Metric]:
+        ahead_s = self._time.difference_ms / 1000  # first: it looks at the clocks, and may see a jump
+        yield CounterMetricFamily(
+            "detent_clock_jumps", "How often the wall clock has jumped since the store was opened.",
+            value=self._time.jumps,
+        )  # fmt: skip
+        yield GaugeMetricFamily(
+            "detent_clock_difference_seconds", "By how much the wall clock is ahead of the store's time.", value=ahead_s
+        )
 
 
 class _Queues:

@@ -6,12 +6,14 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
 from detent import Store
 from detent.cli.doctor import doctor
 from detent.engine import OwnerTime
+from detent.ingest.staging import sweep_staging
 from detent.queue import Delivery, Worker
 from detent.server.metrics import Metrics
 
@@ -113,3 +115,19 @@ def test_jumps_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         page = metrics.page([], 0).decode()
         assert "detent_clock_jumps_total 1.0" in page
         assert "detent_clock_difference_seconds 36" in page
+
+
+def test_sweeps_do_not_take_what_is_new_for_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is being written is not deleted because the wall clock jumps ahead by days."""
+    batch = tmp_path / "staged" / f"{'a' * 32}-1"
+    batch.mkdir(parents=True)
+    wall = Wall(monkeypatch)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + wall.ahead_ns / 1e9)
+    with Store(f"file:{tmp_path}/store") as store:
+        written = store.journal("j").write_fragment(pa.table({"body": [b"one"]}))
+        wall.ahead_ns = 72 * HOUR_NS
+        assert store.sweep() == 0
+        store.journal("j").adopt([written])
+        sweep_staging(batch.parent, 3600.0)
+        assert batch.is_dir()

@@ -9,9 +9,10 @@ import pytest
 from clockworld import DAY, HOUR, MINUTE, SECOND, ClockWorld
 from detent.engine.ownertime import STEP_AFTER_MS
 from detent.engine.sessions import SESSION_IDLE_MS
-from detent.engine.verify import Tally
+from detent.engine.verify import Tally, check_engine
 from detent.errors import Conflict, SessionExpired, StaleReceipt, Unavailable
 from detent.journal import operations as journal_ops
+from detent.journal.verify import check_journals
 from detent.message import CONTINUE_TXN
 from detent.queue import operations as ops
 from detent.queue import reader_operations as reader_ops
@@ -259,6 +260,7 @@ def test_owner_steps_back_and_nothing_else_does() -> None:
     world.create(backoff_ms=0)
     world.publish(delay_ms=40 * MINUTE)
     world.reopen(right_ms + 3 * DAY)
+    world.stamped("j", [(7, 100, CONTINUE_TXN)])
     (lasting,) = world.publish(1)
     claimed = world.claim(lease_ms=30 * MINUTE)
     assert lasting in claimed.messages or world.claim(lease_ms=30 * MINUTE).messages == [lasting]
@@ -268,7 +270,9 @@ def test_owner_steps_back_and_nothing_else_does() -> None:
     world.run(15 * 60)
     assert abs(world.engine.now_ms() - world.wall_ms) < SECOND
     assert not world.claim().messages
-    assert not list(check_queues(world.writer, Tally()))
+    found = [*check_queues(world.writer, Tally()), *check_journals(world.writer, ["j"], Tally())]
+    with world.writer.view() as view:
+        assert not [*found, *check_engine(view, Tally())]
     wait.until(35 * 60)
     assert lasting in world.claim(9).messages, "the lease has ended"
     assert world.state(late) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from itertools import chain, pairwise, repeat
 
 import pytest
@@ -106,11 +107,35 @@ def test_sleep_counts() -> None:
 
 
 def test_pause_between_two_clocks_is_no_jump() -> None:
-    steady = chain([0, 0, 1_000, 61_000], repeat(61_000))
-    wall = chain([WALL_MS, WALL_MS + 61_000], repeat(WALL_MS + 61_000))
+    steady = chain(
+        [0, 0, 1_000, 61_000], repeat(61_000)
+    )  # the first two at the start, then with a pause after the third
+    wall = chain([WALL_MS], repeat(WALL_MS + 61_000))
     time = OwnerTime(lambda: next(wall), lambda: next(steady))
     assert time.now_ms() == WALL_MS + 61_000
     assert time.jumps == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_time_goes_at_nearly_the_right_speed_whatever_the_wall_clock_does(seed: int) -> None:
+    rng = random.Random(seed)
+    clocks = Clocks()
+    before = clocks.time.now_ms()
+    for _ in range(300):
+        if rng.random() < 0.1:
+            clocks.wall += rng.choice([1, 100, 7 * SECOND, HOUR // 50]) * rng.choice([1, -1])
+        step = rng.choice([1, 40, SECOND, 20 * SECOND])
+        now = clocks.run(step, step=step)[-1]
+        assert step * SLOWEST - 1 <= now - before <= step * FASTEST + 1
+        before = now
+
+
+def test_steady_clock_of_another_machine_is_gone_on_with() -> None:
+    clocks = Clocks()
+    clocks.run(MINUTE)
+    clocks.steady = 5
+    clocks.run(SECOND)
+    assert clocks.run(MINUTE)[-1] >= WALL_MS + 2 * MINUTE
 
 
 def test_jump_is_told_once_in_plain_words(caplog: pytest.LogCaptureFixture) -> None:
@@ -158,9 +183,12 @@ def test_difference_lasts_over_restarts() -> None:
 def test_time_that_is_told_is_followed_as_it_is() -> None:
     now = [WALL_MS]
     time = ToldTime(lambda: now[0])
-    for told, seen in ((WALL_MS + 9 * DAY, WALL_MS + 9 * DAY), (WALL_MS, WALL_MS + 9 * DAY), (now[0] + 1, None)):
+    seen = []
+    for told in (WALL_MS + 9 * DAY, WALL_MS, WALL_MS + DAY, WALL_MS + 10 * DAY):
         now[0] = told
-        assert time.now_ms() == (WALL_MS + 9 * DAY if seen is None else seen)
-    assert time.jumps == 0
+        seen.append(time.now_ms() - WALL_MS)
+    assert seen == [9 * DAY, 9 * DAY, 9 * DAY, 10 * DAY]
+    assert time.jumps == time.difference_ms == 0
+    now[0] = WALL_MS
     assert time.start(Recorded(WALL_MS + DAY, WALL_MS + DAY, 0)) is False
-    assert time.now_ms() == WALL_MS + 1
+    assert time.now_ms() == WALL_MS

@@ -187,19 +187,23 @@ class OwnerTime:
         return steady, wall
 
     def _look(self) -> None:
-        steady, wall = self._read()
-        elapsed = max(0, steady - self._steady_ms)
-        self._steady_ms += elapsed
-        self._note_jump(wall - steady)
+        steady, wall = self._steady(), self._wall()
+        if abs(wall - steady - self._offset) > JUMP_MS:
+            steady, wall = self._read()
+            self._note_jump(wall - steady)
+        self._offset = wall - steady
+        elapsed = max(0, steady - self._steady_ms)  # a process that is moved to another machine finds another clock
+        self._steady_ms = steady
         self._ms += elapsed
-        self._difference = wall - self._ms
-        self._note_standing()
-        correction = self._correction(elapsed)
+        difference = wall - self._ms
+        if self._apart_since is not None or abs(difference) > JUMP_MS:
+            self._note_standing(difference)
+        correction = self._correction(difference, elapsed) if elapsed else 0.0
         self._ms += correction
-        self._difference -= correction
+        self._difference = difference - correction
 
     def _note_jump(self, offset: int) -> None:
-        moved, self._offset = offset - self._offset, offset
+        moved = offset - self._offset
         if abs(moved) > JUMP_MS:
             self.jumps += 1
             self._apart_since, self._told = None, False  # what it says now has not lasted yet
@@ -210,8 +214,8 @@ class OwnerTime:
                 abs(moved) / 1000,
             )
 
-    def _note_standing(self) -> None:
-        if abs(self._difference) <= JUMP_MS:
+    def _note_standing(self, difference: float) -> None:
+        if abs(difference) <= JUMP_MS:
             self._apart_since, self._told = None, False
         elif self._apart_since is None:
             self._apart_since = self._steady_ms
@@ -219,23 +223,23 @@ class OwnerTime:
             self._told = True
             logger.warning(
                 "the wall clock has been %.0f s %s the store's time for a minute: the store's time follows it",
-                abs(self._difference) / 1000,
-                "ahead of" if self._difference > 0 else "behind",
+                abs(difference) / 1000,
+                "ahead of" if difference > 0 else "behind",
             )
 
     def _apart_ms(self) -> int:
         return 0 if self._apart_since is None else self._steady_ms - self._apart_since
 
-    def _correction(self, elapsed: int) -> float:
-        apart_ms = self._apart_ms()
-        if self._difference > STEP_MS and apart_ms >= STEP_AFTER_MS:
-            logger.warning("the store's time is set ahead by %.0f s, to the wall clock", self._difference / 1000)
-            return self._difference
+    def _correction(self, difference: float, elapsed: int) -> float:
         if self._apart_since is None:
             most = elapsed * SLEW
         else:
+            apart_ms = self._apart_ms()
+            if difference > STEP_MS and apart_ms >= STEP_AFTER_MS:
+                logger.warning("the store's time is set ahead by %.0f s, to the wall clock", difference / 1000)
+                return difference
             most = elapsed * SLEW_STANDING if apart_ms >= STANDING_MS else 0.0
-        return max(-most, min(most, self._difference))
+        return max(-most, min(most, difference))
 
 
 class ToldTime(OwnerTime):
@@ -251,3 +255,6 @@ class ToldTime(OwnerTime):
         with self._lock:
             self._begin(NOTHING)
         return False
+
+    def _look(self) -> None:
+        self._ms = max(self._ms, self._wall())

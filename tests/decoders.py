@@ -23,6 +23,7 @@ from detent.codec.reader import ReaderRecord, decode_reader_key, reader_key
 from detent.codec.statelog import Run
 from detent.codec.values import ByteReader, ByteWriter
 from detent.engine import Done, Request
+from detent.engine.ownertime import Recorded
 from detent.engine.sessions import decode_answers, decode_since, encode_answers
 from detent.errors import AlreadyEntered, Corrupt, Invalid
 from detent.journal import AckIntent
@@ -317,6 +318,7 @@ DECODERS: list[DecoderCase] = [
         [shard.progress_key(7)],
     ),
     DecoderCase("shard counter", shard.decode_counter, [shard.encode_counter(7)]),
+    DecoderCase("the store's time", Recorded.decode, [Recorded(1 << 40, 2, 3).encode()]),
     DecoderCase("answers", decode_answers, [encode_answers([(b"s" * 16, 1, 2, b"answer")] * 2, 99)]),
     DecoderCase(
         "intents",

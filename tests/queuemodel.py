@@ -354,7 +354,8 @@ class Model(ReaderRules):
         queue = self.find(op.queue)
         if not op.count:
             raise Invalid("count")
-        lease_ms = self.now_ms + min(queue.lease_ms if op.lease_ms is None else op.lease_ms, queue.lease_max_ms)
+        length_ms = min(queue.lease_ms if op.lease_ms is None else op.lease_ms, queue.lease_max_ms)
+        lease_ms = self.now_ms + length_ms
         chosen = [] if queue.paused else self.choose(queue, op.count)
         first = self.next_delivery if chosen else 0
         for entry in chosen:
@@ -369,6 +370,7 @@ class Model(ReaderRules):
             [self.messages[entry.message].record for entry in chosen],
             [entry.attempts for entry in chosen],
             bytes(entry.priority for entry in chosen),
+            length_ms=length_ms,
         )
 
     def is_current(self, number: int, message: int, delivery: int) -> bool:
@@ -436,10 +438,11 @@ class Model(ReaderRules):
 
     def extend(self, op: ops.Extend, _hint: Any) -> ops.LeaseExtended:
         queue = self.receipts(op)
-        lease_ms = self.now_ms + min(queue.lease_ms if op.lease_ms is None else op.lease_ms, queue.lease_max_ms)
+        length_ms = min(queue.lease_ms if op.lease_ms is None else op.lease_ms, queue.lease_max_ms)
+        lease_ms = self.now_ms + length_ms
         for message in op.messages:
             queue.entries[message].lease_ms = lease_ms
-        return ops.LeaseExtended(lease_ms)
+        return ops.LeaseExtended(lease_ms, length_ms)
 
     def createqueue(self, op: ops.CreateQueue, _hint: Any) -> ops.QueueCreated:
         if op.queue in self.queues:

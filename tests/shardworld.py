@@ -21,7 +21,7 @@ class ShardWorld(World):
         super()._open()
         self.shards = ShardMachine(self.writer)
         machines = [self.machine, self.queues, self.shards]
-        self.engine = Engine(self.writer, machines, now_ms=lambda: self.now_ms, random=self.random.randbytes)
+        self.engine = Engine(self.writer, machines, now_ms=self.time(), random=self.random.randbytes)
         self.session = self.engine.new_session()
 
     def register(self, shards: int = 1, *journals: str, name: str = "c", partition: str = "journal") -> dict[str, int]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from typing import Any
 
-from detent.engine import Engine, Operation, Request, Ticket
+from detent.engine import Engine, Operation, OwnerTime, Request, Ticket
 from detent.engine.engine import Housekeeping
 from detent.errors import Unavailable
 from detent.journal import JournalMachine, JournalReader, Message
@@ -60,9 +61,13 @@ class World:
         self.machine = JournalMachine(self.writer, random=self.random.randbytes)
         self.queues = QueueMachine(self.writer)
         machines = [self.machine, self.queues]
-        self.engine = Engine(self.writer, machines, now_ms=lambda: self.now_ms, random=self.random.randbytes)
+        self.engine = Engine(self.writer, machines, now_ms=self.time(), random=self.random.randbytes)
         self.reader = JournalReader(self.writer)
         self.session = self.engine.new_session()
+
+    def time(self) -> OwnerTime | Callable[[], int]:
+        """What the engine takes the time from."""
+        return lambda: self.now_ms
 
     def reopen(self) -> None:
         self._open()

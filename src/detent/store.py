@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from detent import forks
 from detent.durations import Duration, milliseconds
-from detent.engine import Operation, Request, Ticket, wall_ms
+from detent.engine import Operation, OwnerTime, Request, Ticket
 from detent.errors import Busy, Denied, Invalid, NotFound, OutcomeUnknown, SessionExpired, Unavailable
 from detent.forks import refuse_in_child
 from detent.journal import (
@@ -120,9 +120,9 @@ class Store(Ledgers, Consumers):
         role: Role = "auto",
         timeout: Duration = TIMEOUT,
         force: bool = False,
-        now_ms: Callable[[], int] = wall_ms,
+        now_ms: OwnerTime | Callable[[], int] | None = None,
     ) -> None:
-        """See :func:`open`. `now_ms` is the clock of the engine, if this process owns the store: tests have one that
+        """See :func:`open`. `now_ms` is the time of the engine, if this process owns the store: tests have one that
         they move."""
         self._generation = forks.generation
         self._timeout_s = milliseconds(timeout) / 1000

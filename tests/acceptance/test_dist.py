@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import detent
-import guide
+from pages import blocks_of
 
 ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).with_name("uv")
@@ -106,7 +106,7 @@ def empty(request: pytest.FixtureRequest, wheels: dict[str, Path], tmp_path_fact
 
 
 def test_first_example_of_readme_runs_with_core_dependencies(empty: Path, tmp_path: Path) -> None:
-    _, example = guide.blocks(ROOT / "README.md")[0]
+    example = next(block.text for block in blocks_of(ROOT / "README.md") if block.language == "python")
     named = re.match(r"# (\w+\.py)\b", example)
     program = tmp_path / (named[1] if named else "example.py")
     program.write_text(example)

@@ -509,7 +509,7 @@ async def with_store(keys: KeyRing | None = None) -> Any:
     store = await detent.open_async("memory:")
     owner = store._store._connection.current
     assert isinstance(owner, LocalOwner)
-    metrics = Metrics()
+    metrics = Metrics(owner.engine.time)
     owner.engine.observer = metrics
     operators = Operators(store, metrics)
     return store, operators, Application([operators], keys=keys, public=PUBLIC, counting=metrics)
@@ -577,6 +577,8 @@ def test_the_metrics_count_what_happened() -> None:
         assert found[("detent_stale_receipts_refused_total",)] == 1
         assert found["detent_refused_transactions_total", "StaleReceipt"] == 1
         assert found[("detent_commit_seconds_count",)] >= 6
+        assert found[("detent_clock_jumps_total",)] == 0
+        assert abs(found[("detent_clock_difference_seconds",)]) < 60
         assert found[("detent_sync_seconds_count",)] == found[("detent_group_transactions_count",)]
         again_found = samples((await ask(app, "GET", "/metrics")).body)
         assert again_found["detent_http_requests_total", "GET", "operators", "200"] == 1

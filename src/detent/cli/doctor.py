@@ -22,6 +22,7 @@ from detent.errors import Denied, DetentError
 from detent.sizes import size_text
 
 if TYPE_CHECKING:
+    from detent.kv import Reader
     from detent.remote.address import Address
 
 FREE_BYTES_LOW: Final = 1 << 30
@@ -31,7 +32,10 @@ DESCRIPTORS_LOW: Final = 4096
 """Each client of a server takes one."""
 
 SKEW_S: Final = 60.0
-"""A clock that is off by this much makes leases and delays surprising; at 15 minutes signatures are refused."""
+"""A clock that is off by this much makes times of day surprising; at 15 minutes signatures are refused."""
+
+AHEAD_S: Final = 5.0
+"""A store whose time is ahead by this much was written under another clock, not a little earlier or later."""
 
 ANSWER_S: Final = 5.0
 ANSWER_BYTES_SHOWN: Final = 200
@@ -217,10 +221,23 @@ def _readable(url: str) -> Iterator[Finding]:
     try:
         journals = len(JournalReader(reader).names())
         yield Finding("ok", f"the store can be read: {size_text(reader.size_bytes())}, {journals} journals")
+        yield from _ahead(reader)
     except DetentError as error:
         yield Finding("wrong", f"the store cannot be read: {error}", f"detent store verify {url} says more")
     finally:
         reader.close()
+
+
+def _ahead(reader: Reader) -> Iterator[Finding]:
+    """A store that is behind was not used for a while. One that is ahead was written under another wall clock."""
+    from detent.engine.ownertime import TIME, Recorded, wall_ms
+
+    with reader.view() as view:
+        stored = view.get(TIME.raw)
+    ahead_s = 0.0 if stored is None else (Recorded.decode(stored).time_ms - wall_ms()) / 1000
+    if ahead_s > AHEAD_S:
+        what = f"the store's time is {ahead_s:.0f} s ahead of this machine's clock, which was another one before"
+        yield Finding("warning", what, "set the clock by NTP; the store follows it, and its leases last as they should")
 
 
 # -- a server -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 The layers above register a state machine each (journal, queue, ledger, shard). A transaction, in
 the order in which things happen:
 
+    ownertime.py   what time it is, whatever the wall clock does
     request.py     the transaction on its way, under its name (session, sequence), and its ticket
     lead.py        which thread commits next, and which waiting transactions it takes along
     engine.py      applies the group to memory, commits it once, answers; tells the truth on failure
@@ -11,8 +12,9 @@ the order in which things happen:
     verify.py      the engine's part of `store verify`, and what a finding is
 """
 
-from detent.engine.engine import Engine, operation_union, wall_ms
+from detent.engine.engine import Engine, operation_union
 from detent.engine.operation import Context, Done, Machine, Operation, Result
+from detent.engine.ownertime import OwnerTime, steady_s, wall_ms
 from detent.engine.request import MALFORMED, Request, Ticket
 
 __all__ = [
@@ -22,9 +24,11 @@ __all__ = [
     "Engine",
     "Machine",
     "Operation",
+    "OwnerTime",
     "Request",
     "Result",
     "Ticket",
     "operation_union",
+    "steady_s",
     "wall_ms",
 ]

@@ -18,10 +18,11 @@ import msgspec
 from detent import crash
 from detent.engine.lead import Lead, Schedule
 from detent.engine.operation import Context, Done, Machine, Operation, Result
+from detent.engine.ownertime import NOTHING, TIME, TIME_STEP_MS, OwnerTime, Recorded, ToldTime
 from detent.engine.request import SESSION_BYTES, Callback, Observer, Request, Ticket, finish, refusal
 from detent.engine.sessions import Sessions
 from detent.errors import DetentError, Fenced, Invalid, OutcomeUnknown, SessionExpired, Unavailable
-from detent.kv import Batch, Writer
+from detent.kv import Batch, View, Writer
 
 logger = logging.getLogger("detent.engine")
 
@@ -29,11 +30,6 @@ FULL = (
     "the disk of the store is full, and this transaction was not applied because it brings new messages: acknowledge, "
     "trim or delete some, or make room on the disk"
 )
-
-
-def wall_ms() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 class Engine:
@@ -44,16 +40,18 @@ class Engine:
         writer: Writer,
         machines: Sequence[Machine],
         *,
-        now_ms: Callable[[], int] = wall_ms,
+        now_ms: OwnerTime | Callable[[], int] | None = None,
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
+        """`now_ms` is for tests: a time with clocks of theirs, or the time itself, as they tell it."""
         self._writer = writer
         self._machines = tuple(machines)
         self._handlers = {kind: m.handlers[kind] for m in machines for kind in (*m.operations, *m.local)}
         self._preparations = {kind: machine.prepare for machine in machines for kind in machine.prepared}
-        self._wall_ms = now_ms
+        self.time = _time(now_ms)
         self._random = random
-        self._last_ms = 0
+        self._stored_ms = 0
+        self._is_set_back = False
         self._sessions = Sessions(random)
         self._encode = msgspec.msgpack.Encoder().encode
         results = [kind for machine in machines for kind in machine.results]
@@ -65,7 +63,11 @@ class Engine:
         self.groups = 0
         self.observer: Observer | None = None
         self._sync_s = 0.0
+        with writer.view() as view:
+            is_news = self.time.start(_last_time(view))
         self._load()
+        if is_news:
+            self._commit_time()
         self._keep_secret()
 
     @property
@@ -74,9 +76,8 @@ class Engine:
         return self._writer.epoch
 
     def now_ms(self) -> int:
-        """The engine's time: the wall clock's, but never back."""
-        self._last_ms = max(self._last_ms, self._wall_ms())
-        return self._last_ms
+        """The owner's time: see :mod:`detent.engine.ownertime`."""
+        return self.time.now_ms()
 
     def new_session(self, holder: str = "") -> bytes:
         """A session for one client; of a server's clients, for whoever holds this key."""
@@ -196,6 +197,8 @@ class Engine:
         self._refuse()
         if self._stale:
             self._recover()
+        if self.time.wants_step_back:
+            self._step_back()
         try:
             batch = self._apply_all(group)
         except Exception:
@@ -226,7 +229,7 @@ class Engine:
     def _apply_all(self, group: list[Ticket]) -> Batch | None:
         """Apply the transactions to memory, and turn what they changed into one batch."""
         now_ms = self.now_ms()
-        changed, self._full = False, self._writer.full
+        changed, self._full = self._is_set_back, self._writer.full
         for ticket in group:
             changed |= self._apply(ticket, now_ms)
         if not changed:
@@ -235,7 +238,27 @@ class Engine:
         for machine in self._machines:
             machine.flush(batch, now_ms)
         self._sessions.flush(batch, now_ms)
+        self._record_time(batch, now_ms)
         return batch
+
+    def _step_back(self) -> None:
+        """Go on from the wall clock. What is durable is read again, and set back by what the time in it is ahead of
+        that: so that one is written first."""
+        self._commit_time()
+        self.time.step_back()
+        self._stale = True
+        self._recover()
+
+    def _commit_time(self) -> None:
+        batch = Batch()
+        batch.put(TIME.raw, self.time.recorded(self.now_ms()).encode())
+        self._writer.commit(batch)
+
+    def _record_time(self, batch: Batch, now_ms: int) -> None:
+        """No record of the store is dated later than a step after the time in this one."""
+        if self._is_set_back or now_ms - self._stored_ms >= TIME_STEP_MS:
+            batch.put(TIME.raw, self.time.recorded(now_ms).encode())
+            self._stored_ms, self._is_set_back = now_ms, False
 
     def _commit(self, group: list[Ticket], batch: Batch) -> None:
         crash.point("engine.group.before_commit")
@@ -321,6 +344,12 @@ class Engine:
             self._sessions.load(view)
             for machine in self._machines:
                 machine.load(view)
+            self._stored_ms = _last_time(view).time_ms
+        now_ms = self.now_ms()
+        self._is_set_back = self._stored_ms > now_ms
+        if self._is_set_back:
+            for machine in self._machines:
+                machine.set_back(self._stored_ms - now_ms, now_ms)
         self._stale = False
 
     def _keep_secret(self) -> None:
@@ -364,6 +393,17 @@ class Engine:
                 ticket.error = Unavailable(f"this transaction was not applied, because the commit failed: {error}")
             ticket.decided = True
         self._announce()
+
+
+def _time(now_ms: OwnerTime | Callable[[], int] | None) -> OwnerTime:
+    if now_ms is None:
+        return OwnerTime()
+    return now_ms if isinstance(now_ms, OwnerTime) else ToldTime(now_ms)
+
+
+def _last_time(view: View) -> Recorded:
+    stored = view.get(TIME.raw)
+    return NOTHING if stored is None else Recorded.decode(stored)
 
 
 class Housekeeping(Operation, frozen=True, tag=True, array_like=True):

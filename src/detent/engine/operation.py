@@ -89,6 +89,11 @@ class Machine(Protocol):
         """Forget what is in memory; remember what the view shows."""
         ...
 
+    def set_back(self, by_ms: int, now_ms: int) -> None:
+        """What was loaded was written under a clock that was ahead by so much, and it is `now_ms`: have every wait that
+        is not over yet end that much earlier, and write that with the next flush."""
+        ...
+
     def flush(self, batch: Batch, now_ms: int) -> None:
         """Write what the group changed."""
         ...

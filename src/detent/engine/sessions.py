@@ -144,8 +144,14 @@ class Sessions:
 
     def record(self, request: Request, answer: bytes, now_ms: int) -> None:
         """Remember the answer of a request that the group in progress applies."""
-        self._remember(request.session, request.answered, request.sequence, answer, self._group, now_ms)
+        active_ms = self._active_ms(now_ms)
+        self._remember(request.session, request.answered, request.sequence, answer, self._group, active_ms)
         self._pending.append((request.session, request.answered, request.sequence, answer))
+
+    def _active_ms(self, now_ms: int) -> int:
+        """When a session was last active, for its expiry. A store whose clock was set back has expired sessions "later"
+        than now: the next load must not take those of now for older ones."""
+        return max(now_ms, self._expired_before_ms)
 
     def _remember(self, name: bytes, floor: int, sequence: int, answer: bytes, record: int, now_ms: int) -> None:
         session = self._sessions.get(name)
@@ -198,7 +204,7 @@ class Sessions:
         self._obsolete.clear()
         if self._pending:
             # An obsolete group number is never the one in progress: its own newest reference holds it.
-            batch.put(ANSWERS.raw + u64(self._group), encode_answers(self._pending, now_ms))
+            batch.put(ANSWERS.raw + u64(self._group), encode_answers(self._pending, self._active_ms(now_ms)))
             self._pending.clear()
             self._group += 1
         if self._secret_dirty:

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from detent.codec.values import ByteReader
+from detent.engine.ownertime import TIME, Recorded
 from detent.engine.sessions import ANSWERS, EXPIRED, PROVED_SINCE, SECRET, decode_answers, decode_secret, decode_since
 from detent.errors import Corrupt
 from detent.kv import View
@@ -22,7 +23,7 @@ ANSWERS_COMPARED_MAX: Final = 1_000_000
 
 TOLD_EVERY_BYTES: Final = 256 << 10
 
-KNOWN: Final = (ANSWERS, EXPIRED, SECRET, PROVED_SINCE)
+KNOWN: Final = (ANSWERS, EXPIRED, SECRET, PROVED_SINCE, TIME)
 """All that this release writes of the engine's own."""
 
 
@@ -109,7 +110,7 @@ class Tally:
 
 
 def check_engine(view: View, tally: Tally) -> Iterator[Finding]:
-    """Stored answers decode, none is there twice, and the expiry record is whole."""
+    """Stored answers decode, none is there twice, and the records beside them are whole."""
     seen: set[tuple[bytes, int]] = set()
     for key, value in view.scan(*ANSWERS.range()):
         tally.saw(key, value)
@@ -152,6 +153,13 @@ def check_engine(view: View, tally: Tally) -> Iterator[Finding]:
         try:
             PROVED_SINCE.reader(key, "since when producers are proved").finish()
             decode_since(value)
+        except Corrupt as error:
+            yield Finding(record_at(key), str(error))
+    for key, value in view.scan(*TIME.range()):
+        tally.saw(key, value)
+        try:
+            TIME.reader(key, "the store's time").finish()
+            Recorded.decode(value)
         except Corrupt as error:
             yield Finding(record_at(key), str(error))
 

@@ -26,7 +26,7 @@ from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from detent.errors import Corrupt, Invalid, NotFound, OutcomeUnknown, ShardsLost, Unavailable
-from detent.ingest.committer import Committer, Output
+from detent.ingest.committer import Committer, Output, sweeping_time_s
 from detent.ingest.iceberg_metadata import (
     PROPERTIES,
     delete_files,
@@ -298,7 +298,7 @@ class IcebergCommitter(Committer):
     def sweep(self, older_than_s: float, known_s: float = math.inf) -> int:
         """As for every table, and then the metadata files that the table does not reach."""
         swept = super().sweep(older_than_s, known_s)
-        self._sweep_metadata(time.time() - older_than_s)
+        self._sweep_metadata(sweeping_time_s() - older_than_s)
         return swept
 
     def _sweep_metadata(self, limit: float) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from detent.engine import OwnerTime
 from detent.ingest.shared_state import BatchRecord, QueueSharedState, Shard
 
 if TYPE_CHECKING:
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 DATA_FOLDER: Final = "data"
 BATCH: Final = re.compile(r"[0-9a-f]{32}-\d+")
 """The name of a batch: the token of whoever made it, and a number. Folders of other names are none of ours."""
+
+_steady: Final = OwnerTime()
+
+
+def sweeping_time_s() -> float:
+    """What time it is, for what is deleted because it is old: a wall clock that has just jumped ahead makes nothing
+    old."""
+    return min(time.time(), _steady.now_ms() / 1000)
 
 
 class DataFile(NamedTuple):
@@ -104,7 +113,7 @@ class Committer(ABC):
         return swept
 
     def _left_behind(self, older_than_s: float, known_s: float) -> list[Path]:
-        now = time.time()
+        now = sweeping_time_s()
         if not self.data_folder.is_dir():
             return []
         found = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from detent.errors import DetentError
-from detent.ingest.committer import BATCH
+from detent.ingest.committer import BATCH, sweeping_time_s
 from detent.ingest.local_state import File
 from detent.ingest.objects import Objects, is_local
 
@@ -100,7 +99,7 @@ def staged_name(number: int, uri: str) -> str:
 
 def sweep_staging(folder: Path, older_than_s: float) -> None:
     """Delete what crashed pipelines left in the folder of staged batches. It holds links and copies, and no data."""
-    limit = time.time() - older_than_s
+    limit = sweeping_time_s() - older_than_s
     with suppress(FileNotFoundError):
         for batch in folder.iterdir():
             with suppress(FileNotFoundError):  # another pipeline sweeps too

@@ -62,6 +62,21 @@ class Housekeeper:
         self._next_prune.clear()
         self._prune_from.clear()
 
+    def set_back(self, by_ms: int) -> None:
+        """Open spans were begun by a clock that was ahead: have them begun as much earlier."""
+        machine = self._machine
+        undo: list[Callable[[], None]] = []
+        for (journal, producer), opened in list(machine.open_spans.items()):
+            state = machine.state(machine.by_id[journal])
+            state.touch(undo)
+            with machine.read() as view:
+                known = state.producer(producer, view)
+            assert known is not None, "an open span is of a producer that is known"
+            begun = max(0, opened - by_ms)
+            state.set_producer(producer, known._replace(opened_ms=begun), undo)
+            state.put(machine.open_spans, (journal, producer), begun, undo)
+            state.put(state.writes, open_span_key(journal, producer), records.encode_number(begun), undo)
+
     def due(self, now_ms: int) -> Iterator[Operation]:
         """What should be done now."""
         machine = self._machine

@@ -110,6 +110,11 @@ class JournalMachine:
         """Before adoption: the fragments exist and are whole."""
         fragments.check_written(self._reader.objects, operation.fragments)
 
+    def set_back(self, by_ms: int, now_ms: int) -> None:
+        """Open spans keep what they have left until their deadline."""
+        del now_ms
+        self.housekeeper.set_back(by_ms)
+
     def flush(self, batch: Batch, now_ms: int) -> None:
         """Write the group's changes."""
         batch.extend(self._writes)

@@ -25,7 +25,8 @@ logger = logging.getLogger("detent.journal")
 
 def sweep(engine: Engine, reader: Reader, grace_ms: int | None = None) -> int:
     """Delete orphaned fragments older than the grace period. Returns how many."""
-    horizon_ms = engine.now_ms() - (GRACE_MS if grace_ms is None else grace_ms)
+    now_ms = engine.now_ms() + min(0, engine.time.difference_ms)  # by both clocks: writers have gone by the wall clock
+    horizon_ms = now_ms - (GRACE_MS if grace_ms is None else grace_ms)
     if horizon_ms <= 0:
         return 0
     engine.commit(Request(engine.new_session(), 0, 0, [RaiseHorizon(horizon_ms)]))
@@ -44,7 +45,7 @@ def sweep(engine: Engine, reader: Reader, grace_ms: int | None = None) -> int:
         crash.point("journal.sweep.after_delete")
     remove_abandoned = getattr(reader.objects, "remove_abandoned", None)
     if remove_abandoned is not None:
-        remove_abandoned(engine.now_ms())
+        remove_abandoned(now_ms)
     if deleted:
         logger.info("swept %d orphaned fragments", deleted)
     return deleted

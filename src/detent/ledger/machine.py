@@ -66,6 +66,9 @@ class LedgerMachine:
         self._pins.load(view, bytes)
         self._pin_bytes = sum(len(value) for _, value in self._pins.items("", ""))
 
+    def set_back(self, by_ms: int, now_ms: int) -> None:
+        """Nothing here waits for a time."""
+
     def flush(self, batch: Batch, now_ms: int) -> None:
         """Write the rows and pins that the group has changed."""
         del now_ms

@@ -54,6 +54,7 @@ Durability and what is forgotten:
 
     checkpoint.py        folds the state log into the buckets, drops what no queue needs
     loading.py           a new owner reads the buckets and replays the state log
+    setback.py           leases and delays that were written under a clock ahead of this one
     housekeeping.py      timers, catching up from the log, collecting; in bounded steps
     verify.py            the queues' part of `store verify`
     verify_queue.py      the buckets and records of one queue

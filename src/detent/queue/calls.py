@@ -318,6 +318,7 @@ def deliveries(kind: type[Any], store: Any, queue: str, reader: QueueReader, res
         result.attempts,
         result.priorities,
         repeat(result.lease_ms),
+        repeat(result.length_ms),
     )
     return list(every) if not found.gone else [delivery for delivery in every if delivery._data is not None]
 

@@ -32,7 +32,8 @@ def claim(machine: QueueMachine, op: ops.Claim, context: Context) -> Result:
     if not 1 <= op.count <= ops.CLAIM_MAX:
         raise Invalid(f"a claim is for 1 to {ops.CLAIM_MAX} messages, not {op.count}")
     ops.check_text(op.consumer, ops.CONSUMER_BYTES_MAX, "a consumer's label")
-    lease_ms = context.now_ms + lease(state, op.lease_ms)
+    length_ms = lease(state, op.lease_ms)
+    lease_ms = context.now_ms + length_ms
     places: list[int] = []
     if state.ready and not state.config.paused:
         room = ops.IN_FLIGHT_MAX - len(state.flights)
@@ -41,7 +42,7 @@ def claim(machine: QueueMachine, op: ops.Claim, context: Context) -> Result:
         places = state.choose(min(op.count, room))
     if not places:
         context.idle += 1
-        return ops.ClaimedMessages(state.number, lease_ms, 0, [], [], [], b"")
+        return ops.ClaimedMessages(state.number, lease_ms, 0, [], [], [], b"", length_ms=length_ms)
     undo = None if context.last else context.undo
     first = machine.next_delivery
     machine.next_delivery += len(places)
@@ -58,6 +59,7 @@ def claim(machine: QueueMachine, op: ops.Claim, context: Context) -> Result:
         list(map(sub, messages, picked("offsets", groups))),
         picked("attempts", groups),
         bytes(picked("priorities", groups)),
+        length_ms=length_ms,
     )
 
 
@@ -128,11 +130,12 @@ def extend(machine: QueueMachine, op: ops.Extend, context: Context) -> Result:
     """Leases last longer, or shorter, from now on."""
     state = check_receipts(machine, op, context)
     undo = None if context.last else context.undo
-    lease_ms = context.now_ms + lease(state, op.lease_ms)
+    length_ms = lease(state, op.lease_ms)
+    lease_ms = context.now_ms + length_ms
     step = statelog.encode_ended(statelog.EXTEND, state.number, context.now_ms, lease_ms, "", op.messages)
     machine.log_step(step, undo)
     state.extend(op.messages, lease_ms, undo)
-    return ops.LeaseExtended(lease_ms)
+    return ops.LeaseExtended(lease_ms, length_ms)
 
 
 def read_held(machine: QueueMachine, op: ops.ReadHeld, context: Context) -> Result:

@@ -19,7 +19,18 @@ from detent.codec.statelog import Run
 from detent.engine import MALFORMED, Context, Operation, Result
 from detent.errors import Invalid, NotFound
 from detent.kv import Batch, Reader, View
-from detent.queue import admin, assigning, checkpoint, claiming, housekeeping, listing, loading, looking, publishing
+from detent.queue import (
+    admin,
+    assigning,
+    checkpoint,
+    claiming,
+    housekeeping,
+    listing,
+    loading,
+    looking,
+    publishing,
+    setback,
+)
 from detent.queue import operations as ops
 from detent.queue import reader_operations as reader_ops
 from detent.queue.grouped import GroupedState
@@ -184,6 +195,11 @@ class QueueMachine:
         """Read the last checkpoint, and replay the state log on it."""
         self.forget()
         loading.load(self, view)
+
+    def set_back(self, by_ms: int, now_ms: int) -> None:
+        """Leases and delays that were written under a clock that was ahead end as much earlier."""
+        with self.reader.view() as view:
+            setback.set_back(self, by_ms, now_ms, view)
 
     def flush(self, batch: Batch, now_ms: int) -> None:
         """Write the group's changes."""

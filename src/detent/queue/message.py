@@ -141,10 +141,16 @@ class _Delivered(Readable, msgspec.Struct, eq=False, weakref=True):
     attempts: int
     priority: int
     lease_ms: int
+    """When the lease ends, by the owner's time."""
+    lease_length_ms: int = 0
+    """How long the lease lasts from when it was given. It says more than `lease_ms` where clocks differ."""
     settled: bool = False
     """Whether somebody has said what became of it."""
     lost: bool = False
     """Whether a worker found the lease gone while the handler runs."""
+
+    def _extended(self, result: ops.LeaseExtended) -> None:
+        self.lease_ms, self.lease_length_ms = result.lease_ms, result.length_ms
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.receipt}, {len(self.payload)} bytes, attempt {self.attempts})"
@@ -156,7 +162,7 @@ class _Delivered(Readable, msgspec.Struct, eq=False, weakref=True):
 
     @property
     def lease_until(self) -> datetime:
-        """When the lease ends, as far as this object knows."""
+        """When the lease ends by the owner's time, as far as this object knows."""
         return time_of(self.lease_ms)
 
 
@@ -181,7 +187,7 @@ class Delivery(_Delivered):
 
     def extend(self, lease: Duration | None = None) -> None:
         """Hold it for longer: from now on for `lease`, or the queue's default."""
-        self.lease_ms = self._store.commit([extend_operation(self.receipt, lease)])[0].lease_ms
+        self._extended(self._store.commit([extend_operation(self.receipt, lease)])[0])
 
     def __enter__(self) -> Self:
         return self
@@ -213,7 +219,7 @@ class AsyncDelivery(_Delivered):
 
     async def extend(self, lease: Duration | None = None) -> None:
         """Hold it for longer: from now on for `lease`, or the queue's default."""
-        self.lease_ms = (await self._store.commit([extend_operation(self.receipt, lease)]))[0].lease_ms
+        self._extended((await self._store.commit([extend_operation(self.receipt, lease)]))[0])
 
     async def __aenter__(self) -> Self:
         return self

@@ -286,7 +286,8 @@ Attached = list[AttachedContent | None]
 
 class ClaimedMessages(Result, frozen=True, tag=True, array_like=True):
     """What was claimed. `records` are the first messages of the records that hold each one. `contents` are never
-    stored: a server adds them for clients that cannot read the files."""
+    stored: a server adds them for clients that cannot read the files. `lease_ms` is when the leases end, by the owner's
+    time; `length_ms` how long they last, for clients whose clock is another one (0: an older owner has not said)."""
 
     queue: int
     lease_ms: int
@@ -296,6 +297,7 @@ class ClaimedMessages(Result, frozen=True, tag=True, array_like=True):
     attempts: list[int]
     priorities: bytes
     contents: Attached | None = None
+    length_ms: int = 0
 
 
 class HeldMessages(Result, frozen=True, tag=True, array_like=True):
@@ -307,9 +309,10 @@ class HeldMessages(Result, frozen=True, tag=True, array_like=True):
 
 
 class LeaseExtended(Result, frozen=True, tag=True, array_like=True):
-    """When the leases end now."""
+    """When the leases end now, by the owner's time, and how long they last from now on."""
 
     lease_ms: int
+    length_ms: int = 0
 
 
 class Moved(Result, frozen=True, tag=True, array_like=True):

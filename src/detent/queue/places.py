@@ -311,6 +311,12 @@ class Places:
             bucket.reveal_ms = at_ms
             self.wheel.add(at_ms, (REVEAL, self.number, bucket.number))
 
+    def rearm_reveal(self, bucket: Bucket) -> None:
+        """The times of hidden messages have changed."""
+        self.wheel.cancel(bucket.reveal_ms, (REVEAL, self.number, bucket.number))
+        bucket.reveal_ms = FOREVER
+        self.arm_reveal(bucket, bucket.next_reveal_ms())
+
     def arm_expire(self, bucket: Bucket, at_ms: int) -> None:
         """Look at the bucket when a message's retention ends."""
         if at_ms < bucket.expire_ms:

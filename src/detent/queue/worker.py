@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from detent.durations import Duration, milliseconds
+from detent.engine import steady_s
 from detent.errors import DetentError, Invalid, LimitExceeded, StaleReceipt, Unavailable
+from detent.queue import operations as ops
 from detent.queue.message import AsyncDelivery, Delivery, _Delivered, extend_operation, reason_of
 
 if TYPE_CHECKING:
@@ -71,20 +73,19 @@ def _check_handler(handler: Any, *, coroutine: bool) -> None:
 
 
 class _Leases:
-    """The messages that are being handled, and when each lease is to be extended next."""
+    """The messages that are being handled, and when each lease is to be extended next. How long a lease lasts is the
+    owner's word; it is counted here, from before it was asked for, by a clock that is not set."""
 
     def __init__(self) -> None:
         self._running: dict[Any, tuple[Any, float, float]] = {}
         self._lock = threading.Lock()
 
-    def add(self, message: _Delivered) -> None:
-        """A handler begins with a message."""
-        self._set(message, message.lease_ms / 1000 - time.time())
-
-    def _set(self, message: _Delivered, left_s: float) -> None:
-        left_s = max(0.001, left_s)
+    def add(self, message: _Delivered, asked_s: float) -> None:
+        """A handler begins with a message that was asked for at that time."""
+        length_s = _length_s(message)
+        at_s = asked_s + length_s / EXTEND_SHARE
         with self._lock:
-            self._running[message.receipt] = (message, time.monotonic() + left_s / EXTEND_SHARE, left_s)
+            self._running[message.receipt] = (message, at_s, length_s)
 
     def remove(self, message: _Delivered) -> None:
         """Its handler is done with it."""
@@ -93,35 +94,42 @@ class _Leases:
 
     def due(self) -> list[Any]:
         """Messages whose lease is to be extended now."""
-        now = time.monotonic()
+        now = steady_s()
         with self._lock:
             return [message for message, at, _ in self._running.values() if at <= now and not message.settled]
 
     def next_s(self) -> float:
         """How long until a lease is to be extended."""
-        now = time.monotonic()
+        now = steady_s()
         with self._lock:
             left = [max(0.0, at - now) for message, at, _ in self._running.values() if not message.settled]
         return min(left, default=CLAIM_WAIT_S)
 
-    def extended(self, message: _Delivered, lease_ms: int) -> None:
-        """The lease lasts from now on for its whole length again."""
-        message.lease_ms = lease_ms
+    def extended(self, message: _Delivered, result: ops.LeaseExtended, asked_s: float) -> None:
+        """The lease lasts from when that was asked for its whole length again."""
+        message._extended(result)
         if message.receipt in self._running:
-            self._set(message, lease_ms / 1000 - time.time())
+            self.add(message, asked_s)
 
     def later(self, message: _Delivered) -> None:
         """The store could not be reached; try again soon."""
         with self._lock:
             known = self._running.get(message.receipt)
             if known is not None:
-                self._running[message.receipt] = (message, time.monotonic() + min(RETRY_S, known[2] / 6), known[2])
+                self._running[message.receipt] = (message, steady_s() + min(RETRY_S, known[2] / 6), known[2])
 
     def lost(self, message: _Delivered) -> None:
         """Somebody else has the message, or will; its handler can see that."""
         message.lost = True
         self.remove(message)
         logger.warning("the lease on message %d of %r is lost while its handler runs", message.id, message.queue)
+
+
+def _length_s(message: _Delivered) -> float:
+    """How long a lease lasts. An older owner says only when it ends, by its own clock."""
+    if message.lease_length_ms:
+        return message.lease_length_ms / 1000
+    return max(0.001, message.lease_ms / 1000 - time.time())
 
 
 class Worker:
@@ -165,8 +173,9 @@ class Worker:
             try:
                 while not self._stop.is_set():
                     running = {future for future in running if not future.done()}
-                    for message in self._claim():
-                        self._leases.add(message)
+                    found, asked_s = self._claim()
+                    for message in found:
+                        self._leases.add(message, asked_s)
                         self._began.set()
                         running.add(pool.submit(self._handle, message))
             finally:
@@ -179,14 +188,15 @@ class Worker:
                 pool.shutdown(wait=not late, cancel_futures=True)
                 keeper.join()
 
-    def _claim(self) -> list[Delivery]:
-        """As many messages as there are free threads."""
+    def _claim(self) -> tuple[list[Delivery], float]:
+        """As many messages as there are free threads, and when they were asked for."""
         if not self._slots.acquire(timeout=CLAIM_WAIT_S):
-            return []
+            return [], 0.0
         free = 1
         while free < self._options.concurrency and self._slots.acquire(blocking=False):
             free += 1
         found: list[Delivery] = []
+        asked_s = steady_s()
         try:
             if not self._stop.is_set():
                 found = self._queue.claim(free, lease=self._options.lease, consumer=self._options.consumer)
@@ -198,7 +208,7 @@ class Worker:
         finally:
             for _ in range(free - len(found)):
                 self._slots.release()
-        return found
+        return found, asked_s
 
     def _handle(self, message: Delivery) -> None:
         try:
@@ -231,8 +241,8 @@ class Worker:
 
     def _extend(self, message: Delivery) -> None:
         try:
-            operation = extend_operation(message.receipt, self._options.lease)
-            self._leases.extended(message, self._queue._store.commit([operation])[0].lease_ms)
+            operation, asked_s = extend_operation(message.receipt, self._options.lease), steady_s()
+            self._leases.extended(message, self._queue._store.commit([operation])[0], asked_s)
         except StaleReceipt:
             if not message.settled:
                 self._leases.lost(message)
@@ -312,6 +322,7 @@ class AsyncWorker:
         if not free:
             await asyncio.wait(self._running, timeout=CLAIM_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
             return
+        asked_s = steady_s()
         try:
             found = await self._queue.claim(free, lease=self._options.lease, consumer=self._options.consumer)
             if not found:
@@ -321,7 +332,7 @@ class AsyncWorker:
             await asyncio.sleep(RETRY_S)
             return
         for message in found:
-            self._leases.add(message)
+            self._leases.add(message, asked_s)
             self._began.set()
             task = asyncio.create_task(self._handle(message))
             self._running.add(task)
@@ -357,8 +368,8 @@ class AsyncWorker:
 
     async def _extend(self, message: AsyncDelivery) -> None:
         try:
-            operation = extend_operation(message.receipt, self._options.lease)
-            self._leases.extended(message, (await self._queue._store.commit([operation]))[0].lease_ms)
+            operation, asked_s = extend_operation(message.receipt, self._options.lease), steady_s()
+            self._leases.extended(message, (await self._queue._store.commit([operation]))[0], asked_s)
         except StaleReceipt:
             if not message.settled:
                 self._leases.lost(message)

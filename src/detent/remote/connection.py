@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 from detent import crash
-from detent.engine import wall_ms
+from detent.engine import OwnerTime
 from detent.errors import Busy, Fenced, Invalid, Unavailable
 from detent.journal.producers import Given
 from detent.kv import Location, parse_url
@@ -36,7 +36,9 @@ AnyOwner = LocalOwner | RemoteOwner
 class Connection:
     """The way to the owner, found anew whenever it is lost."""
 
-    def __init__(self, url: str, role: Role, *, force: bool = False, now_ms: Callable[[], int] = wall_ms) -> None:
+    def __init__(
+        self, url: str, role: Role, *, force: bool = False, now_ms: OwnerTime | Callable[[], int] | None = None
+    ) -> None:
         if role not in ROLES:
             raise Invalid(f"a role is one of {', '.join(ROLES)}, not {role!r}")
         self.url = url

@@ -17,7 +17,7 @@ from typing import Any, Final
 import uvicorn
 
 from detent import crash
-from detent.engine import Engine, Request, Result, wall_ms
+from detent.engine import Engine, OwnerTime, Request, Result
 from detent.errors import Fenced, Unavailable
 from detent.journal import JournalMachine, JournalReader
 from detent.journal.producers import Given, Producers
@@ -59,7 +59,7 @@ class LocalOwner:
         *,
         directory: Path | None = None,
         lock: OwnerLock | None = None,
-        now_ms: Callable[[], int] = wall_ms,
+        now_ms: OwnerTime | Callable[[], int] | None = None,
     ) -> None:
         self._lock = lock
         self._server: SocketServer | None = None

@@ -37,6 +37,7 @@ from detent.server.models import (
     Input,
     NewQueue,
     QueueSettings,
+    duration_text,
     given_settings,
     optional_duration,
     time_text,
@@ -293,7 +294,8 @@ async def extend(call: Call[ExtendRequest, None]) -> Extended:
     """Hold a message for longer: from now on for `lease`, or the queue's default."""
     (receipt,) = await _receipts(call, [call.body.receipt])
     done = await call.store.commit([extend_operation(receipt, optional_duration(call.body.lease))])
-    return Extended(receipt=str(receipt), lease_until=time_text(done[0].lease_ms))
+    length, until = duration_text(done[0].length_ms), time_text(done[0].lease_ms)
+    return Extended(receipt=str(receipt), lease=length, lease_until=until)
 
 
 # -- what failed ----------------------------------------------------------------------------------------------------

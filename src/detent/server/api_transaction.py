@@ -16,7 +16,16 @@ from detent.queue.message import ack_operations, extend_operation, fail_operatio
 from detent.queue.operations import check_name as check_queue
 from detent.server import tracing
 from detent.server.limits import NAMED_MAX, OPERATIONS_MAX, check_count
-from detent.server.models import Input, Number, Output, TimeText, optional_duration, time_text
+from detent.server.models import (
+    DurationText,
+    Input,
+    Number,
+    Output,
+    TimeText,
+    duration_text,
+    optional_duration,
+    time_text,
+)
 from detent.server.models_journals import Appended, Entry
 from detent.server.models_queues import AckRequest, ExtendRequest, FailRequest, OutgoingMessage, PublishedMessage
 from detent.server.route import Call, Route, may_everywhere
@@ -86,7 +95,7 @@ class Extend(ExtendRequest, tag_field="op", tag="extend"):
         return [extend_operation(receipt, optional_duration(self.lease))]
 
     def result(self, results: list[Any]) -> Output:
-        return ExtendDone(lease_until=time_text(results[0].lease_ms))
+        return ExtendDone(lease=duration_text(results[0].length_ms), lease_until=time_text(results[0].lease_ms))
 
 
 class Append(Entry, tag_field="op", tag="append", kw_only=True):
@@ -181,8 +190,9 @@ class FailDone(Output, tag_field="op", tag="fail"):
 
 
 class ExtendDone(Output, tag_field="op", tag="extend"):
-    """When the lease ends now."""
+    """How long the lease lasts now, and when it ends by the server's clock."""
 
+    lease: DurationText
     lease_until: TimeText
 
 

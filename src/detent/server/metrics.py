@@ -7,14 +7,14 @@ somebody asks for the metrics.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
-from detent.engine import Ticket
+from detent.durations import at_1970_ms
+from detent.engine import OwnerTime, Ticket
 from detent.errors import StaleReceipt
 from detent.queue import QueueInfo
 from detent.queue import operations as ops
@@ -28,7 +28,8 @@ GROUPS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
 class Metrics:
     """Counters and histograms, and the page that shows them."""
 
-    def __init__(self) -> None:
+    def __init__(self, time: OwnerTime | None = None) -> None:
+        self._time = time
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
@@ -98,7 +99,9 @@ class Metrics:
     def page(self, queues: Iterable[QueueInfo], unmatched: int) -> bytes:
         """All of it, as Prometheus reads it."""
         now = CollectorRegistry()
-        now.register(_Queues(list(queues), unmatched))
+        time = OwnerTime() if self._time is None else self._time
+        now.register(_Queues(list(queues), unmatched, time.now_ms()))
+        now.register(_Clock(time))
         page: bytes = generate_latest(self.registry) + generate_latest(now)
         return page
 
@@ -110,12 +113,30 @@ def _counter(name: str, text: str, registry: CollectorRegistry) -> Counter:
     return Counter(f"detent_{name}", text, registry=registry)
 
 
+class _Clock:
+    """The owner's time and the wall clock, at one moment."""
+
+    def __init__(self, time: OwnerTime) -> None:
+        self._time = time
+
+    def collect(self) -> Iterator[Metric]:
+        ahead_s = self._time.difference_ms / 1000  # first: it looks at the clocks, and may see a jump
+        yield CounterMetricFamily(
+            "detent_clock_jumps", "How often the wall clock has jumped since the store was opened.",
+            value=self._time.jumps,
+        )  # fmt: skip
+        yield GaugeMetricFamily(
+            "detent_clock_difference_seconds", "By how much the wall clock is ahead of the store's time.", value=ahead_s
+        )
+
+
 class _Queues:
     """The queues as they are at one moment."""
 
-    def __init__(self, queues: list[QueueInfo], unmatched: int) -> None:
+    def __init__(self, queues: list[QueueInfo], unmatched: int, now_ms: int) -> None:
         self._queues = queues
         self._unmatched = unmatched
+        self._now = at_1970_ms(now_ms)  # the owner's, as the messages' times are
 
     def collect(self) -> Iterator[Metric]:
         held = GaugeMetricFamily("detent_queue_messages", "Messages in a queue, by state.", labels=["queue", "state"])
@@ -126,11 +147,10 @@ class _Queues:
             "detent_queue_events", "Messages that came or went since the queue was created.",
             labels=["queue", "event"],
         )  # fmt: skip
-        now = datetime.now(UTC)
         for queue in self._queues:
             for state in ("available", "delayed", "in_flight", "failed", "done"):
                 held.add_metric([queue.name, state], getattr(queue, state))
-            waited = (now - queue.oldest).total_seconds() if queue.oldest is not None else 0.0
+            waited = (self._now - queue.oldest).total_seconds() if queue.oldest is not None else 0.0
             age.add_metric([queue.name], max(0.0, waited))
             for event in ("routed", "acked", "failed", "expired", "purged"):
                 total.add_metric([queue.name, event], getattr(queue, f"total_{event}"))

@@ -132,7 +132,8 @@ class ClaimRequest(Input, kw_only=True):
 
 
 class ClaimedMessage(Output, kw_only=True):
-    """A claimed message: its caller's until `lease_until`. It has a payload or a uri."""
+    """A claimed message: its caller's for `lease`, which by the server's clock is until `lease_until`. It has a payload
+    or a uri."""
 
     receipt: str
     id: int
@@ -147,6 +148,7 @@ class ClaimedMessage(Output, kw_only=True):
     received: TimeText
     visible: TimeText
     retention: DurationText
+    lease: DurationText
     lease_until: TimeText
 
 
@@ -173,6 +175,7 @@ def claimed_message(found: AsyncDelivery) -> ClaimedMessage:
         received=time_text(found.received),
         visible=time_text(found.visible),
         retention=duration_text(found.retention_s * 1000),
+        lease=duration_text(found.lease_length_ms),
         lease_until=time_text(found.lease_until),
     )
 
@@ -213,9 +216,10 @@ class ExtendRequest(Input, kw_only=True):
 
 
 class Extended(Output, kw_only=True):
-    """When a lease ends now."""
+    """How long a lease lasts now, and when it ends by the server's clock."""
 
     receipt: str
+    lease: DurationText
     lease_until: TimeText
 
 

@@ -177,7 +177,7 @@ async def application(serving: Serving) -> AsyncIterator[tuple[Application, list
         if store.objects.local:
             owner.engine.lead_on(caller_on(asyncio.get_running_loop()))
         hosts = own_hosts(serving.host) if serving.keys is None and is_loopback(serving.host) else None
-        metrics = Metrics()
+        metrics = Metrics(owner.engine.time)
         owner.engine.observer = metrics
         parts: list[Part] = [
             Operators(store, metrics),

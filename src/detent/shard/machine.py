@@ -99,6 +99,9 @@ class ShardMachine:
             self._reports.restore(shard, self._rows.progress.get(shard.number))
         self._first_ms = None
 
+    def set_back(self, by_ms: int, now_ms: int) -> None:
+        """Leases begin again after a load, and nothing else here waits for a time."""
+
     def flush(self, batch: Batch, now_ms: int) -> None:
         """Write what the group has changed."""
         del now_ms

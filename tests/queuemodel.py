@@ -407,6 +407,19 @@ class Model(ReaderRules):
             self.end_attempt(queue, message, op.reason, op.delay_ms, op.final)
         return Done()
 
+    def unclaim(self, op: ops.Unclaim, _hint: Any) -> Done:
+        held = {
+            m for m, delivery in zip(op.messages, op.deliveries, strict=True) if self.is_current(op.queue, m, delivery)
+        }
+        if not held:
+            return self.idle(Done())
+        queue = next(queue for queue in self.queues.values() if queue.number == op.queue)
+        for message in held:
+            entry = queue.entries[message]
+            entry.state, entry.attempts = AVAILABLE, entry.attempts - 1
+            entry.visible_ms = FOREVER if entry.deadline_ms <= self.now_ms else self.now_ms
+        return Done()
+
     def end_attempt(self, queue: Queue, message: int, reason: str, delay_ms: int | None, final: bool) -> None:
         entry = queue.entries[message]
         entry.history.append((entry.claimed_ms, entry.consumer, self.now_ms, reason))

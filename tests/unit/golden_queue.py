@@ -35,6 +35,7 @@ from detent.codec.statelog import (
     Published,
     Routed,
     Run,
+    Unclaimed,
 )
 
 TIME = 1_700_000_000_000
@@ -235,6 +236,7 @@ STEPS: list[tuple[str, Any, str]] = [
         f"0e 03000000 0068e5cf8b010000 0700000000000000 0200 c3a9 {_MESSAGES}",
     ),
     ("what a reader had is done", AckedAssignment(3, TIME, "é"), "0f 03000000 0068e5cf8b010000 0200 c3a9"),
+    ("never handed over", Unclaimed(3, TIME, [17, 18]), f"10 03000000 0068e5cf8b010000 {_MESSAGES}"),
 ]
 
 
@@ -252,6 +254,8 @@ def encode(step: Any) -> bytes:
         return statelog.encode_assigned(*step)
     if isinstance(step, AckedAssignment):
         return statelog.encode_acked_assignment(*step)
+    if isinstance(step, Unclaimed):
+        return statelog.encode_unclaimed(*step)
     return statelog.encode_ended(*step) if isinstance(step, Ended) else statelog.encode_expired(*step)
 
 

@@ -16,7 +16,7 @@ from detent.codec import journal, published, queue, reader, statelog
 from detent.codec.keys import Prefix
 from detent.codec.published import BYTES_INLINE, RECORD_MESSAGES_MAX, URI
 from detent.codec.queue import AVAILABLE, DONE_MESSAGE, Attempt, Config, Cursor, Failed, InFlight, Watermark
-from detent.codec.statelog import Claimed, Ended, Expired, Moved, Published, Routed, Run
+from detent.codec.statelog import Claimed, Ended, Expired, Moved, Published, Routed, Run, Unclaimed
 from detent.errors import Corrupt, Invalid, LimitExceeded
 from detent.queue.message import Receipt
 from unit import golden_queue as golden
@@ -318,6 +318,11 @@ class TestStateLog:
         step = Ended(kind, number, at_ms, until_ms, reason, messages)
         assert list(statelog.decode_steps(statelog.encode_ended(*step))) == [step]
 
+    @given(U32, I64, NUMBERS)
+    def test_unclaimed(self, number: int, at_ms: int, messages: list[int]) -> None:
+        step = Unclaimed(number, at_ms, messages)
+        assert list(statelog.decode_steps(statelog.encode_unclaimed(*step))) == [step]
+
     @given(st.sampled_from([statelog.EXPIRE, statelog.EXPIRE_FAILED]), U32, NUMBERS)
     def test_expired(self, kind: int, number: int, found: list[int]) -> None:
         step = Expired(kind, number, found)
@@ -367,7 +372,7 @@ class TestGolden:
     def test_every_type_has_a_vector(self) -> None:
         kinds = {bytes.fromhex(encoded)[2] for _, _, encoded in golden.KEYS if encoded.startswith("05 01")}
         assert kinds == {*range(1, 7), *range(8, 17)}
-        assert {bytes.fromhex(encoded)[0] for _, _, encoded in golden.STEPS} == set(range(1, 16))
+        assert {bytes.fromhex(encoded)[0] for _, _, encoded in golden.STEPS} == set(range(1, 17))
         assert all(left != right for left, right in pairwise(sorted(encoded for _, _, encoded in golden.KEYS)))
 
     def test_the_format_names_every_type(self) -> None:

@@ -129,7 +129,7 @@ publishes = st.fixed_dictionaries(
     }
 )
 RECEIPTS = st.tuples(
-    st.sampled_from(("ack", "fail", "extend")), st.tuples(st.lists(numbers, min_size=1, max_size=4), leases)
+    st.sampled_from(("ack", "fail", "extend", "unclaim")), st.tuples(st.lists(numbers, min_size=1, max_size=4), leases)
 )
 READING = st.tuples(
     st.sampled_from(("open", "assign", "assign", "assign", "ack assigned", "read", "release", "delete reader")),
@@ -324,7 +324,7 @@ class Histories(RuleBasedStateMachine):
             return ops.CreateQueue(name, EVERYTHING[number], earliest, exist_ok)
         if kind == "append":
             return journal_ops.Append("j", [b"x"])
-        if kind in {"ack", "fail", "extend"}:
+        if kind in {"ack", "fail", "extend", "unclaim"}:
             return self.receipt_op(kind, *given)
         return self.reader_op(kind, *given)
 
@@ -366,6 +366,8 @@ class Histories(RuleBasedStateMachine):
         messages, deliveries = [m for _, m, _ in chosen], [d for _, _, d in chosen]
         if kind == "ack":
             return ops.Ack(queue, messages, deliveries)
+        if kind == "unclaim":
+            return ops.Unclaim(queue, messages, deliveries)
         if kind == "extend":
             return ops.Extend(queue, messages, deliveries, lease_ms)
         delay_ms = (None, 0, 900, 20_000)[picks[-1] % 4]
@@ -419,7 +421,7 @@ class Histories(RuleBasedStateMachine):
             self.run(ops.Claim(name, count, lease_ms, "worker"), fault=fault)
 
     @rule(
-        kind=st.sampled_from(("ack", "ack", "fail", "fail", "extend")),
+        kind=st.sampled_from(("ack", "ack", "fail", "fail", "extend", "unclaim")),
         picks=st.lists(numbers, min_size=1, max_size=5),
         lease_ms=leases,
         after=elapsed,

@@ -57,6 +57,7 @@ def test_every_field_of_the_table_is_one_of_its_operation() -> None:
         (queues.Ack(1, [0], [1]), [("consume", "queue", "q")]),
         (queues.Fail(1, [0], [1]), [("consume", "queue", "q")]),
         (queues.Extend(1, [0], [1]), [("consume", "queue", "q")]),
+        (queues.Unclaim(1, [0], [1]), [("consume", "queue", "q")]),
         (queues.ReadHeld(1, [0], [1]), [("consume", "queue", "q")]),
         (queues.Ack(7, [0], [1]), []),
         (queues.Ack(0, [0], [1]), []),

@@ -19,6 +19,7 @@ from detent.errors import Corrupt
 PUBLISH, ROUTE, CLAIM, ACK, RETURN, FAIL, EXTEND, EXPIRE, EXPIRE_FAILED, MOVE = range(1, 11)
 PUBLISH_GROUPED, ROUTE_GROUPED, MOVE_GROUPED = range(11, 14)
 ASSIGN, ACK_ASSIGNED = range(14, 16)
+UNCLAIM = 16
 
 
 class Run(NamedTuple):
@@ -108,7 +109,15 @@ class AckedAssignment(NamedTuple):
     reader: str
 
 
-Step = Published | Routed | Claimed | Ended | Expired | Moved | Assigned | AckedAssignment
+class Unclaimed(NamedTuple):
+    """Messages in flight are available again, as if they had not been claimed."""
+
+    queue: int
+    at_ms: int
+    messages: list[int]
+
+
+Step = Published | Routed | Claimed | Ended | Expired | Moved | Assigned | AckedAssignment | Unclaimed
 
 _RUN: Final = struct.Struct("<QHHHqq")
 _PUBLISH: Final = struct.Struct("<BQHHHqqH")
@@ -120,6 +129,7 @@ _MOVE: Final = struct.Struct("<BIqII")
 _MOVED_BYTES: Final = 9
 _ASSIGN: Final = struct.Struct("<BIqQ")
 _ACK_ASSIGNED: Final = struct.Struct("<BIq")
+_UNCLAIM: Final = struct.Struct("<BIq")
 _COUNT: Final = struct.Struct("<I")
 
 NUMBERS_MAX: Final = 1 << 20
@@ -204,6 +214,11 @@ def encode_acked_assignment(queue: int, at_ms: int, reader: str) -> bytes:
     return ByteWriter().pack(_ACK_ASSIGNED, ACK_ASSIGNED, queue, at_ms).utf8(reader).finish()
 
 
+def encode_unclaimed(queue: int, at_ms: int, messages: Sequence[int]) -> bytes:
+    """The step of a claim that was undone."""
+    return _UNCLAIM.pack(UNCLAIM, queue, at_ms) + numbers(messages)
+
+
 def numbers(values: Sequence[int]) -> bytes:
     """Numbers, with their count before them."""
     count = len(values)
@@ -247,6 +262,8 @@ def decode_steps(value: bytes) -> Iterator[Step]:
             yield Assigned(*about, _read_numbers(reader))
         elif kind == ACK_ASSIGNED:
             yield AckedAssignment(reader.u32(), reader.i64(), reader.utf8())
+        elif kind == UNCLAIM:
+            yield Unclaimed(reader.u32(), reader.i64(), _read_numbers(reader))
         else:
             raise reader.corrupt(f"a step of the unknown kind {kind}")
 

@@ -30,6 +30,7 @@ A claim, and how it ends:
 
     claiming.py          claimed, acknowledged, failed, extended or expired, by receipt
     grant.py             one open claim: what it gave out, to which consumer, until when
+    unclaiming.py        what undoes a claim whose messages could not be handed over
     timers.py            one timer wheel for leases, delays and retention
     watch.py             wakes waiting consumers, after the commit
     reader.py            reads bodies straight from the store, in any process

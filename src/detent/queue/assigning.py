@@ -249,7 +249,7 @@ def release(machine: QueueMachine, op: reader_ops.ReleaseReader, context: Contex
     undo = None if context.last else context.undo
     messages = [] if reader.grant is None else list(reader.grant.held)
     if messages:
-        state.put_back(messages, context.now_ms, undo)
+        state.put_back(messages, context.now_ms, context.now_ms, undo)
     generation = _take_deliveries(machine, 1, undo)
     state.set_reader(op.reader, Reader(generation, reader.opened_ms), undo)
     machine.checkpoint_wanted = True

@@ -1,4 +1,4 @@
-"""Claims, and how they end: acknowledged, failed, extended, or expired."""
+"""Claims, and how they end: acknowledged, failed, extended, expired, or undone."""
 
 from __future__ import annotations
 
@@ -138,24 +138,45 @@ def extend(machine: QueueMachine, op: ops.Extend, context: Context) -> Result:
     return ops.LeaseExtended(lease_ms, length_ms)
 
 
+def unclaim(machine: QueueMachine, op: ops.Unclaim, context: Context) -> Result:
+    """What could not be handed over is as if it had not been claimed. The delivery numbers are used up: a receipt that
+    turns up after all is stale."""
+    state, messages = _still_held(machine, op, context)
+    if state is None or not messages:
+        context.idle += 1
+        return Done()
+    undo = None if context.last else context.undo
+    machine.log_step(statelog.encode_unclaimed(state.number, context.now_ms, messages), undo)
+    state.put_back(messages, context.now_ms, context.now_ms, undo)
+    return Done()
+
+
 def read_held(machine: QueueMachine, op: ops.ReadHeld, context: Context) -> Result:
     """Where the messages of current receipts are stored. What is over is left out, not refused: the rest of the claim
     is still its holder's."""
     context.idle += 1
+    state, messages = _still_held(machine, op, context)
+    return ops.HeldMessages(messages, [] if state is None else list(map(state.record_of, messages)))
+
+
+def _still_held(
+    machine: QueueMachine, op: ops.Unclaim | ops.ReadHeld, context: Context
+) -> tuple[QueueState | None, list[int]]:
+    """The queue, if there is one, and the messages whose receipts are current, each once."""
     count = len(op.messages)
     if count != len(op.deliveries) or not 1 <= count <= ops.CLAIM_MAX:
         raise Invalid(f"{count} messages with {len(op.deliveries)} delivery numbers: there are 1 to {ops.CLAIM_MAX}")
     state = machine.users_queue(op.queue)
     if state is None:
-        return ops.HeldMessages([], [])
-    messages = [
+        return None, []
+    current = [
         message
         for message, delivery in zip(op.messages, op.deliveries, strict=True)
         if (flight := state.flights.get(message)) is not None
         and flight[1] == delivery
         and context.now_ms < flight[2].lease_ms < FOREVER
     ]
-    return ops.HeldMessages(messages, list(map(state.record_of, messages)))
+    return state, list(dict.fromkeys(current))
 
 
 def expire_leases(machine: QueueMachine, grants: Iterable[Grant], now_ms: int) -> None:

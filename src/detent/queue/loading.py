@@ -12,7 +12,17 @@ from detent.codec import queue as records
 from detent.codec.log import SEQUENCE_BLOCK_KEY, SegmentMeta, SequenceAllocator
 from detent.codec.queue import AVAILABLE, Config, Cursor, InFlight, Watermark
 from detent.codec.reader import READER, ReaderRecord, decode_reader_key
-from detent.codec.statelog import AckedAssignment, Assigned, Claimed, Ended, Expired, Moved, Published, Routed
+from detent.codec.statelog import (
+    AckedAssignment,
+    Assigned,
+    Claimed,
+    Ended,
+    Expired,
+    Moved,
+    Published,
+    Routed,
+    Unclaimed,
+)
 from detent.errors import Corrupt
 from detent.kv import View
 from detent.queue import assigning, housekeeping, moving, publishing
@@ -232,6 +242,8 @@ def _apply(machine: QueueMachine, step: statelog.Step) -> None:
             machine.next_delivery = max(machine.next_delivery, step.first_delivery + len(step.places))
         elif isinstance(step, AckedAssignment):
             assigning.apply_acked(_known(machine, step.queue), step.reader, step.at_ms, None)
+        elif isinstance(step, Unclaimed):
+            _known(machine, step.queue).put_back(step.messages, step.at_ms, REPLAYED, None)
         else:
             _apply_ended(_known(machine, step.queue), step)
     except (AssertionError, LookupError, ArithmeticError) as error:

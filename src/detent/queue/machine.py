@@ -81,6 +81,7 @@ class QueueMachine:
         ops.Ack,
         ops.Fail,
         ops.Extend,
+        ops.Unclaim,
         ops.ReadHeld,
     )
     local: tuple[type[Operation], ...] = (ops.Checkpoint,)
@@ -119,6 +120,7 @@ class QueueMachine:
             ops.Ack: partial(claiming.ack, self),
             ops.Fail: partial(claiming.fail, self),
             ops.Extend: partial(claiming.extend, self),
+            ops.Unclaim: partial(claiming.unclaim, self),
             ops.ReadHeld: partial(claiming.read_held, self),
             ops.DescribeQueues: partial(looking.describe, self),
             ops.ListFailed: partial(looking.list_failed, self),

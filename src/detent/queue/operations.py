@@ -188,6 +188,11 @@ class Extend(_Receipts, frozen=True, tag=True, array_like=True):
     lease_ms: Number | None = None
 
 
+class Unclaim(_Receipts, frozen=True, tag=True, array_like=True):
+    """These messages were claimed and not handed over: they are available again, at their old places, as if they had
+    not been claimed. A receipt that is stale is left out, not refused: its message has gone on since."""
+
+
 class ReadHeld(_Receipts, frozen=True, tag=True, array_like=True):
     """Where these messages are stored, of those whose receipts are current. Changes nothing. It is for clients without
     the files: the owner's server puts content into the answer."""

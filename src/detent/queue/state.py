@@ -288,7 +288,7 @@ class QueueState(Places, Failures, Readers):
         self._note_attempt(message, Attempt(grant.claimed_ms, grant.consumer, at_ms, reason), undo)
         self._come_back(bucket, row, at_ms, visible_ms, now_ms, undo)
 
-    def put_back(self, messages: Sequence[int], at_ms: int, undo: Undo | None) -> None:
+    def put_back(self, messages: Sequence[int], at_ms: int, now_ms: int, undo: Undo | None) -> None:
         """These are available again at once, at their old places, as if they had not been claimed."""
         groups, _ = self._land(messages, undo)
         for bucket, rows in groups:
@@ -298,7 +298,7 @@ class QueueState(Places, Failures, Readers):
                     bucket.attempts[row] = attempts - 1
                 if undo is not None:
                     undo.append(partial(bucket.attempts.__setitem__, row, attempts))
-                self._come_back(bucket, row, at_ms, at_ms, at_ms, undo)
+                self._come_back(bucket, row, at_ms, at_ms, now_ms, undo)
 
     def _come_back(self, bucket: Bucket, row: int, at_ms: int, visible_ms: int, now_ms: int, undo: Undo | None) -> None:
         """A place that was held is available again, from `visible_ms` on."""

@@ -101,6 +101,7 @@ NEEDS: Final[dict[type[Operation], Need]] = {
     queues.Ack: _queue_consume,
     queues.Fail: _queue_consume,
     queues.Extend: _queue_consume,
+    queues.Unclaim: _queue_consume,
     queues.ReadHeld: _queue_consume,
     queues.DescribeQueues: _queue_consume,
     queues.ListFailed: _queue_consume,

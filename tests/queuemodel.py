@@ -198,7 +198,7 @@ class Model(ReaderRules):
         flying = [(entry, queue) for queue in self.queues.values() for entry in queue.among(IN_FLIGHT)]
         for entry, queue in sorted(flying, key=lambda pair: (pair[0].lease_ms, pair[0].delivery)):
             if entry.lease_ms <= now_ms:
-                self.end_attempt(queue, entry.message, EXPIRED_REASON, None, False)
+                self.end_attempt(queue, entry.message, EXPIRED_REASON, None, False, entry.lease_ms)
         for queue in self.queues.values():
             for entry in queue.among(AVAILABLE, FAILED):
                 if entry.deadline_ms <= now_ms:
@@ -420,7 +420,9 @@ class Model(ReaderRules):
             entry.visible_ms = FOREVER if entry.deadline_ms <= self.now_ms else self.now_ms
         return Done()
 
-    def end_attempt(self, queue: Queue, message: int, reason: str, delay_ms: int | None, final: bool) -> None:
+    def end_attempt(
+        self, queue: Queue, message: int, reason: str, delay_ms: int | None, final: bool, ended_ms: int | None = None
+    ) -> None:
         entry = queue.entries[message]
         entry.history.append((entry.claimed_ms, entry.consumer, self.now_ms, reason))
         if final or (queue.max_attempts and entry.attempts >= queue.max_attempts):
@@ -434,7 +436,8 @@ class Model(ReaderRules):
         if delay_ms is None:
             delay_ms = min(queue.backoff_ms * 2 ** (entry.attempts - 1), queue.backoff_max_ms)
         entry.state = AVAILABLE
-        entry.visible_ms = FOREVER if entry.deadline_ms <= self.now_ms else self.now_ms + delay_ms
+        visible_ms = max(self.now_ms, (self.now_ms if ended_ms is None else ended_ms) + delay_ms)
+        entry.visible_ms = FOREVER if entry.deadline_ms <= self.now_ms else visible_ms
 
     def goes_to_dead_letters(self, queue: Queue, message: int) -> bool:
         """Moves a message to the dead letter queue, unless there is none, or it has the message, or will read of it."""

@@ -461,6 +461,18 @@ def test_a_lease_that_is_over_is_over_even_if_its_timer_has_yet_to_fire(
         world.commit(used(ops.Ack, claims[2]))
 
 
+def test_backoff_of_an_ended_lease_counts_from_its_end(world: Queues) -> None:
+    world.create(backoff_ms=1_000)
+    world.publish(2)
+    world.claim(2, lease_ms=5_000)
+    world.reopen()
+    world.later(5_999)
+    assert world.about().available == 0
+    world.reopen()
+    world.later(1)
+    assert len(world.claim(2).messages) == 2
+
+
 # -- retention --------------------------------------------------------------------------------------------------
 
 

@@ -190,16 +190,16 @@ def expire_leases(machine: QueueMachine, grants: Iterable[Grant], now_ms: int) -
     states = [machine.by_number[grant.queue] for grant in over]
     if not any(state.config.dead_letter for state in states):
         for state, grant in zip(states, over, strict=True):
-            end_attempts(machine, state, list(grant.held), EXPIRED_REASON, None, False, now_ms, None)
+            end_attempts(machine, state, list(grant.held), EXPIRED_REASON, None, False, now_ms, None, grant.lease_ms)
         return
     held = [
         (grant.lease_ms, state.flights[message][1], grant.queue, message)
         for state, grant in zip(states, over, strict=True)
         for message in grant.held
     ]
-    for number, group in groupby(sorted(held), itemgetter(2)):
+    for (ended_ms, number), group in groupby(sorted(held), itemgetter(0, 2)):
         messages = [message for _, _, _, message in group]
-        end_attempts(machine, machine.by_number[number], messages, EXPIRED_REASON, None, False, now_ms, None)
+        end_attempts(machine, machine.by_number[number], messages, EXPIRED_REASON, None, False, now_ms, None, ended_ms)
 
 
 def end_attempts(
@@ -211,8 +211,12 @@ def end_attempts(
     final: bool,
     now_ms: int,
     undo: Undo | None,
+    ended_ms: int | None = None,
 ) -> None:
-    """Sort failed attempts into those that are tried again, each group after its delay, and those that are not."""
+    """Sort failed attempts into those that are tried again, each group after its delay, and those that are not.
+
+    The delay counts from `ended_ms`, or from now: a lease that ended while the store was closed has waited already.
+    """
     config = state.config
     most = config.max_attempts or ops.ATTEMPTS_MAX + 1  # no limit: the count stops there, and the tries go on
     groups: dict[int | None, list[int]] = {}
@@ -222,7 +226,7 @@ def end_attempts(
             groups.setdefault(None, []).append(message)
         else:
             delay = backoff_ms(config, attempts) if delay_ms is None else delay_ms
-            groups.setdefault(now_ms + delay, []).append(message)
+            groups.setdefault(max(now_ms, (now_ms if ended_ms is None else ended_ms) + delay), []).append(message)
     for visible_ms, group in groups.items():
         if visible_ms is None:
             moving.give_up(machine, state, group, reason, now_ms, undo)

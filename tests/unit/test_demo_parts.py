@@ -182,6 +182,12 @@ def test_run_without_kills_claims_none() -> None:
     assert "after kills" not in text
 
 
+def test_run_that_gave_up_calls_nothing_lost() -> None:
+    lines = list(meaning(Verdict((), 180, 0), [], is_finished=False))
+    assert lines[0].startswith("missing     180 ")
+    assert not any(line.startswith("lost") for line in lines)
+
+
 # -- the processes --------------------------------------------------------------------------------------------------
 
 

@@ -80,7 +80,7 @@ def demo(folder: Path, messages: int, kills: int, seconds: float, keep: bool, as
         with _view(plan) as view:
             outcome = run(plan, view)
         draw(outcome, plan.picture)
-        is_right = outcome.verdict.is_right
+        is_right = outcome.is_finished and outcome.verdict.is_right
         if is_right and not keep:
             empty(place, but=(plan.picture.name,))
     if as_json:
@@ -88,7 +88,7 @@ def demo(folder: Path, messages: int, kills: int, seconds: float, keep: bool, as
     else:
         _print(outcome, folder, kept=keep or not is_right)
     if not is_right:
-        click.echo(f"error: not every order took effect once; everything is in {folder}", err=True)
+        click.echo(f"error: {_fault(outcome)}; everything is in {folder}", err=True)
         click.get_current_context().exit(1)
 
 
@@ -99,22 +99,40 @@ def check_extra() -> None:
         raise Invalid(f"the demo needs {', '.join(missing)}: pip install 'detent[demo]'")
 
 
+def _fault(outcome: Outcome) -> str:
+    if outcome.is_finished:
+        return "not every order took effect once"
+    from detent.demo.running import STALL_S
+
+    return (
+        f"the run did not finish, because no order moved for {STALL_S:.0f} s. Mostly Spark could not start on a busy "
+        "machine (logs/driver.log says why): try `detent demo --messages 20000 --kills 4`"
+    )
+
+
 def _view(plan: Plan) -> LiveView | LineView:
     from detent.demo.view import LineView, LiveView
 
     return LiveView(plan) if sys.stderr.isatty() else LineView(plan)
 
 
-def summary_of(outcome: Outcome) -> dict[str, float]:
+def summary_of(outcome: Outcome) -> dict[str, float | bool]:
     """A run for programs."""
     return {
         "messages": outcome.plan.messages,
         "kills": len(outcome.kills),
+        "finished": outcome.is_finished,
         "lost": outcome.verdict.lost,
         "duplicated": outcome.verdict.duplicated,
         "seconds": round(outcome.seconds, 1),
         "rows_per_second": round(outcome.rate),
     }
+
+
+def _result(outcome: Outcome) -> str:
+    if not outcome.is_finished:
+        return "The run did not finish"
+    return "Every order took effect exactly once" if outcome.verdict.is_right else "Not every order took effect once"
 
 
 def _print(outcome: Outcome, folder: Path, *, kept: bool) -> None:
@@ -124,10 +142,10 @@ def _print(outcome: Outcome, folder: Path, *, kept: bool) -> None:
     rows = [[place.name, *(f"{getattr(place, column):,}" for column in COLUMNS)] for place in outcome.verdict.places]
     print_table(["place", *COLUMNS], rows)
     click.echo(f"{textwrap.fill(COLUMNS_EXPLAINED, WIDTH)}\n")
-    for line in meaning(outcome.verdict, [kill.role for kill in outcome.kills]):
+    for line in meaning(outcome.verdict, [kill.role for kill in outcome.kills], is_finished=outcome.is_finished):
         click.echo(line)
-    yes = "Every order took effect exactly once" if outcome.verdict.is_right else "Not every order took effect once"
-    click.echo(f"\n{yes}: {outcome.plan.messages:,} orders in {outcome.seconds:.1f} s, {outcome.rate:,.0f} a second.\n")
+    pace = f"{outcome.plan.messages:,} orders in {outcome.seconds:.1f} s, {outcome.rate:,.0f} a second"
+    click.echo(f"\n{_result(outcome)}: {pace}.\n")
     click.echo(f"The picture:  {folder / outcome.plan.picture.name} (orders a second, and each kill)")
     if not kept:
         click.echo("Look around:  run it with --keep, and the store, the table and the logs stay")

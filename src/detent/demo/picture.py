@@ -55,7 +55,7 @@ def title_of(outcome: Outcome) -> str:
     verdict = outcome.verdict
     return (
         f"{outcome.plan.messages:,} orders, {len(outcome.kills)} kills in {outcome.seconds:.0f} s: "
-        f"lost {verdict.lost}, duplicated {verdict.duplicated}"
+        f"{'lost' if outcome.is_finished else 'not finished, missing'} {verdict.lost}, duplicated {verdict.duplicated}"
     )
 
 

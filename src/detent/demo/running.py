@@ -20,7 +20,7 @@ from detent.demo.killer import Killer
 from detent.demo.meter import Counts, Meter, Sample
 from detent.demo.plan import ORDERS, PAID, REJECTED, RUSH, Plan
 from detent.demo.rush import LEASE
-from detent.demo.story import COUNTING, PLACED, RELEASED, crashed, killed, kind_of, opening
+from detent.demo.story import COUNTING, PLACED, RELEASED, crashed, gave_up, killed, kind_of, opening
 from detent.errors import Exists, Unavailable
 
 LOOK_S: Final = 0.1
@@ -52,6 +52,8 @@ class Outcome:
     kills: list[Kill]
     seconds: float
     verdict: Verdict
+    is_finished: bool = True
+    """Whether all orders had arrived. A run that gave up cannot tell late ones from lost ones."""
 
     @property
     def rate(self) -> float:
@@ -108,7 +110,7 @@ def run(plan: Plan, view: View) -> Outcome:
         running.run()
         time.sleep(SETTLE_S)
     view.tell(running.at, COUNTING)
-    return Outcome(plan, running.samples, running.kills, running.at, _checked(plan))
+    return Outcome(plan, running.samples, running.kills, running.at, _checked(plan), running.is_finished)
 
 
 def prepare(plan: Plan) -> None:
@@ -135,22 +137,23 @@ class _Running:
         self.at = 0.0
         self._is_placed = False
         self._is_released = False
+        self.is_finished = False
 
     def run(self) -> None:
         """Until every order has arrived, or nothing comes any more."""
         while True:
             counts = self._look()
             if counts.placed >= self._plan.messages and counts.is_level and self._crew.all_is_placed:
+                self.is_finished = True
                 return
             if self._crew.all_is_placed and not self._is_placed:
                 self._is_placed = True
                 self._view.tell(self.at, PLACED)
             if time.monotonic() - self._moved > STALL_S:
-                self._view.tell(
-                    self.at, f"no order has moved for {STALL_S:.0f} s, so the run ends; see\n{self._plan.logs}"
-                )
+                self._view.tell(self.at, gave_up(STALL_S, self._plan))
                 return
             for role in self._crew.look_after(counts):
+                self._moved = time.monotonic()  # it has as long as the first one to start
                 self._view.tell(self.at, crashed(role, self._plan))
             self._kill(counts)
             time.sleep(LOOK_S)
@@ -169,6 +172,7 @@ class _Running:
         if role is not None:
             is_first = kind_of(role) not in {kind_of(kill.role) for kill in self.kills}
             self._crew.kill(role, counts)
+            self._moved = time.monotonic()
             self.kills.append(Kill(self.at, role))
             self._view.tell(self.at, killed(role, len(self.kills), self._plan.kills, is_first=is_first))
         if self._killer.is_done and not self._is_released:

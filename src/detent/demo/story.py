@@ -69,6 +69,11 @@ def crashed(role: str, plan: Plan) -> str:
     return f"{named(role)} failed without a kill, and is started again; its log is in\n{plan.logs}"
 
 
+def gave_up(seconds: float, plan: Plan) -> str:
+    """A run that ends before all orders have arrived."""
+    return f"no order has moved for {seconds:.0f} s, so the run gives up; the logs are in\n{plan.logs}"
+
+
 def progress(plan: Plan, counts: Counts, *, is_quiet: bool = False) -> str:
     """How far a run is, in a line; and that nothing has changed, if it is quiet."""
     text = f"{counts.placed:,} of {plan.messages:,} placed, {counts.split:,} checked, {counts.stored:,} stored"
@@ -88,16 +93,21 @@ COLUMNS_EXPLAINED: Final = (
 )
 
 
-def meaning(verdict: Verdict, roles: list[str]) -> Iterator[str]:
+def meaning(verdict: Verdict, roles: list[str], *, is_finished: bool = True) -> Iterator[str]:
     """The numbers of a run, each with what it means. `roles` are those who were killed."""
     lost = "each order is in every place where it belongs" if not verdict.lost else "orders are missing somewhere"
+    if not is_finished:
+        lost = (
+            "orders had not arrived when the run gave up. That does not say that they are lost: those in the journal "
+            "orders wait for Spark"
+        )
     doubled = "orders are somewhere more than once"
     if not verdict.duplicated:
         doubled = f"no order is anywhere twice{', although work was repeated after kills' if roles else ''}"
     names = ", ".join(f"{kind} {count}" for kind, count in Counter(map(kind_of, roles)).items())
     killed = f"processes ended at once, and started again: {names}" if roles else "no process was killed"
     for name, number, text in (
-        ("lost", verdict.lost, lost),
+        ("lost" if is_finished else "missing", verdict.lost, lost),
         ("duplicated", verdict.duplicated, doubled),
         ("kills", len(roles), killed),
     ):

@@ -208,9 +208,9 @@ def _check_clocks(state: JournalState, columns: tuple[Any, Any, Any], now_ms: in
 
 
 def _is_done(machine: JournalMachine, state: JournalState, op: ops.AppendStamped, producer: int) -> bool:
-    """Refuse the rest of a transaction whose beginning is not pending. True for an acknowledgement that was taken before,
-    if it must not be stored again: because another transaction is open by now, which it would roll back; or because its
-    producer is forgotten, which happens to none that has something pending."""
+    """Refuse the rest of a transaction whose beginning is not pending. True for an acknowledgement that was taken
+    before and must not be stored again: another transaction is open by now, which it would roll back; or its producer
+    is forgotten, which happens to none that has something pending."""
     if len(set(op.flags)) != 1 or op.producers != op.producers[:6] * len(op.flags):
         raise Invalid("messages of one transaction are of one producer, and all pending or all acknowledgements")
     with machine.read() as view:

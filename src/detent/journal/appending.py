@@ -316,14 +316,13 @@ def _behind(state: JournalState, producer: int, clock: int) -> ClockBehind:
     )
 
 
-_DUPLICATES: Final = np.array(
-    [Outcome.OUTSIDE_DUPLICATE, Outcome.CONTINUE_DUPLICATE, Outcome.CONTINUE_OLDER_IN_SPAN], np.uint8
-)
+_IS_DUPLICATE: Final = np.zeros(len(Outcome), np.bool_)
+_IS_DUPLICATE[[Outcome.OUTSIDE_DUPLICATE, Outcome.CONTINUE_DUPLICATE, Outcome.CONTINUE_OLDER_IN_SPAN]] = True
 
 
 def _refuse_duplicates(state: JournalState, done: SequencedBlock, producers: Any) -> None:
     """Their publisher has never sent them before, so another process publishes under its producer."""
-    bad = np.isin(done.outcomes, _DUPLICATES)
+    bad = _IS_DUPLICATE[done.outcomes]
     if bad.any():
         producer = int(producers[bad.argmax()])
         raise ProducerTaken(

@@ -2,6 +2,8 @@
 
 A raw journal is a list of (producer, clock, flags). `committed` replays all of it with lists and a few sentences of
 rules; it shares no code with `detent.message`. `random_journal` makes journals with everything that goes wrong.
+`Gate` says which rows an owner lets into a journal while time passes. What it lets in is committed as if nothing were
+ever forgotten.
 """
 
 from __future__ import annotations
@@ -49,6 +51,70 @@ def committed(raw: list[RawMessage]) -> list[int]:
             line.clear()
         acknowledged[producer] = max(acknowledged[producer], clock)
     return delivered
+
+
+TICKS_A_SECOND = 160_000_000
+AHEAD = 15 * 60 * TICKS_A_SECOND
+REMEMBERED = 30
+"""How many horizons the full record of an aborted producer is kept."""
+
+
+@dataclass
+class Gate:
+    """An owner's memory of one journal's producers. All times are clocks, the deadline and the horizon too.
+
+    * A clock more than a quarter of an hour ahead of the owner's is refused.
+    * A transaction that is open for longer than the deadline is aborted. Its producer is refused for ever.
+    * A producer further behind the newest clock than the horizon is forgotten, unless its transaction is open. The
+      newest clock is no later than the owner's. An aborted one is remembered as any other, but longer.
+    * The floor is the highest clock of all that were forgotten. An unknown producer at or below it is refused.
+    * A message outside of transactions is refused while its producer's transaction is open.
+    """
+
+    deadline: int
+    horizon: int
+    floor: int = 0
+    newest: int = 0
+    clocks: dict[int, int] = field(default_factory=dict)
+    acknowledged: dict[int, int] = field(default_factory=dict)
+    opened: dict[int, int] = field(default_factory=dict)
+    aborted: set[int] = field(default_factory=set)
+
+    def admits(self, row: RawMessage, now: int) -> bool:
+        """Whether the owner takes a row, and what it remembers then."""
+        producer, clock, flags = row
+        if clock > now + AHEAD or producer in self.aborted:
+            return False
+        known = producer in self.clocks and (producer in self.opened or self.clocks[producer] > self.floor)
+        if not known:
+            if clock <= self.floor:
+                return False
+            self.clocks[producer] = self.acknowledged[producer] = clock - 1
+        is_new = clock > self.acknowledged[producer]
+        if flags not in (CONTINUE, ACK) and is_new and producer in self.opened:
+            return False
+        if flags == CONTINUE and is_new and clock > self.clocks[producer]:
+            self.opened.setdefault(producer, now)
+            self.clocks[producer] = clock
+        elif flags == ACK or (flags != CONTINUE and is_new):
+            self.opened.pop(producer, None)
+            self.acknowledged[producer] = max(self.acknowledged[producer], clock)
+            self.clocks[producer] = self.acknowledged[producer]
+        self.newest = max(self.newest, self.clocks[producer])
+        return True
+
+    def tick(self, now: int) -> None:
+        """The owner keeps house."""
+        for producer, since in list(self.opened.items()):
+            if now - since > self.deadline:
+                del self.opened[producer]
+                self.acknowledged[producer] = self.clocks[producer]
+                self.aborted.add(producer)
+        for producer, clock in list(self.clocks.items()):
+            horizon = self.horizon * (REMEMBERED if producer in self.aborted else 1)
+            if producer not in self.opened and clock < min(self.newest, now) - horizon:
+                del self.clocks[producer], self.acknowledged[producer]
+                self.floor = max(self.floor, clock)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from detent.journal import AckIntent, Publisher
 from detent.journal import operations as ops
 from detent.journal.producers import Given
 from detent.kv import Batch
-from detent.message import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, ProducerId, clock_of_ns
+from detent.message import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, ProducerId, clock_of_ns, new_producer_id
 from detent.queue import QueueMachine
 from detent.remote import wire
 from detent.remote.app import OwnerApp
@@ -251,6 +252,32 @@ def test_ids_are_given_by_the_owner_and_never_twice(world: World) -> None:
     for publisher in publishers:
         publisher.publish("j", [b"x"])
     assert len({bytes(publisher.producer) for publisher in publishers}) == 20
+
+
+def test_a_publisher_has_one_producer_also_for_several_threads(world: World) -> None:
+    """One thread looks at the producer while another one publishes for the first time."""
+    given: list[Given] = []
+    inside, may_go_on = threading.Event(), threading.Event()
+
+    def give() -> Given:
+        given.append(Given(new_producer_id(world.random.randbytes(6)), b"", b""))
+        inside.set()
+        may_go_on.wait(30)
+        return given[-1]
+
+    publisher = Publisher(
+        lambda operations: world.commit(*operations), give=give, now_ns=lambda: world.now_ms * 1_000_000
+    )
+    seen: list[bytes] = []
+    looking = threading.Thread(target=lambda: seen.append(bytes(publisher.producer)))
+    looking.start()
+    inside.wait(30)
+    publishing = threading.Thread(target=lambda: publisher.publish("j", [b"x"]))
+    publishing.start()
+    may_go_on.set()
+    looking.join()
+    publishing.join()
+    assert [message.producer for message in world.raw("j")] == seen == [bytes(one.producer) for one in given]
 
 
 # -- clocks in the future ---------------------------------------------------------------------------------------------

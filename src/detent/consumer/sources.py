@@ -217,6 +217,9 @@ class RawSource(_Place):
             return iter(())
         if self._read_to > info.next_position:
             raise self._vanished(self._read_to)
+        if not info.first_offset:
+            # No committed message was ever dropped: what is gone from the front were rows of aborted transactions.
+            self._read_to = max(self._read_to, info.first_position)
         seen, self._seen = self._seen, info
         if seen is not None:  # all rows that were there then are sequenced by now
             self._sequencer.forget(self.journal, seen.clock_floor, seen.open_from)

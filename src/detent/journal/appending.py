@@ -203,8 +203,8 @@ def _check_clocks(state: JournalState, columns: tuple[Any, Any, Any], now_ms: in
 
 def _is_done(machine: JournalMachine, state: JournalState, op: ops.AppendStamped, producer: int) -> bool:
     """Refuse the rest of a transaction whose beginning is not pending. True for an acknowledgement that was taken
-    before, if it must not be stored again: because another transaction is open by now, which it would roll back; or
-    because its producer is forgotten, which happens to none that has something pending."""
+    before and must not be stored again: another transaction is open by now, which it would roll back; or its producer
+    is forgotten, which happens to none that has something pending."""
     if len(set(op.flags)) != 1 or op.producers != op.producers[:6] * len(op.flags):
         raise Invalid("messages of one transaction are of one producer, and all pending or all acknowledgements")
     with machine.read() as view:
@@ -310,14 +310,13 @@ def _behind(state: JournalState, producer: int, clock: int) -> ClockBehind:
     )
 
 
-_DUPLICATES: Final = np.array(
-    [Outcome.OUTSIDE_DUPLICATE, Outcome.CONTINUE_DUPLICATE, Outcome.CONTINUE_OLDER_IN_SPAN], np.uint8
-)
+_IS_DUPLICATE: Final = np.zeros(len(Outcome), np.bool_)
+_IS_DUPLICATE[[Outcome.OUTSIDE_DUPLICATE, Outcome.CONTINUE_DUPLICATE, Outcome.CONTINUE_OLDER_IN_SPAN]] = True
 
 
 def _refuse_duplicates(state: JournalState, done: SequencedBlock, producers: Any) -> None:
     """Their publisher has never sent them before, so another process publishes under its producer."""
-    bad = np.isin(done.outcomes, _DUPLICATES)
+    bad = _IS_DUPLICATE[done.outcomes]
     if bad.any():
         producer = int(producers[bad.argmax()])
         raise ProducerTaken(

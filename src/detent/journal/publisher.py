@@ -110,6 +110,7 @@ class Publisher:
         self._commit = commit
         self._give = give or (lambda: Given(new_producer_id(random(6)), b"", b""))
         self._given: Given | None = None
+        self._giving = threading.Lock()
         self._now_ns = now_ns
         self._clock = Clock()
         self._lock = threading.Lock()
@@ -123,9 +124,10 @@ class Publisher:
         return self._give_once().producer
 
     def _give_once(self) -> Given:
-        if self._given is None:
-            self._given = self._give()
-        return self._given
+        with self._giving:  # not the other lock: that one is held while messages are on their way
+            if self._given is None:
+                self._given = self._give()
+            return self._given
 
     def publish(self, journal: str, entries: Iterable[Entry]) -> ops.Appended:
         """Publish messages that are committed at once. Not while this publisher has pending ones in that journal.

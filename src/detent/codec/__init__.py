@@ -1,4 +1,5 @@
-"""Byte formats: order-preserving keys, little-endian values, and the log's records."""
+"""Byte formats: order-preserving keys, little-endian values, and the log's records; `foreign` reads Arrow bytes that
+others have sent."""
 
 from __future__ import annotations
 

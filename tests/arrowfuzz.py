@@ -110,7 +110,11 @@ def _append(reads: Callable[[memoryview], Any]) -> Rows:
 
 def _file(data: memoryview) -> Iterator[Any]:
     found = foreign.MessageFile(data)
-    return (found.get_batch(number) for number in range(found.num_record_batches))
+    for number in range(found.num_record_batches):
+        batch = found.get_batch(number)
+        if not batch.equals(found.get_batch(number, again=True)) or batch.num_rows != found.rows(number):
+            raise AssertionError("what was checked before is read in another way")
+        yield batch
 
 
 def _passing(data: memoryview) -> Iterator[Any]:

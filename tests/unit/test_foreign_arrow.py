@@ -264,3 +264,28 @@ class TestPassing:
     def test_no_more_than_a_batch_is_held(self) -> None:
         with pytest.raises(LimitExceeded, match="a record batch of"):
             self.passed(file_of(stamped(500)), most=1000)
+
+
+def test_a_fragment_is_compared_with_its_checksum_in_each_store(fragments: Fragments) -> None:
+    """The same id and the same checksum, and other bytes: what was seen of the one says nothing of the other."""
+    right = file_of(stamped(3))
+    at = bodies_at(right)
+    wrong = right[:at] + struct.pack("<4i", 0, 6, 12, 8 << 20) + right[at + 16 :]
+    known = xxhash.xxh3_64_intdigest(right)
+    fragments.adopt(right, 3)
+    assert len(fragments.world.bodies("j")) == 3
+    with pytest.raises(Corrupt, match="checksum"):
+        Fragments().adopt(wrong, 3, known)
+
+
+def test_any_rows_of_a_fragment_are_read_again_as_they_were(fragments: Fragments) -> None:
+    sizes = (3, 1, 40, 2)
+    fragments.adopt(file_of(*map(stamped, sizes)), sum(sizes))
+    whole = [b"body-%d" % row for size in sizes for row in range(size)]
+    reader = fragments.world.reader
+    for start in range(0, len(whole), 3):
+        for end in range(start + 1, len(whole) + 1, 7):
+            found = [
+                body for _, batch in reader.committed("j", start, end) for body in batch.column("body").to_pylist()
+            ]
+            assert found == whole[start:end]

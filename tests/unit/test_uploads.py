@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
 
+from arrowfuzz import file_of, stamped
 from detent.errors import Busy, Invalid, Unavailable
 from detent.journal.fragments import new_fragment_id, object_name
 from detent.remote import served_objects
@@ -60,9 +63,35 @@ async def never() -> AsyncIterator[bytes]:
     await asyncio.sleep(600)
 
 
+async def in_parts(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), 100):
+        yield data[start : start + 100]
+
+
 async def at_once() -> AsyncIterator[bytes]:
     for _ in range(10):
         yield b"x" * 10_000
+
+
+def test_a_fragment_on_its_way_to_an_object_store_is_checked_before_it_is_kept() -> None:
+    right = file_of(stamped(3))
+    at = right.index(struct.pack("<4i", 0, 6, 12, 18))
+    wrong = right[:at] + struct.pack("<4i", 0, 6, 12, 8 << 20) + right[at + 16 :]
+
+    async def main() -> None:
+        kept: Any = Kept()
+        kept.local = False
+        objects = ServedObjects(kept)
+        for number, data in enumerate((wrong, right[:-1], b"x" * 100, b"")):
+            with pytest.raises(Invalid):
+                await upload(objects, number, partial(in_parts, data))
+        assert kept.sizes == {}
+        reply: Reply = await upload(objects, 9, partial(in_parts, right))
+        assert reply.status == 201
+        assert list(kept.sizes.values()) == [len(right)]
+        objects.close()
+
+    asyncio.run(main())
 
 
 def test_an_upload_that_trickles_is_ended_and_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -34,11 +35,23 @@ PASSING_BATCH_BYTES_MAX: Final = 64 << 20
 """One record batch of a fragment that passes through a server on its way to an object store. Ours have at most four
 times `FRAGMENT_BATCH_BYTES`, unless a single message is larger."""
 
-VERIFIED_MAX: Final = 100_000
+SEEN_MAX: Final = 100_000
 """How many fragments a process remembers to have checked; beyond this it checks some again."""
 
-_verified: dict[tuple[bytes, int], None] = {}
-_verified_lock = threading.Lock()
+
+class _Seen:
+    """What this process has checked of a fragment whose checksum was right: a bit for each record batch."""
+
+    __slots__ = ("batches",)
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+
+_seen: weakref.WeakKeyDictionary[Objects, dict[tuple[bytes, int], _Seen]] = weakref.WeakKeyDictionary()
+"""By store, because whoever writes a fragment chooses its id: the same may stand for other bytes in another one."""
+
+_seen_lock = threading.Lock()
 
 
 def new_fragment_id(now_ms: int, random: bytes) -> bytes:
@@ -163,28 +176,46 @@ def check_written(objects: Objects, refs: Iterable[ops.FragmentRef]) -> None:
             # Reading a local file costs little; on an object store the server has checked what came through it, and
             # the readers check what they fetch anyway.
             opened = open_fragment(objects, ref.id, ref.size, ref.checksum)
-            if sum(batch.num_rows for batch in opened.batches()) != ref.rows:
+            if opened.rows() != ref.rows:
                 raise Corrupt(f"fragment {ref.id.hex()} does not hold {ref.rows} rows")
 
 
 class OpenFragment:
-    """The rows of a fragment. Each record batch is checked when it is read: who wrote it may have been anybody."""
+    """The rows of a fragment. Each record batch is checked when a process first reads it: who wrote it may have been
+    anybody."""
 
-    def __init__(self, fragment: bytes, data: memoryview) -> None:
+    def __init__(self, fragment: bytes, data: memoryview, seen: _Seen) -> None:
         self._fragment = fragment
+        self._seen = seen
         try:
             self._file = foreign.MessageFile(data)
         except (Invalid, LimitExceeded) as error:
             raise Corrupt(f"fragment {fragment.hex()} is no Arrow file: {error}") from error
 
-    def batches(self) -> Iterator[Any]:
-        """All record batches, in order."""
+    def batches(self, start: int = 0) -> Iterator[tuple[int, Any]]:
+        """The record batches that have rows from `start` on, each with the number of its first row."""
+        at = 0
         for number in range(self._file.num_record_batches):
-            try:
-                batch = self._file.get_batch(number)
-            except Invalid as error:
-                raise Corrupt(f"fragment {self._fragment.hex()} cannot be read: {error}") from error
-            yield batch
+            rows, batch = self._read(number, start - at)
+            if batch is not None:
+                yield at, batch
+            at += rows
+
+    def _read(self, number: int, beyond: int) -> tuple[int, Any]:
+        """How many rows a record batch has, and the batch, if they are more than so many."""
+        try:
+            rows = self._file.rows(number)
+            if 0 <= rows <= beyond:
+                return rows, None
+            batch = self._file.get_batch(number, again=bool(self._seen.batches >> number & 1))
+        except Invalid as error:
+            raise Corrupt(f"fragment {self._fragment.hex()} cannot be read: {error}") from error
+        self._seen.batches |= 1 << number
+        return rows, batch
+
+    def rows(self) -> int:
+        """How many rows there are, each of which was looked at."""
+        return sum(batch.num_rows for _, batch in self.batches())
 
 
 def open_fragment(objects: Objects, fragment: bytes, size: int, checksum: int, *, again: bool = False) -> OpenFragment:
@@ -193,25 +224,27 @@ def open_fragment(objects: Objects, fragment: bytes, size: int, checksum: int, *
     data = objects.get(object_name(fragment))
     if len(data) != size:
         raise Corrupt(f"fragment {fragment.hex()} has {len(data)} bytes instead of {size}")
-    if again or (fragment, checksum) not in _verified:
+    seen = None if again else _seen.get(objects, {}).get((fragment, checksum))
+    if seen is None:
         if xxhash.xxh3_64_intdigest(data) != checksum:
             raise Corrupt(f"fragment {fragment.hex()} does not match its checksum")
-        with _verified_lock:
-            if len(_verified) >= VERIFIED_MAX:
-                _verified.clear()
-            _verified[fragment, checksum] = None
-    return OpenFragment(fragment, data)
+        seen = _Seen()
+        with _seen_lock:
+            known = _seen.setdefault(objects, {})
+            if len(known) >= SEEN_MAX:
+                known.clear()
+            known[fragment, checksum] = seen
+    return OpenFragment(fragment, data, seen)
 
 
 def read_rows(objects: Objects, fragment: bytes, record: Fragment, start: int, count: int) -> Iterator[Any]:
     """`count` rows of a fragment from `start` on, as record batches; never fewer."""
     opened = open_fragment(objects, fragment, record.size, record.checksum)
     end, at = start + count, 0
-    for batch in opened.batches():
-        first, last = max(start, at), min(end, at + batch.num_rows)
-        if first < last:
-            yield batch.slice(first - at, last - first)
-        at += batch.num_rows
+    for first, batch in opened.batches(start):
+        at = first + batch.num_rows
+        if max(start, first) < min(end, at):
+            yield batch.slice(max(start, first) - first, min(end, at) - max(start, first))
         if at >= end:
             return
     if at < end:

@@ -223,7 +223,7 @@ def _check_object(reader: Reader, key: bytes, record: Fragment, tally: Tally) ->
     try:
         opened = fragments.open_fragment(reader.objects, fragment, record.size, record.checksum, again=True)
         rows = 0
-        for batch in opened.batches():
+        for _, batch in opened.batches():
             check_batch(batch)
             rows += batch.num_rows
         if rows != record.rows:

@@ -14,8 +14,9 @@ import msgspec
 from detent.engine.operation import OPERATIONS_MAX
 from detent.errors import LimitExceeded
 
-SMALL_BYTES: Final = 64 << 10
-"""What has no more bytes than this needs no counting: it cannot become more than some megabytes."""
+SMALL_BYTES: Final = 4 << 10
+"""A transaction of no more bytes than this needs no counting: all that fit into a request become a few hundred
+megabytes at most."""
 
 LIST_MAX: Final = 1 << 20
 """In one list or map of an operation; no operation takes more."""
@@ -48,6 +49,8 @@ class Elements:
 
     def take(self, transaction: msgspec.Raw) -> None:
         """Count a transaction; `LimitExceeded` if it is too much, msgspec's errors if it is none."""
+        if memoryview(transaction).nbytes <= SMALL_BYTES:
+            return
         count = 0
         for operation in _shape_decoder.decode(transaction).operations:
             count += OPERATION_ELEMENTS

@@ -50,20 +50,31 @@ class MessageFile:
         """How many record batches there are."""
         return len(self._places)
 
-    def get_batch(self, number: int) -> Any:
-        """One record batch."""
+    def rows(self, number: int) -> int:
+        """How many rows a record batch says that it has; when it is read it has them, or is `Invalid`."""
+        return self._message(number).header.i64(0)
+
+    def get_batch(self, number: int, *, again: bool = False) -> Any:
+        """One record batch; `again` if these same bytes were read before, and found to be right."""
+        return _rows(self._message(number), again)
+
+    def _message(self, number: int) -> Message:
         start, metadata, body = self._places[number]
         found = message_at(self._data[: self._ends], start)
         if found is None or found[1] != start + metadata + body:
             raise Invalid(f"record batch {number} is not as long as its footer says")
-        return _rows(found[0])
+        message = found[0]
+        message.require(RECORD_BATCH)
+        return message
 
 
-def _rows(message: Message) -> Any:
+def _rows(message: Message, again: bool = False) -> Any:
     """The rows of a record batch. A fragment has no transactions in it, so its rows have no flags."""
     message.require(RECORD_BATCH)
-    batch = STAMPED.read(message.header, message.body)
-    if batch.num_rows and np.frombuffer(batch.column(_FLAGS).buffers()[1], np.uint16, batch.num_rows).any():
+    batch = STAMPED.read(message.header, message.body, again=again)
+    if again or not batch.num_rows:
+        return batch
+    if np.frombuffer(batch.column(_FLAGS).buffers()[1], np.uint16, batch.num_rows).any():
         raise Invalid("its rows have flags, as those of transactions have")
     return batch
 

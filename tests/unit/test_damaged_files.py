@@ -25,7 +25,7 @@ from detent.kv.commitrecord import PAGE
 from filestore import bytes_of
 
 IS_LONG = os.environ.get("DETENT_SOAK") == "1"
-FLIPS = 300 if IS_LONG else 8
+FLIPS = 300 if IS_LONG else 4
 """Places in each file at which a bit is flipped."""
 
 FILL = """
@@ -109,7 +109,7 @@ def damages(directory: Path, name: str, choose: random.Random) -> list[Damage]:
     flips = [min(choose.choice(used) + choose.randrange(PAGE), len(data) - 1) for _ in range(FLIPS)] if used else []
     if name == "data.mdb":  # LMDB has no checksums, so some of what is changed there is not found here
         flips, used = [], []
-    zeroed = used if IS_LONG else choose.sample(used, min(4, len(used)))
+    zeroed = used if IS_LONG else choose.sample(used, min(3, len(used)))
     return [
         *(Damage(name, "cut", at) for at in cuts),
         *(Damage(name, "flipped", at) for at in flips),

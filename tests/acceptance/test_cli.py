@@ -21,6 +21,7 @@ import detent
 import zygote
 from detent.codec import journal as records
 from detent.kv import Batch, open_writer
+from filestore import bytes_of
 from processes import Processes
 
 PATIENCE_S = 60
@@ -445,7 +446,9 @@ def test_a_damaged_log_is_found_refused_and_given_up_only_on_demand(
     data = bytearray(log.read_bytes())
     data[2 * 4096 + 50] ^= 1
     log.write_bytes(data)
+    before = bytes_of(store_dir)
     assert "damaged" in refused("store", "verify", url, code=1)
+    assert bytes_of(store_dir) == before
     assert "damaged" in refused("journal", "append", url, "j", "--body", "more", code=1)
     assert "--yes" in refused("store", "abandon-log", url, code=1)
     assert b".abandoned" in ok("store", "abandon-log", url, "--yes")

@@ -25,7 +25,7 @@ from detent.kv.commitrecord import PAGE
 from filestore import bytes_of
 
 IS_LONG = os.environ.get("DETENT_SOAK") == "1"
-FLIPS = 300 if IS_LONG else 8
+FLIPS = 300 if IS_LONG else 4
 """Places in each file at which a bit is flipped."""
 
 FILL = """
@@ -107,9 +107,9 @@ def damages(directory: Path, name: str, choose: random.Random) -> list[Damage]:
         range(0, len(data), PAGE) if IS_LONG else {0, *choose.sample(range(0, len(data) or 1, PAGE), min(5, len(used)))}
     )
     flips = [min(choose.choice(used) + choose.randrange(PAGE), len(data) - 1) for _ in range(FLIPS)] if used else []
-    if name == "data.mdb":
-        flips, used = [], []  # TODO
-    zeroed = used if IS_LONG else choose.sample(used, min(4, len(used)))
+    if name == "data.mdb":  # LMDB has no checksums, so some of what is changed there is not found here
+        flips, used = [], []
+    zeroed = used if IS_LONG else choose.sample(used, min(3, len(used)))
     return [
         *(Damage(name, "cut", at) for at in cuts),
         *(Damage(name, "flipped", at) for at in flips),
@@ -173,6 +173,25 @@ def check(source: Path, place: Path, damage: Damage, whole: list[int]) -> str:
             assert bytes_of(place) == before, (damage, role, answer)
     shutil.rmtree(place)
     return "/".join(answer[0] for answer in answers)
+
+
+def test_a_meta_page_that_shows_an_old_commit_is_refused(closed: Path, tmp_path: Path) -> None:
+    """LMDB takes the meta page with the higher number: with a flipped bit in the newer one, that is the older one."""
+    data = (closed / "data.mdb").read_bytes()
+    numbers = [int.from_bytes(data[page + 144 : page + 152], "little") for page in (0, PAGE)]
+    newer = numbers.index(max(numbers)) * PAGE
+    for bit in (1, 2, 7, 8, 40):
+        place = tmp_path / str(bit)
+        copy(closed, place)
+        changed = bytearray(data)
+        changed[newer + 144 + bit // 8] ^= 1 << bit % 8
+        (place / "data.mdb").write_bytes(changed)
+        before = bytes_of(place)
+        for role in ("reader", "auto"):
+            answer = in_a_child(lambda: look(place, role))  # noqa: B023 - it is run at once
+            assert answer[:2] == ["refused", "Corrupt"], (bit, answer)
+            assert "meta pages" in answer[2] or bit == 1, "that makes it the commit before the older one"
+        assert bytes_of(place) == before
 
 
 @pytest.mark.parametrize("state", ["closed", "killed"])

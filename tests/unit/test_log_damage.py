@@ -11,7 +11,7 @@ import pytest
 
 from detent.errors import Corrupt
 from detent.kv import loghead
-from detent.kv.commitlog import CommitLog
+from detent.kv.commitlog import LOGGED_BYTES_MAX, CommitLog
 from detent.kv.commitrecord import PAGE, SECTOR, LogName, checksum_of, encode_record
 from detent.kv.file import FileReader, FileWriter, abandon_log
 from detent.kv.logfollower import take_over
@@ -193,6 +193,20 @@ def test_records_that_lmdb_has_are_passed_over(tmp_path: Path) -> None:
         assert len(take_over(tmp_path, NAME, folded)) == found
     with pytest.raises(Corrupt):
         take_over(tmp_path, NAME, 3)  # as when an older data file was put beside the log
+
+
+def test_data_file_that_went_back_behind_a_large_commit_is_refused(tmp_path: Path) -> None:
+    """The large commit was never in the log, and the log is empty since; its tip knows of both."""
+    writer = FileWriter(tmp_path / "store")
+    put(writer, a=b"1")
+    writer.maintain()
+    shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    put(writer, large=bytes(LOGGED_BYTES_MAX + 1))
+    for path in (tmp_path / "store").glob("commits-*"):
+        shutil.copy(path, tmp_path / "copy")
+    writer.close()
+    with pytest.raises(Corrupt, match="commit 2 cannot be read, and 2 were durable"):
+        as_reader(tmp_path / "copy")
 
 
 # -- a store, and its log of version 1 -------------------------------------------------------------------------------

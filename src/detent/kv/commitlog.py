@@ -192,6 +192,7 @@ class CommitLog:
         """LMDB holds everything through `base`: begin at the front again."""
         self.overlay = Overlay(base)
         self._at = self._end = PAGE
+        self.tip.publish(base)  # it also says what LMDB must have, should that go back to an older state
 
     def layer(self, folded: int) -> Layer | None:
         """The log over an LMDB snapshot that holds commits through `folded`; None if that snapshot is too old."""

@@ -23,8 +23,10 @@ from detent.errors import Corrupt, NotFound, Unavailable
 from detent.kv.base import RESERVED_PREFIX
 from detent.kv.commitlog import CommitLog
 from detent.kv.commitrecord import LogName
+from detent.kv.lmdberrors import DAMAGE, corrupt
 from detent.kv.localobjects import PRIVATE, make_directories, sync_directory
 from detent.kv.logfollower import LogFollower
+from detent.kv.metapages import check_meta_pages
 from detent.kv.overlay import Layer
 from detent.kv.room import RESERVE, Room
 
@@ -148,6 +150,7 @@ class Environment:
     @staticmethod
     def _open(path: Path, create: bool) -> Any:
         size = path / "data.mdb"
+        check_meta_pages(size)
         options: dict[str, Any] = {
             "map_size": max(MAP_BYTES_FIRST, size.stat().st_size if size.exists() else 0),
             "max_readers": READERS_MAX,
@@ -196,7 +199,7 @@ class Environment:
     def state(self) -> State:
         """What LMDB says of its writers now."""
         with self.read() as transaction:
-            return State.decode(transaction.get(STATE_KEY))
+            return State.decode(_stored_state(transaction))
 
     def write(self, work: Callable[[Any], T], changes: Mapping[bytes, bytes | None] | None = None) -> T:
         """One durable commit of LMDB: `work` gets its write transaction, and again a new one when the map had to grow.
@@ -215,6 +218,8 @@ class Environment:
             except lmdb.MapResizedError:
                 self.resize(0)
             except lmdb.Error as error:
+                if isinstance(error, DAMAGE):
+                    raise corrupt(error) from error
                 if isinstance(error, lmdb.DiskError) or is_full(self.path):
                     self.room.strike()
                     if not turned and self._turn_pages():
@@ -274,7 +279,7 @@ class Environment:
 
     def _state_in(self, transaction: Any) -> State:
         """What a snapshot of LMDB says of its writers; mostly the same as the one before said."""
-        stored = transaction.get(STATE_KEY)
+        stored = _stored_state(transaction)
         seen = self._seen
         if stored != seen[0]:
             seen = self._seen = (stored, State.decode(stored))
@@ -427,6 +432,13 @@ class Environment:
         if size > MAP_BYTES_MAX:
             raise Unavailable(f"the store has reached the largest map of {MAP_BYTES_MAX} bytes")
         self.resize(size)
+
+
+def _stored_state(transaction: Any) -> Any:
+    try:
+        return transaction.get(STATE_KEY)
+    except DAMAGE as error:
+        raise corrupt(error) from error
 
 
 def missing_log(path: Path, state: State) -> str:

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from detent.kv.base import FIRST_KEY, BlockView
+from detent.kv.lmdberrors import DAMAGE, corrupt, reading
 from detent.kv.overlay import Layer, merged
 
 
@@ -26,7 +27,10 @@ class FileView(BlockView):
             version = self._layer.find(key)
             if version is not None:
                 return version[1]
-        value: bytes | None = self._transaction.get(key)
+        try:
+            value: bytes | None = self._transaction.get(key)
+        except DAMAGE as error:
+            raise corrupt(error) from error
         return value
 
     def scan(
@@ -50,7 +54,7 @@ class FileView(BlockView):
     ) -> Generator[tuple[bytes, bytes]]:
         left = -1 if limit is None else limit
         self._require_open()
-        with self._transaction.cursor() as cursor:
+        with reading(), self._transaction.cursor() as cursor:
             if reverse:
                 pairs = self._backward(cursor, end)
             else:

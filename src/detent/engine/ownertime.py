@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from detent.codec.keys import SUBSYSTEM_ENGINE, Prefix
 from detent.codec.values import ByteReader, ByteWriter
 
-TIME: Final = Prefix(SUBSYSTEM_ENGINE, 1, 0x04)
+TIME: Final = Prefix(SUBSYSTEM_ENGINE, 1, 0x05)
 
 TIME_STEP_MS: Final = 1_000
 """How far the recorded time may lag behind that of the newest record."""

@@ -557,3 +557,27 @@ def test_others_are_known_by_when_they_were_heard_of(database: Database) -> None
     first.touch()
     assert second.others()["p1"] >= before
     assert first.others() == {}
+
+
+def test_rows_of_a_clock_that_was_ahead_are_taken(database: Database) -> None:
+    """A pipeline that died while the database's clock was ahead would hold its files until that time has come."""
+    first, second = database.pipeline("p1"), database.pipeline("p2")
+    first.open([A])
+    values = {"source": "orders", "settings": "{}", "pruned_at": 0, "swept_at": 0, "forgotten_to": 0}
+    with database.engine.begin() as connection:
+        connection.execute(insert(SOURCES), [values])
+    assert first.take_turn("swept_at", 60_000)
+    database.age(-24 * 3_600_000)
+    with database.engine.begin() as connection:
+        connection.execute(update(SOURCES).values(swept_at=SOURCES.c.swept_at + 24 * 3_600_000))
+    assert second.left_behind(9) == [A]
+    assert A.key in second.open([A]).granted
+    assert second.take_turn("swept_at", 60_000)
+
+
+def test_file_that_failed_is_not_tried_before_its_delay_however_long(database: Database) -> None:
+    first, second = database.pipeline("p1"), database.pipeline("p2")
+    first.open([A])
+    first.fail(A.key, "unreadable", 24 * 3_600_000, attempts_max=9)
+    assert second.left_behind(9) == []
+    assert second.open([A]).held == {A.key}

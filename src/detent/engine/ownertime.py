@@ -168,8 +168,12 @@ class OwnerTime:
         return self._difference < -STEP_MS and self._apart_ms() >= STEP_AFTER_MS
 
     def step_back(self) -> None:
-        """Go on from the wall clock. All times to come that memory and store hold are to be set back as well."""
+        """Go on from the wall clock, if it is still what it was. All times to come that memory and store hold are to be
+        set back as well."""
         with self._lock:
+            self._look()
+            if not self.wants_step_back:
+                return
             logger.warning(
                 "the store's time is set back by %.0f s, to the wall clock; leases and delays keep what they have left",
                 -self._difference / 1000,

@@ -123,17 +123,22 @@ class Statements(NamedTuple):
     enter: TextClause
 
 
+AHEAD_MS: Final = 3_600_000
+"""A time that is further ahead than this was written when the database's clock was: what it says of a pipeline, or of a
+turn, would else hold until that time has come."""
+
 _COLUMNS: Final = (
     "source, shard, state, token, position, opened_at, updated_at, attempts, uri, version, size, batch, reason"
 )
-_TAKEN: Final = """
+_TAKEN: Final = f"""
 ON CONFLICT (source, shard) DO UPDATE SET
     deaths = detent_ingest_shards.deaths + CASE WHEN detent_ingest_shards.state = 'open'
         AND detent_ingest_shards.token NOT IN ('', excluded.token) THEN detent_ingest_shards.begun ELSE 0 END,
     begun = CASE WHEN detent_ingest_shards.token = excluded.token THEN detent_ingest_shards.begun ELSE 0 END,
     state = 'open', token = excluded.token, updated_at = excluded.updated_at
 WHERE detent_ingest_shards.state = 'redriven' OR (detent_ingest_shards.state = 'open' AND (
-    detent_ingest_shards.token = excluded.token OR detent_ingest_shards.updated_at < excluded.updated_at - :grace))
+    detent_ingest_shards.token = excluded.token OR detent_ingest_shards.updated_at < excluded.updated_at - :grace
+    OR (detent_ingest_shards.token <> '' AND detent_ingest_shards.updated_at > excluded.updated_at + {AHEAD_MS})))
 """
 _ADVANCED: Final = """
 ON CONFLICT (source, shard) DO UPDATE SET

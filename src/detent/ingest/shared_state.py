@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, Row, bindparam, delete, func, select,
 
 from detent.errors import Invalid, ShardsLost
 from detent.ingest.metastore import read, transact
-from detent.ingest.shard_sql import BATCHES, BY_DIALECT, SHARDS, SOURCES
+from detent.ingest.shard_sql import AHEAD_MS, BATCHES, BY_DIALECT, SHARDS, SOURCES
 
 STATEMENT_ROWS: Final = 1_000
 """Rows of one statement: more brings nothing, and makes others wait for longer."""
@@ -286,7 +286,8 @@ class QueueSharedState:
         """Shards that somebody put back, let go of or died over, and nobody has taken: no message may ever announce
         them again. Data that came in a message is not among them, since nobody but the queue has it."""
         columns = SHARDS.c
-        too_old = text(f"updated_at < {self._sql.now} - {self.grace_ms:d}")
+        now = self._sql.now
+        too_old = text(f"(updated_at < {now} - {self.grace_ms:d} OR (token <> '' AND updated_at > {now} + {AHEAD_MS}))")
         query = (
             select(columns.shard, columns.uri, columns.version, columns.size)
             .where(columns.source == self.source, columns.state.in_(("open", "redriven")))
@@ -326,7 +327,10 @@ class QueueSharedState:
         now = text(self._sql.now)
         statement = (
             update(SOURCES)
-            .where(SOURCES.c.source == self.source, kept <= text(f"{self._sql.now} - {interval_ms:d}"))
+            .where(SOURCES.c.source == self.source)
+            .where(
+                (kept <= text(f"{self._sql.now} - {interval_ms:d}")) | (kept > text(f"{self._sql.now} + {AHEAD_MS}"))
+            )
             .values({column: now})
         )
         return transact(self.engine, lambda connection: connection.execute(statement).rowcount) == 1

@@ -15,7 +15,7 @@ from detent.server.sqs import receiving
 from detent.server.sqs.call import Call
 from detent.server.sqs.directory import Directory
 from detent.server.sqs.names import Place
-from detent.server.sqs.receiving import Receiving
+from detent.server.sqs.receiving import Receiving, Undo
 
 
 class Slow:
@@ -55,6 +55,7 @@ def test_what_was_claimed_for_a_consumer_that_hung_up_meanwhile_is_there_for_oth
             assert await receiving_it == {}
             info = await queue.info()
             assert (info.available, info.in_flight) == (1, 0)
+            assert [message.attempts for message in await queue.claim()] == [1]
 
     asyncio.run(scenario())
 
@@ -64,12 +65,13 @@ def test_new_attempts_are_remembered_however_many_there_were(monkeypatch: pytest
     nothing: Any = None
     known = Receiving(nothing, nothing, Place(), time.time, lambda _: True)
     result = ops.ClaimedMessages(1, 0, 0, [], [], [], b"")
+    undo = Undo(nothing, result)
     for attempt in ("a", "b", "a", "c", "d"):
-        known._remember(("q.fifo", attempt), result)
+        known._remember(("q.fifo", attempt), result, undo)
     assert [attempt for _, attempt in known._attempts] == ["a", "c", "d"]
     monkeypatch.setattr(receiving, "ATTEMPTS_MAX", 1_000)
     monkeypatch.setattr(receiving, "ATTEMPT_S", -1.0)
     old = Receiving(nothing, nothing, Place(), time.time, lambda _: True)
     for attempt in ("a", "b"):
-        old._remember(("q.fifo", attempt), result)
+        old._remember(("q.fifo", attempt), result, undo)
     assert [attempt for _, attempt in old._attempts] == ["b"]

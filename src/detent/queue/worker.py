@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from detent.durations import Duration, milliseconds
 from detent.errors import DetentError, Invalid, LimitExceeded, StaleReceipt, Unavailable
 from detent.queue.message import AsyncDelivery, Delivery, _Delivered, extend_operation, reason_of
+from detent.queue.unclaiming import undoing_deliveries
 
 if TYPE_CHECKING:
     from detent.queue.handle import AsyncQueue, Queue
@@ -149,10 +150,12 @@ class Worker:
         self._began = threading.Event()  # a handler has begun: its lease may be short
         self._leases = _Leases()
         self._slots = threading.Semaphore(concurrency)
+        self._unseen: dict[Any, Delivery] = {}  # claimed, and no handler has begun with them
         self.handled = self.failed = 0
 
     def stop(self) -> None:
-        """Claim no more, finish what is running, and return from `run`. For any thread, and for signal handlers."""
+        """Claim no more, finish what is running, and return from `run`. For any thread, and for signal handlers. What
+        was claimed and no handler has begun with goes back with its attempt."""
         self._stop.set()
 
     def run(self) -> None:
@@ -165,12 +168,15 @@ class Worker:
             try:
                 while not self._stop.is_set():
                     running = {future for future in running if not future.done()}
-                    for message in self._claim():
+                    found = self._claim()
+                    self._unseen.update((message.receipt, message) for message in found)
+                    for message in () if self._stop.is_set() else found:
                         self._leases.add(message)
                         self._began.set()
                         running.add(pool.submit(self._handle, message))
             finally:
                 self._stop.set()
+                self._queue._store.undo(undoing_deliveries(_all_of(self._unseen)))
                 _, late = wait_for_futures(running, self._options.grace_s)
                 if late:
                     logger.warning("%d handlers did not end within %s s", len(late), self._options.grace_s)
@@ -202,6 +208,8 @@ class Worker:
 
     def _handle(self, message: Delivery) -> None:
         try:
+            if self._unseen.pop(message.receipt, None) is None:
+                return  # it was given back
             try:
                 self._handler(message)
             except Exception as error:
@@ -241,6 +249,13 @@ class Worker:
             self._leases.later(message)
 
 
+def _all_of(unseen: dict[Any, Any]) -> Iterator[Any]:
+    """Take all messages out; a handler that would begin meanwhile finds that it has none."""
+    while unseen:
+        with contextlib.suppress(KeyError):  # a handler has just begun
+            yield unseen.popitem()[1]
+
+
 @contextlib.contextmanager
 def _signals(stop: Callable[[], None]) -> Iterator[None]:
     """Let SIGTERM and SIGINT stop the worker, where a handler can be set: in the main thread."""
@@ -276,6 +291,7 @@ class AsyncWorker:
         self._began = asyncio.Event()
         self._leases = _Leases()
         self._running: set[asyncio.Task[None]] = set()
+        self._unseen: dict[Any, AsyncDelivery] = {}  # claimed, and no handler has begun with them
         self.handled = self.failed = 0
 
     def stop(self) -> None:
@@ -296,6 +312,7 @@ class AsyncWorker:
                 await self._claim()
         finally:
             self._stop.set()
+            self._queue._store.undo(undoing_deliveries(_all_of(self._unseen)))
             if self._running:
                 _, late = await asyncio.wait(self._running, timeout=self._options.grace_s)
                 for task in late:
@@ -320,7 +337,8 @@ class AsyncWorker:
             logger.warning("no message could be claimed, trying again: %s", error)
             await asyncio.sleep(RETRY_S)
             return
-        for message in found:
+        self._unseen.update((message.receipt, message) for message in found)
+        for message in () if self._stop.is_set() else found:
             self._leases.add(message)
             self._began.set()
             task = asyncio.create_task(self._handle(message))
@@ -329,6 +347,8 @@ class AsyncWorker:
 
     async def _handle(self, message: AsyncDelivery) -> None:
         try:
+            if self._unseen.pop(message.receipt, None) is None:
+                return  # it was given back
             try:
                 await self._handler(message)
             except Exception as error:

@@ -82,12 +82,11 @@ class Queue:
                 self.entries[one.message_id].visible_at = self._world.now + visibility_s
         return failed
 
-    def give_back(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+    def give_back(self, deliveries: Sequence[Delivery]) -> None:
         failed = self.extend(deliveries, 0)
         for one in deliveries:
             if one not in failed:
                 self.entries[one.message_id].deliveries -= 1
-        return failed
 
     def acknowledge(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         failed = [one for one in deliveries if self._current(one) is None]

@@ -64,9 +64,9 @@ class DetentQueue:
             return self._settle(deliveries, partial(ops.Extend, lease_ms=_ms(visibility_s)))
         return self._settle(deliveries, partial(ops.Fail, reason=GIVEN_BACK, delay_ms=0))
 
-    def give_back(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+    def give_back(self, deliveries: Sequence[Delivery]) -> None:
         """Messages are as if they had not been claimed, and their attempts are not counted."""
-        return self._settle(deliveries, ops.Unclaim)
+        self._settle(deliveries, ops.Unclaim)
 
     def acknowledge(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Messages are done; those that were not marked so."""

@@ -49,9 +49,9 @@ class FileQueue(Protocol):
         they were delivered again, are gone, or the queue did not answer."""
         ...
 
-    def give_back(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+    def give_back(self, deliveries: Sequence[Delivery]) -> None:
         """Let others have messages at once of which nothing was begun: as `extend` by 0, and without an attempt counted
-        where the queue can do that. Those for which it failed."""
+        where the queue can do that. Those for which it fails come when their time is over."""
         ...
 
     def acknowledge(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:

@@ -82,6 +82,12 @@ class Queue:
                 self.entries[one.message_id].visible_at = self._world.now + visibility_s
         return failed
 
+    def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        failed = self.extend(deliveries, 0)
+        for one in deliveries:
+            if one not in failed:
+                self.entries[one.message_id].deliveries -= 1
+
     def acknowledge(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         failed = [one for one in deliveries if self._current(one) is None]
         for one in deliveries:

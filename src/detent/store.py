@@ -36,7 +36,9 @@ from detent.queue import (
 from detent.queue import calls as queue_calls
 from detent.queue import operations as queue_operations
 from detent.queue.calls import Message
+from detent.queue.unclaiming import has_claim
 from detent.remote import (
+    AsyncLostClaims,
     AsyncRemoteOwner,
     ClientSession,
     Connection,
@@ -50,6 +52,7 @@ from detent.remote import (
     RemoteOwner,
     RemoteReader,
     Role,
+    lost_claims,
     server_address,
 )
 from detent.shard import AsyncConsumers, Consumers, StateReader
@@ -314,9 +317,17 @@ class Store(Ledgers, Consumers):
                 except SessionExpired as error:
                     self._after_expiry(request, sent, error)
                     request = None
+        except BaseException as error:
+            if request is not None and not isinstance(error, Exception) and has_claim(operations):
+                lost_claims.undo_unanswered(self, request)
+            raise
         finally:
             if request is not None:
                 session.end(request)
+
+    def undo(self, operations: list[Operation]) -> None:
+        """Undo claims whose messages could not be handed over, as far as the owner can be reached."""
+        lost_claims.undo(self, operations)
 
     def _find_owner(self, deadline: float, sent: bool) -> LocalOwner | RemoteOwner:
         """The owner. When the transaction has been sent once, not finding another leaves its outcome unknown."""
@@ -411,9 +422,11 @@ class AsyncStore(AsyncLedgers, AsyncConsumers):
     def __init__(self, store: Store) -> None:
         self._store = store
         self._loop = asyncio.get_running_loop()
-        self._dispatcher = Dispatcher(self._loop)
+        self._dispatcher = Dispatcher(self._loop, self._undo_lost)
+        self._lost_claims = AsyncLostClaims(self)
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._remote: AsyncRemoteOwner | None = None
+        self._local: LocalOwner | None = None
         self.reads_are_slow = not store.objects.local
         self.reader = store.reader
         self.messages = store.messages
@@ -431,6 +444,7 @@ class AsyncStore(AsyncLedgers, AsyncConsumers):
 
     async def close(self) -> None:
         """Release the store."""
+        await self._lost_claims.settle()
         if self._remote is not None:
             await self._remote.close()
             self._remote = None
@@ -543,7 +557,7 @@ class AsyncStore(AsyncLedgers, AsyncConsumers):
         refuse_in_child(store._generation)
         deadline = time.monotonic() + store._timeout_s
         request: Request | None = None
-        sent = False
+        sent = asked = False
         try:
             while True:
                 owner = store._connection.at_hand
@@ -556,12 +570,13 @@ class AsyncStore(AsyncLedgers, AsyncConsumers):
                     if request is None:
                         continue
                     if not isinstance(owner, LocalOwner):
-                        return await (await self._remote_of()).commit(request, deadline - time.monotonic())
+                        remote = await self._remote_of()
+                        asked = True
+                        return await remote.commit(request, deadline - time.monotonic())
                     if owner.engine.is_prepared(operations):
+                        asked = True
                         return await asyncio.to_thread(owner.commit, request, deadline - time.monotonic())
-                    future: asyncio.Future[Ticket] = self._loop.create_future()
-                    owner.engine.submit(request, self._dispatcher.deliver, future)
-                    return (await future).outcome()
+                    return await self._commit_locally(owner, request)
                 except Overloaded as error:
                     sent = sent or (request is not None and not error.sure)
                     await asyncio.sleep(store._busy_pause(error, deadline, sent))
@@ -574,9 +589,36 @@ class AsyncStore(AsyncLedgers, AsyncConsumers):
                 except SessionExpired as error:
                     store._after_expiry(request, sent, error)
                     request = None
+        except asyncio.CancelledError:
+            if request is not None and asked and has_claim(operations):
+                unsent = self._remote is not None and self._remote.take_back(request)
+                if sent or not unsent:
+                    self._lost_claims.undo_unanswered(request)
+                    request = None
+            raise
         finally:
             if request is not None:
                 session.end(request)
+
+    async def _commit_locally(self, owner: LocalOwner, request: Request) -> list[Any]:
+        self._local = owner
+        future: asyncio.Future[Ticket] = self._loop.create_future()
+        owner.engine.submit(request, self._dispatcher.deliver, future)
+        try:
+            return (await future).outcome()
+        except asyncio.CancelledError:
+            if not future.cancelled() and future.done():  # it was answered at this very moment
+                owner.undo_lost(future.result())
+            raise
+
+    def _undo_lost(self, ticket: Ticket) -> None:
+        """The caller of a ticket was cancelled before its answer came. For any thread."""
+        if self._local is not None:
+            self._local.undo_lost(ticket)
+
+    def undo(self, operations: list[Operation]) -> None:
+        """Undo claims whose messages could not be handed over, in the background."""
+        self._lost_claims.undo(operations)
 
     async def _owner(self, deadline: float) -> LocalOwner | RemoteOwner:
         connection = self._store._connection

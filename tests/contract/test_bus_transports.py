@@ -227,6 +227,20 @@ def test_what_is_tried_again_is_counted(world: World, name: str) -> None:
     assert tokens == [None] * 3 or tokens == sorted(set(tokens))
 
 
+def test_messages_that_no_handler_saw_are_given_back(world: World, name: str) -> None:
+    app = world.app(name)
+    app.send([envelope(f"queue:{name}", body) for body in (b"one", b"two")])
+    found: list[Incoming] = []
+    while len(found) < 2:
+        found += app.receive(10, SEEN_S)
+    app.give_back(found)
+    app.give_back([])
+    attempts = []
+    while len(attempts) < 2:
+        attempts += [held.attempts for held in app.receive(10, SEEN_S)]
+    assert attempts == [1 if isinstance(world, QueueWorld) else 2] * 2
+
+
 def test_a_retry_can_wait(world: World, name: str) -> None:
     app = world.app(name)
     app.send([envelope(f"queue:{name}")])

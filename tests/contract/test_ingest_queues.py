@@ -289,6 +289,16 @@ def test_extending_by_nothing_gives_back(case: Case) -> None:
     assert case.one(case.another()).attempts == 2
 
 
+def test_what_was_not_begun_is_given_back_without_an_attempt_where_that_can_be(case: Case) -> None:
+    case.send("one")
+    case.queue.give_back([case.one(case.queue)])
+    case.queue.give_back([])
+    held = case.one(case.another())
+    assert held.attempts == (1 if isinstance(case.world, DetentWorld) else 2)
+    if case.world.strict:
+        assert case.another().acknowledge([held]) == []
+
+
 def test_what_is_acknowledged_never_comes_again(case: Case) -> None:
     case.send("one", "two")
     held = case.queue.receive(2, SEEN_S, case.short_s)

@@ -263,6 +263,31 @@ def test_hooks_that_send_do_not_hold_up_the_start_and_the_stop() -> None:
         assert store.queue("elsewhere").info().available == 3
 
 
+def test_app_that_stops_before_a_handler_begins_gives_back() -> None:
+    taken, go_on = threading.Event(), threading.Event()
+
+    class Late(QueueTransport):
+        def receive(self, limit: int, wait_s: float) -> Any:
+            found = super().receive(limit, wait_s)
+            if found:
+                taken.set()
+                assert go_on.wait(30)
+            return found
+
+    seen: list[OrderPlaced] = []
+    with detent.open("memory:") as store:
+        bus = Bus("late", Late(store))
+        bus.handler(OrderPlaced)(seen.append)
+        bus.start()
+        bus.send_local(OrderPlaced(1))
+        assert taken.wait(30)
+        threading.Timer(0.1, go_on.set).start()
+        bus.stop()
+        assert seen == []
+        (message,) = store.queue("late").claim()
+        assert message.attempts == 1
+
+
 def test_a_handler_that_outlives_the_grace_holds_up_neither_the_stop_nor_the_program() -> None:
     begun, go_on = threading.Event(), threading.Event()
     with detent.open("memory:") as store:

@@ -256,6 +256,16 @@ def test_a_stopped_pipeline_gives_everything_back_at_once(world: World) -> None:
     assert (world.landed(), world.queue.entries) == (["a", "b", "c"], {})
 
 
+def test_stopped_pipeline_counts_an_attempt_of_what_it_has_begun_alone(world: World) -> None:
+    first = world.pipeline("p1")
+    names = world.put("a", "b")
+    first.poll(0)
+    with first._lock:
+        first.local.start([next(iter(first.local.ready())).shard.key])
+    first.stop()
+    assert [world.queue.entries[name].deliveries for name in names] == [1, 0]
+
+
 # -- visibility ------------------------------------------------------------------------------------------------------
 
 

@@ -69,7 +69,7 @@ def test_receipt_of_an_undone_claim_is_stale_for_good(world: Queues) -> None:
             world.commit(used(kind, lost))
     again = world.claim()
     assert again.first_delivery > lost.first_delivery
-    for _ in range(2):  # also after somebody else has the message
+    for _ in range(2):  # also while another consumer has the message
         assert undo(world, lost) == Done()
     assert world.about().in_flight == 1
     world.commit(used(ops.Ack, again))

@@ -12,10 +12,11 @@ import detent
 from detent.queue import operations as ops
 from detent.server.access import ANYBODY
 from detent.server.sqs import receiving
+from detent.server.sqs.attributes import GROUP
 from detent.server.sqs.call import Call
 from detent.server.sqs.directory import Directory
 from detent.server.sqs.names import Place
-from detent.server.sqs.receiving import Receiving
+from detent.server.sqs.receiving import Receiving, Undo
 
 
 class Slow:
@@ -55,6 +56,7 @@ def test_what_was_claimed_for_a_consumer_that_hung_up_meanwhile_is_there_for_oth
             assert await receiving_it == {}
             info = await queue.info()
             assert (info.available, info.in_flight) == (1, 0)
+            assert [message.attempts for message in await queue.claim()] == [1]
 
     asyncio.run(scenario())
 
@@ -64,12 +66,67 @@ def test_new_attempts_are_remembered_however_many_there_were(monkeypatch: pytest
     nothing: Any = None
     known = Receiving(nothing, nothing, Place(), time.time, lambda _: True)
     result = ops.ClaimedMessages(1, 0, 0, [], [], [], b"")
+    undo = Undo(nothing, result)
     for attempt in ("a", "b", "a", "c", "d"):
-        known._remember(("q.fifo", attempt), result)
+        known._remember(("q.fifo", attempt), result, undo)
     assert [attempt for _, attempt in known._attempts] == ["a", "c", "d"]
     monkeypatch.setattr(receiving, "ATTEMPTS_MAX", 1_000)
     monkeypatch.setattr(receiving, "ATTEMPT_S", -1.0)
     old = Receiving(nothing, nothing, Place(), time.time, lambda _: True)
     for attempt in ("a", "b"):
-        old._remember(("q.fifo", attempt), result)
+        old._remember(("q.fifo", attempt), result, undo)
     assert [attempt for _, attempt in old._attempts] == ["b"]
+
+
+def receive_call(**fields: Any) -> Call:
+    async def stays() -> None:
+        await asyncio.Event().wait()
+
+    return Call("ReceiveMessage", {"QueueUrl": "orders.fifo", **fields}, ANYBODY, "", "", stays)
+
+
+def test_receive_whose_answer_was_lost_is_undone_unless_it_was_given_again() -> None:
+    async def scenario() -> None:
+        async with detent.open_async("memory:") as store:
+            queue = store.queue("orders.fifo")
+            await queue.create(lease="1h", max_attempts=1, group_header=GROUP)
+            await queue.publish(b"x")
+            receive = Receiving(store, Directory(store), Place(), time.time, lambda _: True).receive
+            named = {"ReceiveRequestAttemptId": "try", "MessageSystemAttributeNames": ["All"]}
+
+            lost = receive_call(**named)
+            await receive(lost)
+            assert lost.undo is not None
+            lost.undo()
+            first, again = receive_call(**named), receive_call(**named)
+            (message,) = (await receive(first))["Messages"]
+            assert message["Attributes"]["ApproximateReceiveCount"] == "1"
+            (same,) = (await receive(again))["Messages"]
+            assert same["ReceiptHandle"] == message["ReceiptHandle"]
+            assert again.undo is None
+            assert first.undo is not None
+            first.undo()
+            assert (await queue.info()).in_flight == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), asyncio.CancelledError()])
+def test_receive_that_fails_after_its_claim_is_undone(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with detent.open_async("memory:") as store:
+            queue = store.queue("orders.fifo")
+            await queue.create(lease="1h", max_attempts=1)
+            await queue.publish(b"x")
+            receiving = Receiving(store, Directory(store), Place(), time.time, lambda _: True)
+
+            async def fail(*_: object) -> Any:
+                raise error
+
+            with monkeypatch.context() as patched:
+                patched.setattr(receiving, "_first_receives", fail)
+                with pytest.raises(type(error)):
+                    await receiving.receive(receive_call())
+            assert [message.attempts for message in await queue.claim()] == [1]
+
+    asyncio.run(scenario())

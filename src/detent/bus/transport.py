@@ -60,6 +60,11 @@ class Transport(Protocol):
     def acknowledge(self, delivery: Incoming) -> None:
         """It is done; `StaleReceipt` if the lease is gone."""
 
+    def give_back(self, deliveries: Sequence[Incoming]) -> None:
+        """No handler has seen these messages: they are there for others at once, and without an attempt counted where
+        the transport can do that. What it cannot say now is left to the lease; it raises nothing."""
+        ...
+
     def retry(self, delivery: Incoming, delay_s: float, reason: str) -> None:
         """Deliver it again, after a delay."""
 

@@ -21,6 +21,7 @@ from detent.durations import DURATION_MS_MAX, Duration, at_1970_ms, milliseconds
 from detent.errors import Busy, Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.queue import Delivery, Outgoing
 from detent.queue import operations as ops
+from detent.queue.unclaiming import undoing_deliveries
 
 if TYPE_CHECKING:
     from detent.store import Store
@@ -180,7 +181,11 @@ class QueueTransport:
             found = self.store.queue(self.input_name).claim(min(limit, ops.CLAIM_MAX), wait=wait, lease=self._lease)
         except LimitExceeded as error:  # too much is in flight, or waits: that passes
             raise Unavailable(str(error)) from error
-        return [_incoming(delivery, self._made_ms_of(delivery)) for delivery in found]
+        try:
+            return [_incoming(delivery, self._made_ms_of(delivery)) for delivery in found]
+        except BaseException:
+            self.store.undo(undoing_deliveries(found))
+            raise
 
     def _made_ms_of(self, delivery: Delivery) -> int:
         """When the queue was made that a message came from. One of the same name that is made anew has another
@@ -213,6 +218,10 @@ class QueueTransport:
                 held[0].lost = True
         except Busy as error:
             raise Unavailable(str(error)) from error
+
+    def give_back(self, deliveries: Sequence[Incoming]) -> None:
+        """Messages are as if they had not been claimed."""
+        self.store.undo(undoing_deliveries(delivery.receipt for delivery in deliveries))
 
     def acknowledge(self, delivery: Incoming) -> None:
         """The message is done."""

@@ -251,6 +251,14 @@ class SqsTransport:
         self._queues.call("delete_message", self.input_name, SETTLING, ReceiptHandle=receipt.handle)
         receipt.settled = True
 
+    def give_back(self, deliveries: Sequence[Incoming]) -> None:
+        """Messages are visible at once. SQS goes on counting how often they were received."""
+        for delivery in deliveries:
+            try:
+                self.retry(delivery, 0, "")
+            except DetentError as error:
+                logger.info("a message is left to its lease: %s", error)
+
     def retry(self, delivery: Incoming, delay_s: float, reason: str) -> None:
         """Have it delivered again, after twelve hours at the latest. SQS keeps no reasons."""
         del reason

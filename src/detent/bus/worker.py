@@ -133,10 +133,18 @@ class Worker:
             except Exception as error:  # noqa: BLE001 - an app that stops taking messages helps nobody
                 failures += 1
                 self._could_not_take(error, failures)
+            if self._stopping.is_set():
+                self._give_back(found)
+                found = []
             for incoming in found:
                 self._begin(incoming)
             for _ in range(free - len(found)):
                 self._slots.release()
+
+    def _give_back(self, unseen: list[Incoming]) -> None:
+        """No handler has begun with these, and none will."""
+        if unseen:
+            self._transport.give_back(unseen)
 
     def _gather(self) -> int:
         """How many messages can be taken, with the slot that is taken already."""
@@ -164,11 +172,12 @@ class Worker:
             self._held.add(incoming)
         try:
             self._crew.submit(partial(self._run, incoming))
-        except BaseException:  # no thread could be made: the lease will end
+        except BaseException:  # no thread could be made
             with self._lock:
                 self._held.discard(incoming)
             self._slots.release()
-            logger.exception("%r has no thread for a message, and leaves it to its lease", self._name)
+            logger.exception("%r has no thread for a message, and gives it back", self._name)
+            self._give_back([incoming])
 
     def _run(self, incoming: Incoming) -> None:
         try:

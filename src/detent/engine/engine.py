@@ -10,8 +10,9 @@ import contextlib
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Union
+from typing import Any, Final, Union
 
 import msgspec
 
@@ -23,6 +24,10 @@ from detent.engine.request import SESSION_BYTES, Callback, Observer, Request, Ti
 from detent.engine.sessions import Sessions
 from detent.errors import DetentError, Fenced, Invalid, OutcomeUnknown, SessionExpired, Unavailable
 from detent.kv import Batch, View, Writer
+
+HOUSEKEEPING: Final = -1
+POSTED: Final = -2
+"""The sequences of transactions that the owner's process makes by itself: no client could ask for their answers."""
 
 logger = logging.getLogger("detent.engine")
 
@@ -60,6 +65,7 @@ class Engine:
         self._stale = True
         self._full = False
         self._lead = Lead(self._run_group, self._refuse)
+        self._to_post: deque[_Posted] = deque()
         self.groups = 0
         self.observer: Observer | None = None
         self._sync_s = 0.0
@@ -121,6 +127,30 @@ class Engine:
         request.check()
         self._lead.submit(Ticket(request, callback, waiter))
 
+    def post(self, operations: list[Operation], lost: Request | None = None) -> None:
+        """Apply operations of this process's own in the next commit. Returns at once, from any thread, and raises
+        nothing; a commit that fails is tried again by the next ticks, so it must do no harm to apply them twice.
+
+        They may undo what a client has asked for, whose answer was `lost` with its connection. They are left out then
+        if the client has asked again meanwhile; when it asks after that, its request is applied as a new one.
+        """
+        if operations:
+            self._post(_Posted(b"", POSTED, 0, operations, lost))
+
+    def _post(self, posted: _Posted) -> None:
+        try:
+            self._lead.submit(Ticket(posted, self._after_post), always=True)
+        except DetentError as error:
+            logger.warning("%s cannot be applied any more: %s", type(posted.operations[0]).__name__, error)
+
+    def _after_post(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            if isinstance(ticket.error, Unavailable) and isinstance(ticket.request, _Posted):
+                self._to_post.append(ticket.request)
+            elif ticket.error is not None:
+                name = type(ticket.request.operations[0]).__name__
+                logger.warning("%s of this process itself was refused: %s", name, ticket.error)
+
     def lead_on(self, call_soon: Schedule | None) -> None:
         """Commit what is submitted from there on, instead of in a thread of the engine. See `Lead.lead_on`."""
         self._lead.lead_on(call_soon)
@@ -131,12 +161,14 @@ class Engine:
 
     def tick(self) -> None:
         """Do the housekeeping that is due. The owner calls this about once a second."""
+        for _ in range(len(self._to_post)):
+            self._post(self._to_post.popleft())
         self.keep_house()
         self._writer.maintain()
 
     def keep_house(self, *, closing: bool = False) -> None:
         """Do what the machines have to do by now; or, at the end, what they have left to do."""
-        ticket = Ticket(Request(b"", -1, 0, [Housekeeping(closing)]))
+        ticket = Ticket(Request(b"", HOUSEKEEPING, 0, [Housekeeping(closing)]))
         self._lead.commit(ticket)
         ticket.outcome()
 
@@ -291,12 +323,19 @@ class Engine:
     def _apply(self, ticket: Ticket, now_ms: int) -> bool:
         """Apply one transaction in memory; a failed check takes back this one alone."""
         request = ticket.request
-        if request.sequence < 0:
+        if request.sequence == HOUSEKEEPING:
             return self._keep_house(ticket, now_ms)
         context = Context(now_ms, last=len(request.operations) == 1)
         try:
-            known = self._sessions.find(request)
+            if isinstance(request, _Posted):
+                if request.lost is not None and not self._sessions.forget_lost(request.lost, now_ms):
+                    ticket.results = []
+                    return False
+                known = None
+            else:
+                known = self._sessions.find(request)
             if known is not None:
+                self._sessions.note_repeated(request)
                 ticket.results = self._decode(known)
                 if len(ticket.results) != len(request.operations):
                     raise Invalid(f"sequence {request.sequence} of this session was another transaction")
@@ -312,7 +351,8 @@ class Engine:
             ticket.results = results
             if context.idle == len(results):
                 return False
-            self._sessions.record(request, self._encode(results), now_ms)
+            if not isinstance(request, _Posted):
+                self._sessions.record(request, self._encode(results), now_ms)
         except DetentError as error:
             context.rollback()
             ticket.results = None
@@ -404,6 +444,12 @@ def _time(now_ms: OwnerTime | Callable[[], int] | None) -> OwnerTime:
 def _last_time(view: View) -> Recorded:
     stored = view.get(TIME.raw)
     return NOTHING if stored is None else Recorded.decode(stored)
+
+
+class _Posted(Request, frozen=True, array_like=True):
+    """A transaction of the owner's process; `lost` is the client's request that it undoes, if it does."""
+
+    lost: Request | None = None
 
 
 class Housekeeping(Operation, frozen=True, tag=True, array_like=True):

@@ -75,11 +75,13 @@ class Lead:
             self._heal_at_last(ticket)
             raise
 
-    def submit(self, ticket: Ticket) -> None:
-        """Have the ticket answered through its callback."""
+    def submit(self, ticket: Ticket, *, always: bool = False) -> None:
+        """Have the ticket answered through its callback; with `always` also one for which there is no room, or that
+        comes of a group which is still under way when the engine closes."""
         with self._lock:
-            self._require_open()
-            if self._full(ticket):
+            if not always or self._leader is None:
+                self._require_open()
+            if self._full(ticket) and not always:
                 raise Busy("too many transactions are waiting; wait for some answers, then send again")
             if self._call_soon is None:
                 self._ensure_committer()

@@ -2,6 +2,8 @@
 
 The answers of one group are one record, written in the group's own batch. The rule of expiry:
 
+* an empty answer says that the transaction was undone, because its answer could not be handed over: sent again, it is
+  applied as a new one;
 * an answer goes as soon as its client says that it has arrived (`answered` in a later request);
 * a session's newest record stays, because it carries the floor below which sequences are refused;
 * a session that was idle for `SESSION_IDLE_MS` goes altogether, and raises `expired_through`: an unknown session with a
@@ -47,6 +49,9 @@ RANDOM_BYTES: Final = 3
 PROOF_BYTES: Final = 5
 """A name's stamp has 8 bytes, so that all together are 16. Nobody can try 2**40 proofs over a network."""
 
+REPEATED_MAX: Final = 10_000
+"""Requests of which it is known that they were sent again; of more than that, the newest ones."""
+
 ANSWERS_PER_SESSION_MAX: Final = 16_384
 """A client with more answers outstanding does not say `answered`."""
 
@@ -78,6 +83,7 @@ class Sessions:
         self.proved_since_ms = 0
         """Since when producers are proved; open transactions from before may be those of an earlier release."""
         self._since_dirty = True
+        self._repeated: dict[tuple[bytes, int], None] = {}  # kept when memory is read back: the clients are still there
         self._clear()
 
     def _clear(self) -> None:
@@ -135,7 +141,7 @@ class Sessions:
             return None
         known = session.answers.get(request.sequence)
         if known is not None:
-            return known[1]
+            return known[1] or None  # an empty answer: the transaction was undone
         if request.sequence < session.floor:
             raise Fenced(f"sequence {request.sequence} of this session was answered before, and its answer forgotten")
         if len(session.answers) >= ANSWERS_PER_SESSION_MAX <= sum(n >= request.answered for n in session.answers):
@@ -152,6 +158,23 @@ class Sessions:
         """When a session was last active, for its expiry. A store whose clock was set back has expired sessions "later"
         than now: the next load must not take those of now for older ones."""
         return max(now_ms, self._expired_before_ms)
+
+    def note_repeated(self, request: Request) -> None:
+        """A request was answered once more: the client may have any of these answers."""
+        self._repeated[request.session, request.sequence] = None
+        if len(self._repeated) > REPEATED_MAX:
+            del self._repeated[next(iter(self._repeated))]
+
+    def forget_lost(self, request: Request, now_ms: int) -> bool:
+        """The answer to a request was lost, and what it did is to be undone. False if the client has asked again, and
+        may have that answer; else the request is a new one from now on."""
+        if (request.session, request.sequence) in self._repeated:
+            return False
+        session = self._sessions.get(request.session)
+        if session is not None and request.sequence in session.answers:
+            self._remember(request.session, session.floor, request.sequence, b"", self._group, self._active_ms(now_ms))
+            self._pending.append((request.session, session.floor, request.sequence, b""))
+        return True
 
     def _remember(self, name: bytes, floor: int, sequence: int, answer: bytes, record: int, now_ms: int) -> None:
         session = self._sessions.get(name)
@@ -175,7 +198,10 @@ class Sessions:
             session.newest, session.floor, session.active_ms = record, floor, now_ms
             return
         references[record] = references.get(record, 0) + 1
+        undone = session.answers.get(sequence)
         session.answers[sequence] = (record, answer)
+        if undone is not None:
+            self._release(undone[0])
         if session.newest != record:
             references[record] += 1
             if session.newest >= 0:

@@ -126,6 +126,9 @@ def check_engine(view: View, tally: Tally) -> Iterator[Finding]:
             name = f"sequence {sequence} of session {session.hex()}"
             if floor > sequence:
                 yield Finding(record_at(key), f"{name} is below its own floor {floor}")
+            if not answer:  # undone, and perhaps applied anew
+                seen.discard((session, sequence))
+                continue
             if (session, sequence) in seen:
                 yield Finding(record_at(key), f"{name} is answered twice: it may have been applied twice")
             elif len(seen) < ANSWERS_COMPARED_MAX:

@@ -460,9 +460,13 @@ class QueueCoordinator:
         """Let the queue deliver messages again, unless another file of theirs is still being worked on."""
         with self._lock:
             used = {id(message) for message in self.local.messages()}
-        free = [message.delivery for message in messages if id(message) not in used and not message.is_lost]
-        if free:
-            self._queue.extend(free, seconds)
+        free = [message for message in messages if id(message) not in used and not message.is_lost]
+        untouched = [message.delivery for message in free if not message.is_begun and not seconds]
+        if untouched:
+            self._queue.give_back(untouched)
+        begun = [message.delivery for message in free if message.is_begun or seconds]
+        if begun:
+            self._queue.extend(begun, seconds)
 
     def stop(self, *, is_death: bool = False) -> None:
         """Let go of everything, so that others can have it at once. If this end `is_death`, each file that was being

@@ -35,6 +35,9 @@ class Message:
     is_lost: bool = False
     """The queue did not extend it: somebody else may have it now."""
 
+    is_begun: bool = False
+    """A file of it was read, or is being read."""
+
     is_last_extended: bool = False
     """The commit has begun; the extension it got then is its last."""
 
@@ -103,6 +106,8 @@ class QueueLocalState:
         for key in keys:
             del self._ready[key]
             self._move(key, "ready", "reading")
+            for message in self._files[key].messages:
+                message.is_begun = True
 
     def written(self, keys: Iterable[bytes]) -> None:
         """Awaiting commit."""

@@ -14,6 +14,7 @@ from detent.ingest.queues import Delivery
 from detent.queue import operations as ops
 from detent.queue.message import Delivery as Claimed
 from detent.queue.message import Receipt
+from detent.queue.unclaiming import undoing_deliveries
 from detent.store import Store
 
 GIVEN_BACK: Final = "given back by the ingestion"
@@ -24,7 +25,7 @@ class DetentQueue:
     """A queue of a Detent store, which is a URL or one that is open; an open one stays open.
 
     The queue's own settings go on to count: a lease is cut to `max_lease`, what was not acknowledged comes back after
-    its `backoff`, and after `max_attempts` it is given up. Giving a message back ends an attempt as well.
+    its `backoff`, and after `max_attempts` it is given up. Giving back a message that was begun with ends an attempt.
     """
 
     def __init__(self, store: str | Store, queue: str) -> None:
@@ -51,13 +52,21 @@ class DetentQueue:
             )
         except LimitExceeded as error:  # too much is in flight, and only acknowledging it helps
             raise Unavailable(f"the queue {self.name!r} gives out no more for now: {error}") from error
-        return list(map(_delivery, found))
+        try:
+            return list(map(_delivery, found))
+        except BaseException:
+            self._store.undo(undoing_deliveries(found))
+            raise
 
     def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
         """Let leases last for longer; those for which that failed."""
         if visibility_s > 0:
             return self._settle(deliveries, partial(ops.Extend, lease_ms=_ms(visibility_s)))
         return self._settle(deliveries, partial(ops.Fail, reason=GIVEN_BACK, delay_ms=0))
+
+    def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Messages are as if they had not been claimed, and their attempts are not counted."""
+        self._settle(deliveries, ops.Unclaim)
 
     def acknowledge(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Messages are done; those that were not marked so."""

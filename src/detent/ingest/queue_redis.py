@@ -233,6 +233,10 @@ class RedisQueue:
         """Move deadlines; the deliveries that are not current any more."""
         return self._settle(self._extend, deliveries, _idle_ms(visibility_s))
 
+    def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Let others have them; Redis goes on counting."""
+        self.extend(deliveries, 0)
+
     def acknowledge(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Remove entries from the stream; the deliveries that are not current any more."""
         return self._settle(self._acknowledge, deliveries, 0)

@@ -86,6 +86,10 @@ class SqsQueue:
         hidden_s = seconds(visibility_s, VISIBILITY_S_MAX)
         return self._settle(self._client.change_message_visibility_batch, deliveries, VisibilityTimeout=hidden_s)
 
+    def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Let others have them; SQS goes on counting."""
+        self.extend(deliveries, 0)
+
     def acknowledge(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Delete messages; those that were not."""
         return self._settle(self._client.delete_message_batch, deliveries)

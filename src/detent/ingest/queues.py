@@ -49,6 +49,11 @@ class FileQueue(Protocol):
         they were delivered again, are gone, or the queue did not answer."""
         ...
 
+    def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Let others have messages at once of which nothing was begun: as `extend` by 0, and without an attempt counted
+        where the queue can do that. Those for which it fails come when their time is over."""
+        ...
+
     def acknowledge(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Delete messages for good; those that were not, of which some may be gone already. Nothing is lost by that:
         they are delivered again, found finished, and acknowledged then."""

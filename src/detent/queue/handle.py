@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, Unpack
 
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation
-from detent.errors import Invalid
+from detent.errors import Corrupt, Invalid
 from detent.queue import calls
 from detent.queue import operations as ops
 from detent.queue.assignment import AssignmentReader, AsyncAssignmentReader, ReaderInfo, reader_info
@@ -24,6 +24,7 @@ from detent.queue.info import FailedMessage, QueueInfo, failed_message, queue_in
 from detent.queue.message import AsyncDelivery, Delivery, Held, Published, ack_operations
 from detent.queue.reader import QueueReader
 from detent.queue.reader_operations import DescribeReaders
+from detent.queue.unclaiming import undoing, undoing_deliveries, undoing_readable
 
 WAIT_SLICE_MS: Final = 5_000
 """A consumer that waits looks again this often, whatever it hears: the owner may have been replaced."""
@@ -43,6 +44,8 @@ class Store(Protocol):
 
     def wait_claimable(self, queue: str, timeout_ms: int) -> None: ...
 
+    def undo(self, operations: list[Operation]) -> None: ...
+
 
 class AsyncStore(Protocol):
     """The same, for asyncio. `reads_are_slow` says whether reading waits for a network."""
@@ -53,6 +56,8 @@ class AsyncStore(Protocol):
     async def commit(self, operations: list[Operation]) -> list[Any]: ...
 
     async def wait_claimable(self, queue: str, timeout_ms: int) -> None: ...
+
+    def undo(self, operations: list[Operation]) -> None: ...
 
 
 @cache
@@ -193,17 +198,28 @@ class Queue(_QueueBase):
         operation = calls.claim(self.name, count, lease, consumer_label() if consumer is None else consumer)
         patience = _Patience(wait)
         while True:
-            result: ops.ClaimedMessages = self._commit(operation)
+            result: ops.ClaimedMessages = self._store.commit([operation])[0]
             if result.messages:
-                if result.contents is not None:
-                    result = self._fetch(calls.Fetching(result))
-                found = calls.deliveries(Delivery, self._store, self.name, self._store.messages, result)
+                found = self._deliveries(result)
                 if found:
                     return found
             left_ms = patience.slice_ms()
             if not left_ms:
                 return []
             self._store.wait_claimable(self.name, left_ms)
+
+    def _deliveries(self, result: ops.ClaimedMessages) -> list[Delivery]:
+        """The messages of a claim with their content. Without it the claim is undone, except of a message whose content
+        is damaged."""
+        try:
+            whole = result if result.contents is None else self._fetch(calls.Fetching(result))
+            return calls.deliveries(Delivery, self._store, self.name, self._store.messages, whole)
+        except Corrupt:
+            self._store.undo(undoing_readable(result, self._store.messages))
+            raise
+        except BaseException:
+            self._store.undo(undoing([result]))
+            raise
 
     def _fetch(self, steps: calls.Fetching) -> ops.ClaimedMessages:
         while steps.more:
@@ -221,11 +237,17 @@ class Queue(_QueueBase):
         """Claim messages for ever, one after another; with a timeout, until none has come for that long.
 
         With a larger `batch` the lease of the last one must last for all of them: nobody extends it here. A `Worker`
-        does.
+        does. What was claimed and not given out goes back when the iterator is closed, with its attempt.
         """
         while True:
             found = self.claim(batch, wait="1h" if timeout is None else timeout, lease=lease)
-            yield from found
+            given = 0
+            try:
+                for message in found:
+                    given += 1
+                    yield message
+            finally:  # closed before it had given out all of them
+                self._store.undo(undoing_deliveries(found[given:]))
             if not found and timeout is not None:
                 return
 
@@ -363,7 +385,18 @@ class AsyncQueue(_QueueBase):
             await self._store.wait_claimable(self.name, left_ms)
 
     async def _deliveries(self, result: ops.ClaimedMessages) -> list[AsyncDelivery]:
-        """The messages of a claim with their content, which came along or is read from the store."""
+        """The messages of a claim with their content; see :meth:`Queue._deliveries`."""
+        try:
+            return await self._read(result)
+        except Corrupt:
+            self._store.undo(await asyncio.to_thread(undoing_readable, result, self._store.messages))
+            raise
+        except BaseException:
+            self._store.undo(undoing([result]))
+            raise
+
+    async def _read(self, result: ops.ClaimedMessages) -> list[AsyncDelivery]:
+        """The content came along, or is read from the store."""
         store = self._store
         if result.contents is not None:
             result = await self._fetch(calls.Fetching(result))
@@ -390,8 +423,13 @@ class AsyncQueue(_QueueBase):
         """
         while True:
             found = await self.claim(batch, wait="1h" if timeout is None else timeout, lease=lease)
-            for message in found:
-                yield message
+            given = 0
+            try:
+                for message in found:
+                    given += 1
+                    yield message
+            finally:  # closed before it had given out all of them
+                self._store.undo(undoing_deliveries(found[given:]))
             if not found and timeout is not None:
                 return
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from detent.engine import Operation
+from detent.errors import Corrupt
 from detent.queue import operations as ops
 from detent.queue.message import _Delivered
+from detent.queue.reader import QueueReader
 
 
 def has_claim(operations: Sequence[Operation]) -> bool:
@@ -31,6 +34,18 @@ def undoing(results: Iterable[Any]) -> list[Operation]:
         for claimed in results
         if isinstance(claimed, ops.ClaimedMessages) and claimed.messages
     ]
+
+
+def undoing_readable(claimed: ops.ClaimedMessages, reader: QueueReader) -> list[Operation]:
+    """What undoes the claim of the messages whose content can be read, when that of another one is damaged. That one
+    counts as tried, or it would come first for ever. Reads each by itself."""
+    undo = ops.Unclaim(claimed.queue, [], [])
+    for index, (message, record) in enumerate(zip(claimed.messages, claimed.records, strict=True)):
+        with contextlib.suppress(Corrupt):
+            reader.columns([message], [record])
+            undo.messages.append(message)
+            undo.deliveries.append(claimed.first_delivery + index)
+    return [undo] if undo.messages else []
 
 
 def undoing_deliveries(messages: Iterable[_Delivered]) -> list[Operation]:

@@ -25,6 +25,7 @@ from detent.engine import steady_s
 from detent.errors import DetentError, Invalid, LimitExceeded, StaleReceipt, Unavailable
 from detent.queue import operations as ops
 from detent.queue.message import AsyncDelivery, Delivery, _Delivered, extend_operation, reason_of
+from detent.queue.unclaiming import undoing_deliveries
 
 if TYPE_CHECKING:
     from detent.queue.handle import AsyncQueue, Queue
@@ -157,10 +158,12 @@ class Worker:
         self._began = threading.Event()  # a handler has begun: its lease may be short
         self._leases = _Leases()
         self._slots = threading.Semaphore(concurrency)
+        self._unseen: dict[Any, Delivery] = {}  # claimed, and no handler has begun with them
         self.handled = self.failed = 0
 
     def stop(self) -> None:
-        """Claim no more, finish what is running, and return from `run`. For any thread, and for signal handlers."""
+        """Claim no more, finish what is running, and return from `run`. For any thread, and for signal handlers. What
+        was claimed and no handler has begun with goes back with its attempt."""
         self._stop.set()
 
     def run(self) -> None:
@@ -174,12 +177,14 @@ class Worker:
                 while not self._stop.is_set():
                     running = {future for future in running if not future.done()}
                     found, asked_s = self._claim()
-                    for message in found:
+                    self._unseen.update((message.receipt, message) for message in found)
+                    for message in () if self._stop.is_set() else found:
                         self._leases.add(message, asked_s)
                         self._began.set()
                         running.add(pool.submit(self._handle, message))
             finally:
                 self._stop.set()
+                self._queue._store.undo(undoing_deliveries(_all_of(self._unseen)))
                 _, late = wait_for_futures(running, self._options.grace_s)
                 if late:
                     logger.warning("%d handlers did not end within %s s", len(late), self._options.grace_s)
@@ -212,6 +217,8 @@ class Worker:
 
     def _handle(self, message: Delivery) -> None:
         try:
+            if self._unseen.pop(message.receipt, None) is None:
+                return  # it was given back
             try:
                 self._handler(message)
             except Exception as error:
@@ -251,6 +258,13 @@ class Worker:
             self._leases.later(message)
 
 
+def _all_of(unseen: dict[Any, Any]) -> Iterator[Any]:
+    """Take all messages out; a handler that would begin meanwhile finds that it has none."""
+    while unseen:
+        with contextlib.suppress(KeyError):  # a handler has just begun
+            yield unseen.popitem()[1]
+
+
 @contextlib.contextmanager
 def _signals(stop: Callable[[], None]) -> Iterator[None]:
     """Let SIGTERM and SIGINT stop the worker, where a handler can be set: in the main thread."""
@@ -286,6 +300,7 @@ class AsyncWorker:
         self._began = asyncio.Event()
         self._leases = _Leases()
         self._running: set[asyncio.Task[None]] = set()
+        self._unseen: dict[Any, AsyncDelivery] = {}  # claimed, and no handler has begun with them
         self.handled = self.failed = 0
 
     def stop(self) -> None:
@@ -306,6 +321,7 @@ class AsyncWorker:
                 await self._claim()
         finally:
             self._stop.set()
+            self._queue._store.undo(undoing_deliveries(_all_of(self._unseen)))
             if self._running:
                 _, late = await asyncio.wait(self._running, timeout=self._options.grace_s)
                 for task in late:
@@ -331,7 +347,8 @@ class AsyncWorker:
             logger.warning("no message could be claimed, trying again: %s", error)
             await asyncio.sleep(RETRY_S)
             return
-        for message in found:
+        self._unseen.update((message.receipt, message) for message in found)
+        for message in () if self._stop.is_set() else found:
             self._leases.add(message, asked_s)
             self._began.set()
             task = asyncio.create_task(self._handle(message))
@@ -340,6 +357,8 @@ class AsyncWorker:
 
     async def _handle(self, message: AsyncDelivery) -> None:
         try:
+            if self._unseen.pop(message.receipt, None) is None:
+                return  # it was given back
             try:
                 await self._handler(message)
             except Exception as error:

@@ -12,6 +12,7 @@ A client's call, on its way to the owner and back:
 
     session.py         names each transaction, and sends it under that name until it is answered
     client.py          the client's half, sync and async
+    lost_claims.py     undoes claims whose caller was cancelled or interrupted
     channel.py         lean connections for transactions and waits, blocking and for asyncio
     dialing.py         how a connection begins: connected, encrypted where asked for
     exchange.py        HTTP/1.1 as bytes, without I/O
@@ -22,6 +23,7 @@ The owner's half:
 
     app.py             the ASGI application over one engine
     asgi.py            one request and its answer
+    handing.py         hands an answer over, or takes back what it gave away
     bodies.py          request bodies, bounded in size and time
     rights.py          which right each operation needs, and on what
     dispatch.py        from the committing thread to an event loop: one wake-up a group
@@ -45,11 +47,13 @@ from detent.remote.connection import Connection, Role
 from detent.remote.dispatch import Dispatcher
 from detent.remote.journals import RemoteJournalReader
 from detent.remote.line import Line
+from detent.remote.lost_claims import AsyncLostClaims
 from detent.remote.objects import RemoteReader
 from detent.remote.owner import LocalOwner
 from detent.remote.session import ClientSession
 
 __all__ = [
+    "AsyncLostClaims",
     "AsyncRemoteOwner",
     "ClientSession",
     "Connection",

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from detent.engine import Engine, Request, Ticket
-from detent.errors import DetentError, NotFound
+from detent.errors import Corrupt, DetentError, NotFound
 from detent.journal import JournalMachine, JournalReader
 from detent.journal.producers import Producers
 from detent.kv import Reader
 from detent.queue import QueueMachine, QueueReader
 from detent.queue import operations as queue_operations
+from detent.queue.unclaiming import only_claims, undoing, undoing_readable
 from detent.remote import contents, rights, served_objects, wire
 from detent.remote.asgi import REQUESTS, Call, Receive, Reply, Scope, Send, number_of, text_of, wait_for_event
 from detent.remote.dispatch import Dispatcher
+from detent.remote.handing import hand_over
 from detent.remote.rights import Caller
 from detent.remote.served_journals import ServedJournals, journal_of
 
@@ -71,7 +74,7 @@ class OwnerApp:
         except DetentError as error:
             status, body = wire.encode_problem(error)
             reply = Reply(body, wire.PROBLEM_TYPE, status)
-        await reply.send(send)
+        await hand_over(reply.send, scope, receive, send, reply.undo)
 
     async def answer(self, scope: Scope, receive: Receive, caller: Caller | None) -> Reply:
         """Answer one request of a caller, who may do everything if it is None."""
@@ -91,13 +94,56 @@ class OwnerApp:
         call.scope[REQUESTS] = requests
         # All of them first, so that they share a commit.
         under_way = [self._submit(request, call.caller) for request in requests]
-        outcomes = [_told(call, await _outcome(one)) for one in under_way]
-        if wants_contents and (wanted := contents.wanted(outcomes)):
-            if self._store.objects.local and wanted <= contents.READ_AT_ONCE_MAX:
-                outcomes = contents.attach(requests, outcomes, self._messages)
-            else:
-                outcomes = await asyncio.to_thread(contents.attach, requests, outcomes, self._messages)
-        return Reply(wire.encode_answers(outcomes), wire.TRANSACTION_TYPE)
+        try:
+            outcomes = [_told(call, await _outcome(one)) for one in under_way]
+        except asyncio.CancelledError:
+            for one in under_way:
+                self._abandon(one)
+            raise
+        undo = partial(self._undo, requests, outcomes) if contents.wanted(outcomes) else None
+        try:
+            if wants_contents and (wanted := contents.wanted(outcomes)):
+                outcomes = await self._with_contents(requests, outcomes, wanted)
+            body = wire.encode_answers(outcomes)
+        except BaseException:
+            self._undo(requests, outcomes)
+            raise
+        return Reply(body, wire.TRANSACTION_TYPE, undo=undo)
+
+    async def _with_contents(
+        self, requests: Sequence[Any], outcomes: list[contents.Outcome], wanted: int
+    ) -> list[contents.Outcome]:
+        if self._store.objects.local and wanted <= contents.READ_AT_ONCE_MAX:
+            found = contents.attach(requests, outcomes, self._messages)
+        else:
+            found = await asyncio.to_thread(contents.attach, requests, outcomes, self._messages)
+        for request, before, after in zip(requests, outcomes, found, strict=True):
+            if isinstance(after, Corrupt) and isinstance(before, list):
+                claims = [one for one in before if isinstance(one, queue_operations.ClaimedMessages)]
+                for claimed in claims:
+                    self._engine.post(await asyncio.to_thread(undoing_readable, claimed, self._messages))
+            elif isinstance(after, DetentError):
+                self._undo([request], [before])
+        return found
+
+    def _undo(self, requests: Sequence[Request | DetentError], outcomes: Sequence[contents.Outcome]) -> None:
+        """Undo the claims whose answers could not be handed over. What else a transaction did stays done, and is
+        answered when it is asked for again; so do its claims then."""
+        for request, outcome in zip(requests, outcomes, strict=True):
+            if isinstance(request, Request) and isinstance(outcome, list) and only_claims(request.operations):
+                self._engine.post(undoing(outcome), request)
+
+    def _undo_lost(self, ticket: Ticket) -> None:
+        """The same for an answer that came after its caller had gone."""
+        if ticket.results:
+            self._undo([ticket.request], [ticket.results])
+
+    def _abandon(self, under_way: _UnderWay) -> None:
+        """A transaction whose caller has gone. The dispatcher finds those that are not answered yet."""
+        if isinstance(under_way, asyncio.Future) and not under_way.cancel() and not under_way.cancelled():
+            found = None if under_way.exception() is not None else under_way.result()
+            if isinstance(found, Ticket):
+                self._undo_lost(found)
 
     def _submit(self, request: Request | DetentError, caller: Caller | None) -> _UnderWay:
         """One transaction of perhaps several; what is wrong with it is its own affair."""
@@ -112,7 +158,7 @@ class OwnerApp:
                 # Checking fragments reads files: not on the loop that everybody else is answered from.
                 return asyncio.ensure_future(asyncio.to_thread(self._engine.commit, request))
             if self._dispatcher is None:
-                self._dispatcher = Dispatcher(asyncio.get_running_loop())
+                self._dispatcher = Dispatcher(asyncio.get_running_loop(), self._undo_lost)
             future: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
             self._engine.submit(request, self._dispatcher.deliver, future)
             return future

@@ -35,12 +35,14 @@ SEND_WAIT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What is answered: bytes, or a stream of them."""
+    """What is answered: bytes, or a stream of them. `undo` takes back what the answer gives away, if the client cannot
+    have got it."""
 
     body: bytes | AsyncIterator[bytes] = b""
     type: str = JSON
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
+    undo: Callable[[], None] | None = None
 
     @classmethod
     def json(cls, value: Any, status: int = 200) -> Reply:

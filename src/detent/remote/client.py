@@ -242,8 +242,8 @@ class RemoteOwner:
             self._streams.close()
 
 
-_Waiting = tuple[msgspec.Raw, float, "asyncio.Future[list[Any]]"]
-"""A transaction, its deadline, and who waits for its answer."""
+_Waiting = tuple[msgspec.Raw, float, "asyncio.Future[list[Any]]", Request]
+"""A transaction, its deadline, who waits for its answer, and the request as it was given."""
 
 
 class AsyncRemoteOwner:
@@ -301,10 +301,18 @@ class AsyncRemoteOwner:
     async def commit(self, request: Request, timeout_s: float) -> list[Any]:
         """Have a transaction applied. Those that wait meanwhile travel in one request."""
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((wire.encode_request(request), time.monotonic() + timeout_s, future))
+        self._waiting.append((wire.encode_request(request), time.monotonic() + timeout_s, future, request))
         if self._sender is None:
             self._sender = asyncio.create_task(self._send_waiting())
         return await future
+
+    def take_back(self, request: Request) -> bool:
+        """Do not send a transaction whose caller was cancelled; False if that has begun already."""
+        for index, (*_, waiting) in enumerate(self._waiting):
+            if waiting is request:
+                del self._waiting[index]
+                return True
+        return False
 
     async def _send_waiting(self) -> None:
         """Send what waits, one request after another, until nothing does."""
@@ -322,16 +330,16 @@ class AsyncRemoteOwner:
     async def _send_group(self, group: list[_Waiting]) -> None:
         outcomes: list[list[Any] | DetentError]
         try:
-            data = wire.encode_requests([encoded for encoded, _, _ in group])
-            answer = await self._post(data, max(deadline for _, deadline, _ in group))
+            data = wire.encode_requests([encoded for encoded, *_ in group])
+            answer = await self._post(data, max(deadline for _, deadline, *_ in group))
             outcomes = outcomes_of(answer, len(group), self.address)
         except Exception as error:  # noqa: BLE001 - each caller gets it
             outcomes = [refusal(error) for _ in group]
         except BaseException:
-            for _, _, future in group:
+            for _, _, future, _ in group:
                 future.cancel()
             raise
-        for (_, _, future), outcome in zip(group, outcomes, strict=True):
+        for (_, _, future, _), outcome in zip(group, outcomes, strict=True):
             if future.done():
                 continue
             if isinstance(outcome, DetentError):

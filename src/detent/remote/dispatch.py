@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -28,21 +27,29 @@ class Dispatcher:
     """Brings tickets to futures of one loop. Waking a loop costs a system call, and lets the loop's thread run before
     the next answer is in, so a group of answers shares one."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, lost: Callable[[Ticket], None]) -> None:
+        """`lost` gets the tickets whose callers have gone."""
         self._loop = loop
+        self._lost = lost
         self._thread = threading.get_ident()
         self._ready: deque[Ticket] = deque()
         self._scheduled = False
 
     def deliver(self, tickets: list[Ticket]) -> None:
         """The callback for tickets whose `waiter` is a future of this loop."""
-        self._ready.extend(tickets)
-        if threading.get_ident() == self._thread:  # the loop itself has committed
+        for ticket in tickets:
+            if ticket.waiter.done():
+                self._lost(ticket)
+            else:
+                self._ready.append(ticket)
+        if threading.get_ident() == self._thread or self._loop.is_closed():  # the loop itself has committed, or ended
             self._drain()
-        elif not self._scheduled and not self._loop.is_closed():
+        elif not self._scheduled:
             self._scheduled = True
-            with contextlib.suppress(RuntimeError):  # the loop was closed at this moment: nobody waits any more
+            try:
                 self._loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:  # it was closed at this moment
+                self._drain()
 
     def _drain(self) -> None:
         # Lowered before the queue is emptied: an answer that arrives in between is scheduled again, never lost.
@@ -50,5 +57,7 @@ class Dispatcher:
         while self._ready:
             ticket = self._ready.popleft()
             waiter, ticket.waiter = ticket.waiter, None  # else the two hold each other, and all that they carry
-            if not waiter.done():
+            if not waiter.done() and not self._loop.is_closed():
                 waiter.set_result(ticket)
+            else:
+                self._lost(ticket)

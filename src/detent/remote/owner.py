@@ -10,14 +10,15 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from detent import crash
-from detent.engine import Engine, OwnerTime, Request, Result
+from detent.engine import Engine, OwnerTime, Request, Result, Ticket
 from detent.errors import Fenced, Unavailable
 from detent.journal import JournalMachine, JournalReader
 from detent.journal.producers import Given, Producers
@@ -26,7 +27,10 @@ from detent.kv import Writer, open_writer
 from detent.kv.ownership import OwnerLock, remove_socket_folder, socket_path
 from detent.ledger import LedgerMachine
 from detent.queue import QueueMachine
+from detent.queue.unclaiming import undoing
 from detent.remote.app import OwnerApp
+from detent.remote.asgi import Scope
+from detent.remote.handing import not_read
 from detent.shard import ShardMachine
 
 TICK_S: Final = 1.0
@@ -108,6 +112,14 @@ class LocalOwner:
         """Apply a transaction. The engine has its own bounds for waiting; `timeout_s` is for owners far away."""
         del timeout_s
         return self.engine.commit(request)
+
+    def undo_claims(self, results: Sequence[Any]) -> None:
+        """The claims among these results could not be handed over: undo them in the next commit. For any thread."""
+        self.engine.post(undoing(results))
+
+    def undo_lost(self, ticket: Ticket) -> None:
+        """The same for a ticket whose caller has gone."""
+        self.undo_claims(ticket.results or ())
 
     def wait(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """Wait until the journal's next offset is above `offset`. False after the time."""
@@ -216,6 +228,17 @@ class Housekeeper:
             self._thread.join()
 
 
+class _SocketConnection(H11Protocol):
+    """A connection on a Unix socket. The kernel resets it when the client closes it, or dies, with something unread:
+    then the client has not got its last answer."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It has ended."""
+        if self.cycle is not None and isinstance(error, ConnectionResetError | BrokenPipeError):
+            not_read(cast(Scope, self.cycle.scope))
+        super().connection_lost(error)
+
+
 class SocketServer:
     """Serves an ASGI application on a Unix socket, in a thread of its own."""
 
@@ -227,8 +250,8 @@ class SocketServer:
         path.chmod(0o600)
         self._socket.listen(SOCKET_BACKLOG)
         config = uvicorn.Config(
-            app, log_config=None, log_level="warning", access_log=False, lifespan="off", http="h11", loop="asyncio",
-            ws="none", timeout_keep_alive=600,
+            app, log_config=None, log_level="warning", access_log=False, lifespan="off", http=_SocketConnection,
+            loop="asyncio", ws="none", timeout_keep_alive=600,
         )  # fmt: skip
         self._server = _Server(config)
         self._thread = threading.Thread(target=self._run, name="detent-socket", daemon=True)

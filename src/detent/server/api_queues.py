@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -15,6 +16,7 @@ from detent.queue import AsyncDelivery, FailedMessage, MessageInfo, Outgoing, Pu
 from detent.queue import operations as ops
 from detent.queue.info import MessagePlace, failed_message, queue_info
 from detent.queue.message import ack_operations, extend_operation, fail_operation
+from detent.queue.unclaiming import undoing_deliveries
 from detent.remote import rights
 from detent.remote.contents import Room
 from detent.server.access import Caller
@@ -183,7 +185,7 @@ async def publish_anywhere(call: Call[OutgoingMessage | list[OutgoingMessage], N
 # -- claiming -------------------------------------------------------------------------------------------------------
 
 
-async def claim(call: Call[ClaimRequest, None]) -> ClaimedMessages | Response:
+async def claim(call: Call[ClaimRequest, None]) -> Response:
     """Claim up to `count` messages, most urgent first, then oldest first; fewer when their payloads are large. With
     `wait` an empty queue is waited for that long. Each message is the caller's until its lease ends: acknowledge it,
     fail it or extend the lease before that."""
@@ -200,11 +202,17 @@ async def claim(call: Call[ClaimRequest, None]) -> ClaimedMessages | Response:
                 if not poll.abandoned:  # what is claimed for a client that has gone, nobody acknowledges
                     found = await _claim(call)
     call.traced(len(found))
-    if found:
-        call.service.numbers.note(found[0].receipt.queue, call.name)
-    if sum(len(message.payload) for message in found) >= LARGE_BYTES:
-        return Response(_in_parts(found))
-    return ClaimedMessages(messages=[claimed_message(message) for message in found])
+    if not found:
+        return Response.json(ClaimedMessages(messages=[]))
+    call.service.numbers.note(found[0].receipt.queue, call.name)
+    undo = partial(call.store.undo, undoing_deliveries(found))
+    try:
+        if sum(len(message.payload) for message in found) >= LARGE_BYTES:
+            return Response(_in_parts(found), undo=undo)
+        return Response(_encode(ClaimedMessages(messages=list(map(claimed_message, found)))), undo=undo)
+    except BaseException:
+        undo()
+        raise
 
 
 async def _claim(call: Call[ClaimRequest, None]) -> list[AsyncDelivery]:
@@ -222,6 +230,9 @@ async def _claim(call: Call[ClaimRequest, None]) -> list[AsyncDelivery]:
             if not found:
                 raise
             break  # what was claimed before is the caller's, and has to reach it
+        except BaseException:
+            call.store.undo(undoing_deliveries(found))
+            raise
         found += came
         lengths = [len(message.payload) for message in came]
         size += sum(lengths)

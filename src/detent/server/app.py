@@ -13,6 +13,7 @@ import msgspec
 
 from detent.errors import Denied, DetentError, Unavailable
 from detent.remote import rights, wire
+from detent.remote.handing import hand_over
 from detent.server import sigv4
 from detent.server.access import ANYBODY, NOBODY, Caller
 from detent.server.http import JSON_BYTES_MAX, Receive, Request, Response, Scope, Send, WrongEncoding
@@ -102,7 +103,7 @@ class Application:
         try:
             part = next((part for part in self._parts if part.owns(request)), None)
             response = await self._traced(request, part)
-            await response.send(send)
+            await hand_over(response.send, scope, receive, send, response.undo)
         except Exception:
             if response is not None and response.started:
                 self._note(request, part, response.status, began)

@@ -174,9 +174,10 @@ class Request:
 
 
 class Response:
-    """What is answered: bytes, or a stream of them."""
+    """What is answered: bytes, or a stream of them. `undo` takes back what the answer gives away, if the client cannot
+    have got it."""
 
-    __slots__ = ("body", "headers", "started", "status", "type")
+    __slots__ = ("body", "headers", "started", "status", "type", "undo")
 
     def __init__(
         self,
@@ -185,8 +186,10 @@ class Response:
         status: int = 200,
         type: str = JSON,
         headers: Mapping[str, str] | None = None,
+        undo: Callable[[], None] | None = None,
     ) -> None:
         self.body = body
+        self.undo = undo
         self.status = status
         self.type = type
         self.headers = headers or {}

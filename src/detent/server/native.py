@@ -35,7 +35,7 @@ class NativePart:
         if request.path == TRANSACTIONS and request.method == "POST" and request.content_type != wire.TRANSACTION_TYPE:
             return problem(415, "WrongType", f"transactions are sent as {wire.TRANSACTION_TYPE}")
         reply = await self._app.answer(request.scope, request.replay(), caller)
-        return Response(reply.body, status=reply.status, type=reply.type, headers=reply.headers)
+        return Response(reply.body, status=reply.status, type=reply.type, headers=reply.headers, undo=reply.undo)
 
     async def close(self) -> None:
         """Answer everybody who waits, and who asks again at once."""

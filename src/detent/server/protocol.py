@@ -20,6 +20,7 @@ from uvicorn.server import ServerState
 
 from detent.errors import Invalid, Unavailable
 from detent.remote import wire
+from detent.remote.handing import not_read
 from detent.server import http
 from detent.server.app import refusal
 from detent.server.http import Receive, Response, Scope, Send
@@ -187,6 +188,8 @@ class Connection(HttpToolsProtocol):
         self._unread_sweeps += 1
         if self._unread_sweeps * SWEEP_S > http.SEND_WAIT_S:
             logger.info("an answer was not read", extra={"client": _name(self.client), "left": size})
+            if self.cycle is not None:
+                not_read(cast(Scope, self.cycle.scope))
             self.transport.abort()
 
     def resume_writing(self) -> None:
@@ -195,6 +198,13 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     # -- the end ------------------------------------------------------------------------------------------------
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has ended. A pipe that broke is an answer that could not be written; a reset may come from anything in
+        between, also when the client has its answer."""
+        if self.cycle is not None and isinstance(exc, BrokenPipeError):
+            not_read(cast(Scope, self.cycle.scope))
+        super().connection_lost(exc)
 
     def shutdown(self) -> None:
         """The server stops: a body that is still being sent is not waited for."""

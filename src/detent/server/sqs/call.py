@@ -32,7 +32,8 @@ Answer = dict[str, Any] | None
 @dataclass(slots=True)
 class Call:
     """One call: its fields, each of its type, who makes it, what URLs begin with for them, what their SDK calls it and
-    its repetitions (empty if it does not say), and a way to hear that they have gone away."""
+    its repetitions (empty if it does not say), and a way to hear that they have gone away. `undo` takes back what the
+    answer gives away."""
 
     action: str
     fields: Fields
@@ -40,6 +41,7 @@ class Call:
     base_url: str
     invocation: str
     gone: Callable[[], Awaitable[None]]
+    undo: Callable[[], None] | None = None
 
     def queue(self, right: Right) -> str:
         """The name of the queue that the call is about, if the caller has this right on it."""

@@ -302,9 +302,9 @@ class Moving:
             while left:
                 left = await self._move(task, left)
         except StaleReceipt:  # leases ended: what was not moved comes again
-            await self._give_back(claimed.queue, left)
-        except Exception:
-            await self._give_back(claimed.queue, left)
+            self._give_back(claimed.queue, left)
+        except BaseException:
+            self._give_back(claimed.queue, left)
             raise
         return task.moved - before
 
@@ -356,16 +356,11 @@ class Moving:
             destination,
         )
 
-    async def _give_back(self, queue: int, left: list[Held]) -> None:
-        if not left:
-            return
-        messages, deliveries = [held.message for held in left], [held.delivery for held in left]
-        try:
-            await self._store.commit([ops.Fail(queue, messages, deliveries, "it could not be moved", 0)])
-        except StaleReceipt:
-            if len(left) > 1:  # the lease of one has ended, which gives it back as well
-                for held in left:
-                    await self._give_back(queue, [held])
+    def _give_back(self, queue: int, left: list[Held]) -> None:
+        """What was not moved is as if it had not been claimed."""
+        if left:
+            receipts = [held.message for held in left], [held.delivery for held in left]
+            self._store.undo([ops.Unclaim(queue, *receipts)])
 
     async def _redrive(self, task: Task, count: int) -> int:
         """Move a few messages that have failed; how many there were."""

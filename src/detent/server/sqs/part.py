@@ -126,14 +126,13 @@ class SqsPart:
                 action = jsonwire.action_of(request)
                 _check_method(request, action)
                 fields = jsonwire.read(action, body)
-                result = await self._run(action, fields, request, caller)
-                return jsonwire.answer(result, request_id)
+                return await self._run(action, fields, request, caller, partial(jsonwire.answer, request_id=request_id))
             form = querywire.read_form(request, body)
             action = querywire.action_of(form)
             _check_method(request, action)
             fields = querywire.read(action, form, request.path)
-            result = await self._run(action, fields, request, caller)
-            return querywire.answer(action, result, request_id)
+            words = partial(querywire.answer, action, request_id=request_id)
+            return await self._run(action, fields, request, caller, words)
         except DetentError as error:
             return _refuse(request, rights.told(caller, error), request_id)
         except Exception:
@@ -150,7 +149,10 @@ class SqsPart:
         except LimitExceeded as error:
             raise Refused(TOO_LARGE, str(error)) from error
 
-    async def _run(self, action: str, fields: Fields, request: Request, caller: Caller) -> Answer:
+    async def _run(
+        self, action: str, fields: Fields, request: Request, caller: Caller, words: Callable[[Answer], Response]
+    ) -> Response:
+        """Run an action, and put its answer into words."""
         spec = ACTIONS[action]
         for name in spec.required:
             value = fields.get(name)
@@ -160,7 +162,14 @@ class SqsPart:
         request.operation = action
         call = Call(action, fields, caller, base, _invocation(request), partial(self._gone, request))
         result = await self._handlers[action](call)
-        return result if spec.answers else None
+        try:
+            response = words(result if spec.answers else None)
+        except BaseException:
+            if call.undo is not None:
+                call.undo()
+            raise
+        response.undo = call.undo
+        return response
 
     async def _gone(self, request: Request) -> None:
         """Return when the client has gone away, or the server goes."""

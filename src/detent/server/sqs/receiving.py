@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from detent.codec.published import URI, Metadata
 from detent.engine import Operation
-from detent.errors import Denied, StaleReceipt
+from detent.errors import Corrupt, Denied, StaleReceipt
 from detent.queue import operations as ops
 from detent.queue.message import Receipt
+from detent.queue.unclaiming import undoing, undoing_readable
 from detent.server.access import Caller
 from detent.server.sqs import attributes
 from detent.server.sqs.attributes import ADDRESS, DEDUP, GROUP, SENDER, TRACE, Attribute
@@ -39,7 +39,6 @@ ATTEMPT_S: Final = 300.0
 ATTEMPTS_MAX: Final = 10_000
 """Attempt ids that are remembered; of more than that, the newest ones."""
 
-HUNG_UP: Final = "the consumer hung up"
 ENCODING: Final = "DetentEncoding"
 """A message attribute of bodies that are no text of SQS's: how they are written here."""
 
@@ -80,6 +79,20 @@ class Claimed(NamedTuple):
     about: Metadata
 
 
+class Undo:
+    """Takes back what an answer gives away, unless the same messages were given to a second call meanwhile."""
+
+    def __init__(self, store: AsyncStore, result: ops.ClaimedMessages) -> None:
+        self._store = store
+        self._result = result
+        self.is_void = False
+
+    def __call__(self) -> None:
+        """The consumer has hung up without the answer."""
+        if not self.is_void:
+            self._store.undo(undoing([self._result]))
+
+
 class Receiving:
     """Gives messages to consumers."""
 
@@ -96,7 +109,7 @@ class Receiving:
         self._place = place
         self._clock = clock
         self._still = still
-        self._attempts: dict[tuple[str, str], tuple[float, ops.ClaimedMessages]] = {}
+        self._attempts: dict[tuple[str, str], tuple[float, ops.ClaimedMessages, Undo]] = {}
 
     async def receive(self, call: Call) -> dict[str, Any]:
         """ReceiveMessage."""
@@ -105,14 +118,28 @@ class Receiving:
         attempt = _attempt(view, call)
         result = await self._again(view, attempt, wish)
         found = [] if result is None else await self._contents(result)
-        if not found:
-            result, found = await self._claim(view, wish, call)
+        if found and result is not None:
+            return await self._messages(view, result, found, wish)
+        result, found = await self._claim(view, wish, call)
         if not found or result is None:
             return {}
+        undo = Undo(self._store, result)
+        try:
+            if attempt is not None:
+                self._remember(attempt, result, undo)
+            answer = await self._messages(view, result, found, wish)
+        except BaseException:
+            undo()
+            raise
+        call.undo = undo
+        return answer
+
+    async def _messages(
+        self, view: View, result: ops.ClaimedMessages, found: list[Claimed], wish: Wish
+    ) -> dict[str, Any]:
+        """The answer that hands these messages over."""
         if result.queue != view.number:  # it was deleted and made anew by somebody else, a moment ago
             view = await self._directory.look(view.name)
-        if attempt is not None:
-            self._remember(attempt, result)
         firsts = await self._first_receives(view, found, wish)
         return {"Messages": [await self._answer(view, one, wish, firsts) for one in found]}
 
@@ -124,9 +151,9 @@ class Receiving:
         try:
             while True:
                 result: ops.ClaimedMessages = (await self._store.commit([operation]))[0]
-                found = await self._contents(result) if result.messages else []
+                found = await self._read(result)
                 if result.messages and gone is not None and gone.done():
-                    await self._give_back(result)
+                    self._store.undo(undoing([result]))
                     return None, []
                 left_s = deadline - time.monotonic()
                 if found or left_s <= 0:
@@ -151,11 +178,16 @@ class Receiving:
             waiting.result()
         return not gone.done()
 
-    async def _give_back(self, result: ops.ClaimedMessages) -> None:
-        """Nobody would get what was claimed: it is there for others at once, and counts as received."""
-        deliveries = list(range(result.first_delivery, result.first_delivery + len(result.messages)))
-        with contextlib.suppress(StaleReceipt):  # its lease ended meanwhile, which gives it back as well
-            await self._store.commit([ops.Fail(result.queue, result.messages, deliveries, HUNG_UP, 0)])
+    async def _read(self, result: ops.ClaimedMessages) -> list[Claimed]:
+        """The contents of a claim, which is undone if they cannot be read, except of a message that is damaged."""
+        try:
+            return await self._contents(result) if result.messages else []
+        except Corrupt:
+            self._store.undo(await asyncio.to_thread(undoing_readable, result, self._store.messages))
+            raise
+        except BaseException:
+            self._store.undo(undoing([result]))
+            raise
 
     async def _contents(self, result: ops.ClaimedMessages) -> list[Claimed]:
         """What was claimed, with its content; what has ended its retention meanwhile is left out."""
@@ -173,19 +205,21 @@ class Receiving:
 
     # -- the same messages again --------------------------------------------------------------------------------
 
-    def _remember(self, attempt: tuple[str, str], result: ops.ClaimedMessages) -> None:
+    def _remember(self, attempt: tuple[str, str], result: ops.ClaimedMessages, undo: Undo) -> None:
         """Keep what an attempt got. The newest one stands last, so those that are over stand first."""
         now, known = time.monotonic(), self._attempts
         known.pop(attempt, None)
         while known and (len(known) >= ATTEMPTS_MAX or next(iter(known.values()))[0] < now):
             del known[next(iter(known))]
-        known[attempt] = (now + ATTEMPT_S, result)
+        known[attempt] = (now + ATTEMPT_S, result, undo)
 
     async def _again(self, view: View, attempt: tuple[str, str] | None, wish: Wish) -> ops.ClaimedMessages | None:
         """What an earlier call under the same attempt id got, if nothing became of it yet; its leases start anew."""
-        expires_s, result = (0.0, None) if attempt is None else self._attempts.get(attempt, (0.0, None))
-        if result is None or expires_s < time.monotonic() or result.queue != view.number:
+        known = None if attempt is None else self._attempts.get(attempt)
+        if known is None or known[0] < time.monotonic() or known[1].queue != view.number:
             return None
+        _, result, undo = known
+        undo.is_void = True  # from here on the consumer may get this answer, whatever became of the first one
         deliveries = list(range(result.first_delivery, result.first_delivery + len(result.messages)))
         try:
             await self._store.commit([ops.Extend(result.queue, result.messages, deliveries, wish.lease_ms)])

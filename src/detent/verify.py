@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
-from detent.codec.keys import SUBSYSTEMS
 from detent.engine.verify import KNOWN as ENGINE_RECORDS
 from detent.engine.verify import Counts, Finding, Progress, Tally, check_engine, record_at
 from detent.journal.verify import KNOWN as JOURNAL_RECORDS
 from detent.journal.verify import JournalSurvey, check_journals
 from detent.kv import Reader, View
 from detent.kv.base import FIRST_KEY
+from detent.kv.stored import SUBSYSTEMS
 from detent.ledger.verify import KNOWN as LEDGER_RECORDS
 from detent.ledger.verify import check_ledgers
 from detent.queue.verify import KNOWN as QUEUE_RECORDS

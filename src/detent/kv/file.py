@@ -24,6 +24,7 @@ from detent.kv.environment import STATE_KEY, Environment, State, acquire, missin
 from detent.kv.fileview import FileView
 from detent.kv.localobjects import LocalObjects
 from detent.kv.overlay import Overlay
+from detent.kv.stored import OnDamage, from_buffer, from_stored, telling, to_stored
 
 SUCCESSOR_WAIT_S: Final = 10.0
 """How long a replaced writer waits to learn whether its successor found its last commit."""
@@ -41,14 +42,20 @@ class Viewing:
     """A view while it lasts. (A class, because a generator costs as much again as the view, and consumers open one for
     each claim.)"""
 
-    __slots__ = ("_environment", "_hold", "_view")
+    __slots__ = ("_environment", "_hold", "_large", "_on_damage", "_view")
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, large: bool = False, on_damage: OnDamage | None = None) -> None:
         self._environment = environment
+        self._large = large
+        self._on_damage = on_damage
 
     def __enter__(self) -> FileView:
-        self._hold, layer = self._environment.take_snapshot()
+        self._hold, layer = self._environment.take_snapshot(self._large)
         self._view = FileView(self._hold.transaction, layer)
+        if self._on_damage is not None:
+            self._view.check_with(telling(self._on_damage), buffers=False)
+        elif self._large:
+            self._view.check_with(from_buffer, buffers=True)
         return self._view
 
     def __exit__(self, *_: object) -> None:
@@ -65,6 +72,11 @@ class FileReader:
         self._pid = os.getpid()
         self._environment: Environment | None = acquire(path, create=create)
         self.objects: Objects = LocalObjects(path / "objects")
+        try:
+            self._environment.state()  # refuses a store of another version
+        except BaseException:
+            FileReader.close(self)
+            raise
 
     def _live(self) -> Environment:
         if self._environment is None:
@@ -73,8 +85,8 @@ class FileReader:
             raise Unavailable("a store does not cross a fork: open it again in this process")
         return self._environment
 
-    def view(self) -> Viewing:
-        return Viewing(self._live())
+    def view(self, *, large: bool = False, on_damage: OnDamage | None = None) -> Viewing:
+        return Viewing(self._live(), large and on_damage is None, on_damage)
 
     def size_bytes(self) -> int:
         environment = self._live().lmdb
@@ -144,10 +156,10 @@ class FileWriter(FileReader):
 
     # -- committing ---------------------------------------------------------------------------------------------
 
-    def view(self) -> Viewing:
+    def view(self, *, large: bool = False, on_damage: OnDamage | None = None) -> Viewing:
         if self._fenced:
             raise self._fence()
-        return super().view()
+        return super().view(large=large, on_damage=on_damage)
 
     def commit(self, batch: Batch) -> None:
         self._live()
@@ -213,7 +225,7 @@ class FileWriter(FileReader):
             with self._live().read() as transaction:
                 state = State.decode(transaction.get(STATE_KEY))
                 if state.log_epoch != self.epoch:
-                    heirs = dict(_HEIR.iter_unpack(transaction.get(HEIRS_KEY) or b""))
+                    heirs = dict(_HEIR.iter_unpack(_heirs_in(transaction)))
                     if self.epoch in heirs:
                         return number <= int(heirs[self.epoch])
                     break
@@ -260,11 +272,11 @@ class FileWriter(FileReader):
             raise self._fence()
         transaction.put(STATE_KEY, state.encode())
         if heir_of is not None:
-            known = transaction.get(HEIRS_KEY) or b""
-            transaction.put(HEIRS_KEY, known[-_HEIR.size * (HEIRS_MAX - 1) :] + _HEIR.pack(heir_of, state.folded))
+            known = _heirs_in(transaction)[-_HEIR.size * (HEIRS_MAX - 1) :]
+            transaction.put(HEIRS_KEY, to_stored(HEIRS_KEY, known + _HEIR.pack(heir_of, state.folded)))
         # In order of keys, most records go where the one before them went.
         with transaction.cursor() as cursor:
-            cursor.putmulti(sorted((key, value) for key, value in changes.items() if value is not None))
+            cursor.putmulti((key, to_stored(key, value)) for key, value in sorted(changes.items()) if value is not None)
         for key, value in changes.items():
             if value is None:
                 transaction.delete(key)
@@ -329,6 +341,11 @@ class FileWriter(FileReader):
         remove_logs(environment.path, self._name.store, range(self.epoch, self.epoch + 1))
 
 
+def _heirs_in(transaction: Any) -> bytes:
+    stored = transaction.get(HEIRS_KEY)
+    return b"" if stored is None else from_stored(HEIRS_KEY, stored)
+
+
 def abandon_log(path: Path) -> Path | None:
     """Let a store go on without its commit log, which is damaged or missing. What it held is lost; the file, if it is
     there, is kept under another name. The caller holds the owner's lock."""
@@ -339,7 +356,7 @@ def abandon_log(path: Path) -> Path | None:
 
     environment = acquire(path, create=False)
     try:
-        state = environment.state()
+        state = environment.state(any_version=True)  # a store must not need its log to be upgraded
         log = state.log.path(path, "log")
         kept = log.rename(log.with_suffix(".abandoned")) if log.exists() else None
         crash.point("kv.abandon.after_rename")  # a log that is only missing is refused too, until this is asked again

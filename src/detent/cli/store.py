@@ -122,9 +122,9 @@ def _owner(url: str) -> dict[str, Any] | None:
 def verify(url: str, limit: int, as_json: bool) -> None:
     """Check every record of a store, and that all of them agree.
 
-    Checksums of blocks and fragments, counts, the order of commits worked out again from the messages, producers, open
-    transactions; the queues' state worked out again from its log, and that each queued message has its payload and its
-    metadata; ledgers and pins; consumers and their shards. Nothing is changed, and a writer may be at work meanwhile.
+    Checksums of all records and fragments, counts, the order of commits worked out again from the messages, producers,
+    open transactions; the queues' state worked out again from its log, and that each queued message has its payload and
+    its metadata; ledgers and pins; consumers and their shards. Nothing is changed, and a writer may be at work meanwhile.
     Exits with 1 if anything is wrong.
 
     \b
@@ -148,7 +148,10 @@ def verify(url: str, limit: int, as_json: bool) -> None:
                 f"{size_text(counts.payload_bytes)} of payloads, {counts.ledgers} ledgers, "
                 f"{counts.consumers} consumers, {counts.records} records, {size_text(counts.bytes)}"
             )
-            click.echo(f"checked {checked}: {f'{len(findings)} problems' if findings else 'no problem found'}")
+            problems = f"{len(findings)} problems" if findings else "no problem found"
+            if counts.damaged:
+                problems += f", {counts.damaged} records do not match their checksum"
+            click.echo(f"checked {checked}: {problems}")
         else:
             note(f"stopped after {limit} problems")
     if findings:

@@ -216,6 +216,7 @@ class SlateReader(Session):
             base.views += 1
             view = _MergedView(self, base, on_damage)
         try:
+            view.check_own()
             yield view
         finally:
             view.open = False

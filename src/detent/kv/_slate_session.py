@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from detent.errors import Corrupt, DetentError, Fenced, Unavailable
 from detent.kv import _slate_fast
-from detent.kv.base import FIRST_KEY, RESERVED_PREFIX, BlockView, Objects
+from detent.kv.base import FIRST_KEY, RESERVED_PREFIX, BlockView, Objects, prefix_end
 from detent.kv.objectstore import BucketObjects, missing_extra, object_location, open_bucket
 from detent.kv.stored import (
     CHECKSUM_BYTES,
@@ -47,6 +47,7 @@ READ_AHEAD_BYTES = 1 << 20
 KEYS = "kv"
 
 EPOCH_KEY = RESERVED_PREFIX + b"epoch"
+HEIR_KEYS = RESERVED_PREFIX + b"heir"
 UPGRADABLE = 1
 """The version before the present one: records without a checksum."""
 
@@ -188,6 +189,7 @@ class SlateView(BlockView):
         self._session = session
         self._source = source
         self._check = from_stored if on_damage is None else telling(on_damage)
+        self._checks_own = on_damage is not None
 
     def get(self, key: bytes) -> bytes | None:
         self._require_open()
@@ -195,6 +197,12 @@ class SlateView(BlockView):
             return None
         stored = self._raw_get(key)
         return None if stored is None else self._check(key, stored)
+
+    def check_own(self) -> None:
+        """Check the engine's own records too, if damage is to be told of."""
+        if self._checks_own:
+            for key, stored in self._pairs(HEIR_KEYS, prefix_end(HEIR_KEYS), False, None):
+                self._check(key, stored)
 
     def _raw_get(self, key: bytes) -> bytes | None:
         value: bytes | None = self._session._run(self._source.get(key))

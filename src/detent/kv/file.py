@@ -53,7 +53,9 @@ class Viewing:
         self._hold, layer = self._environment.take_snapshot(self._large)
         self._view = FileView(self._hold.transaction, layer)
         if self._on_damage is not None:
-            self._view.check_with(telling(self._on_damage), buffers=False)
+            check = telling(self._on_damage)
+            check(HEIRS_KEY, self._hold.transaction.get(HEIRS_KEY) or to_stored(HEIRS_KEY, b""))
+            self._view.check_with(check, buffers=False)
         elif self._large:
             self._view.check_with(from_buffer, buffers=True)
         return self._view

@@ -26,7 +26,7 @@ class FileView(BlockView):
         self._layer = layer
 
     def check_with(self, check: Check, *, buffers: bool) -> None:
-        """Make values in another way. `buffers` says that the transaction hands out LMDB's own bytes: `check` copies."""
+        """Make values in another way. `buffers` says that the transaction hands out LMDB's own bytes, to be copied."""
         self._check = check
         self._buffers = buffers
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from detent import crash
 from detent.errors import DetentError, Fenced, LimitExceeded, Unavailable
 from detent.kv._slate_reader import POLL_SECONDS, SlateReader
-from detent.kv._slate_session import EPOCH_KEY, OPEN_SECONDS, Epoch, Place, Session, SlateView
+from detent.kv._slate_session import EPOCH_KEY, HEIR_KEYS, OPEN_SECONDS, Epoch, Place, Session, SlateView
 from detent.kv.base import BATCH_BYTES_MAX, RESERVED_PREFIX, Batch
 from detent.kv.stored import FORMAT_VERSION, OnDamage, from_stored, to_stored
 
@@ -38,7 +38,6 @@ FATE_POLL_SECONDS = 0.05
 FENCES_KEPT = 1024
 """What a writer found of the one before it is kept until so many more have opened; a stopped process asks late."""
 
-HEIR_KEYS = RESERVED_PREFIX + b"heir"
 OLD_FENCE_KEYS = RESERVED_PREFIX + b"fence"
 """The same in a store of version 1, without a checksum: what is there stays for writers of then that ask late."""
 
@@ -229,6 +228,7 @@ class SlateWriter(Session):
         self._require_usable()
         view = SlateView(self, self._published, on_damage)
         try:
+            view.check_own()
             yield view
         finally:
             view.open = False

@@ -77,8 +77,7 @@ def _scanned(view: View, start: bytes, size_max: int) -> tuple[bytes | None, int
 
 
 class _Lenient:
-    """A store that is read on past its damaged records, which were found before: what is left of them is compared with
-    the others all the same."""
+    """A store without its damaged records, which were found before: the others are compared with each other."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -86,7 +85,7 @@ class _Lenient:
         self.view_bytes = reader.view_bytes
 
     def view(self, *, large: bool = False, on_damage: OnDamage | None = None) -> AbstractContextManager[View]:
-        """A view that raises nothing for a damaged record."""
+        """A view that passes damaged records over."""
         return self._reader.view(large=large, on_damage=on_damage or _pass_over)
 
     def size_bytes(self) -> int:

@@ -82,8 +82,7 @@ def test_damaged_records_are_refused_and_told_of_and_the_others_are_served(engin
         with opened.view(on_damage=told.__setitem__) as view:
             found = dict(view.scan(b""))
         assert told.keys() == damage.keys()
-        assert found.keys() == whole.keys()
-        assert found[b"\x05b"] == b"two"
+        assert found == {b"\x05a": b"one"}
 
 
 def test_a_damaged_record_can_be_written_anew_and_deleted(engine: Engine) -> None:

@@ -44,7 +44,7 @@ def test_a_record_under_another_key_is_noticed(key: bytes, other: bytes, value: 
 @pytest.mark.parametrize(("key", "subsystem"), [(b"\x05\x01", "queue"), (b"\x00epoch", "kv engine"), (b"\x63", "63")])
 def test_the_error_names_the_record_and_shows_nothing_of_it(key: bytes, subsystem: str) -> None:
     told: list[tuple[bytes, str]] = []
-    assert telling(lambda *about: told.append(about))(key, b"secret" + bytes(8)) == b"secret"
+    assert telling(lambda *about: told.append(about))(key, b"secret" + bytes(8)) is None
     ((where, problem),) = told
     assert where == key
     assert key.hex() in problem

@@ -122,9 +122,10 @@ def _owner(url: str) -> dict[str, Any] | None:
 def verify(url: str, limit: int, as_json: bool) -> None:
     """Check every record of a store, and that all of them agree.
 
-    Checksums of all records and fragments, counts, the order of commits worked out again from the messages, producers,
-    open transactions; the queues' state worked out again from its log, and that each queued message has its payload and
-    its metadata; ledgers and pins; consumers and their shards. Nothing is changed, and a writer may be at work meanwhile.
+    Checksums of all records and fragments, counts, the order of commits worked out again from the messages,
+    producers, open transactions; the queues' state worked out again from its log, and that each queued message has
+    its payload and its metadata; ledgers and pins; consumers and their shards. Nothing is changed, and a writer may
+    be at work meanwhile.
     Exits with 1 if anything is wrong.
 
     \b

@@ -218,7 +218,10 @@ class SlateView(BlockView):
         if left == 0:
             return
         for key, stored in self._pairs(start, end, reverse, limit):
-            yield key, self._check(key, stored)
+            value = self._check(key, stored)
+            if value is None:
+                continue
+            yield key, value
             left -= 1
             if left == 0:
                 return

@@ -168,9 +168,9 @@ class Reader(Protocol):
     def view(self, *, large: bool = False, on_damage: OnDamage | None = None) -> AbstractContextManager[View]:
         """A consistent view. Keep it short: an open view keeps replaced pages alive.
 
-        What it reads is checked: a record that has changed since it was written is `Corrupt`; with `on_damage` that is
-        called instead, for the engine's own records as the view begins, and the value is handed out as it is. `large` says that mostly large values will be read; it
-        changes nothing but the speed.
+        What it reads is checked: a record that has changed since it was written is `Corrupt`. With `on_damage` that is
+        called instead, for the engine's own records as the view begins, and the record is passed over. `large` says
+        that mostly large values will be read; it changes nothing but the speed.
         """
         ...
 

@@ -73,7 +73,10 @@ class FileView(BlockView):
                 # `check` does this too; but a call for each record would cost as much as the rest of this loop.
                 value = b"" if buffers else stored[:-CHECKSUM_BYTES]
                 if buffers or not stored.endswith(digest_of(value, seed_of(key))):
-                    value = check(key, stored)
+                    checked = check(key, stored)
+                    if checked is None:
+                        continue
+                    value = checked
                 yield key, value
                 if not self.open:
                     self._require_open()

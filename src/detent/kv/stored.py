@@ -28,11 +28,12 @@ CHECKSUM_BYTES: Final = 8
 SUBSYSTEMS: Final[dict[int, str]] = {3: "log", 5: "queue", 6: "journal", 7: "engine", 8: "ledger", 9: "shard"}
 """The first byte of every key. 00 is the kv engine's; 01, 02, 04 are formats Detent does not write."""
 
-Check = Callable[[bytes, Any], bytes]
-"""What makes a value of a key and what is stored under it."""
+Check = Callable[[bytes, Any], bytes | None]
+"""What makes a value of a key and what is stored under it; None passes the record over."""
 
 OnDamage = Callable[[bytes, str], None]
-"""Told of a damaged record: its key, and what is wrong. The value is then handed out as it is."""
+"""Told of a damaged record: its key, and what is wrong. The record is then passed over: what it says now could be
+anything, such as a count that keeps a loop busy for ever."""
 
 digest_of = xxhash.xxh3_64_digest
 seed_of = xxhash.xxh3_64_intdigest
@@ -60,14 +61,14 @@ def from_buffer(key: bytes, stored: memoryview) -> bytes:
 
 
 def telling(on_damage: OnDamage) -> Check:
-    """A check that tells of a damaged record, and goes on with what there is of its value."""
+    """A check that tells of a damaged record, and passes it over."""
 
-    def told(key: bytes, stored: bytes) -> bytes:
+    def told(key: bytes, stored: bytes) -> bytes | None:
         try:
             return from_stored(key, stored)
         except Corrupt as error:
             on_damage(key, str(error))
-            return stored[:-CHECKSUM_BYTES]
+            return None
 
     return told
 

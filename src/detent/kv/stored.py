@@ -53,10 +53,10 @@ def from_stored(key: bytes, stored: bytes) -> bytes:
 
 
 def from_buffer(key: bytes, stored: memoryview) -> bytes:
-    """The same of bytes that belong to an engine: they are copied once, after the check."""
-    value = stored[:-CHECKSUM_BYTES]
+    """The same of bytes that belong to an engine. The copy is what is checked: it is still in the processor's cache."""
+    value = bytes(stored[:-CHECKSUM_BYTES])
     if stored[-CHECKSUM_BYTES:] == digest_of(value, seed_of(key)):
-        return bytes(value)
+        return value
     raise damaged(key)
 
 

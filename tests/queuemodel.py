@@ -201,16 +201,16 @@ class Model(ReaderRules):
                 self.end_attempt(queue, entry.message, EXPIRED_REASON, None, False, entry.lease_ms)
         for queue in self.queues.values():
             for entry in queue.among(AVAILABLE, FAILED):
-                if entry.deadline_ms <= now_ms:
+                if entry.deadline_ms < now_ms:
                     queue.expired += 1
                     self.leave(queue, entry.message)
             queue.forgettable.update(m for m, (at_ms, _) in queue.done.items() if queue.forgets(at_ms, now_ms))
         self.unmatched = {message for message in self.unmatched if not self.has_ended(message)}
-        self.unread = {message: until_ms for message, until_ms in self.unread.items() if until_ms > now_ms}
+        self.unread = {message: until_ms for message, until_ms in self.unread.items() if until_ms >= now_ms}
 
     def has_ended(self, message: int) -> bool:
         """Whether the retention that a message was published with has ended."""
-        return self.messages[message].deadline_ms <= self.now_ms
+        return self.messages[message].deadline_ms < self.now_ms
 
     def holders(self, message: int) -> int:
         queues = sum(message in queue.entries for queue in self.queues.values())
@@ -225,7 +225,7 @@ class Model(ReaderRules):
 
     def released(self, message: int, deadline_ms: int) -> None:
         """One that nobody has any more stays, if a queue has yet to read of it, until its last holder's deadline."""
-        if not self.holders(message) and message >= self.first_unread() and deadline_ms > self.now_ms:
+        if not self.holders(message) and message >= self.first_unread() and deadline_ms >= self.now_ms:
             self.unread[message] = deadline_ms
 
     def stored(self) -> set[int]:
@@ -297,7 +297,7 @@ class Model(ReaderRules):
         new: list[int] = []
         duplicates: list[tuple[int, int]] = []
         for index, key in enumerate(keys):
-            if key is not None and key in self.dedup and self.dedup[key][1] > self.now_ms:
+            if key is not None and key in self.dedup and self.dedup[key][1] >= self.now_ms:
                 duplicates.append((index, self.dedup[key][0]))
                 continue
             if key is not None:
@@ -437,7 +437,7 @@ class Model(ReaderRules):
             delay_ms = min(queue.backoff_ms * 2 ** (entry.attempts - 1), queue.backoff_max_ms)
         entry.state = AVAILABLE
         visible_ms = max(self.now_ms, (self.now_ms if ended_ms is None else ended_ms) + delay_ms)
-        entry.visible_ms = FOREVER if entry.deadline_ms <= self.now_ms else visible_ms
+        entry.visible_ms = FOREVER if entry.deadline_ms < self.now_ms else visible_ms
 
     def goes_to_dead_letters(self, queue: Queue, message: int) -> bool:
         """Moves a message to the dead letter queue, unless there is none, or it has the message, or will read of it."""
@@ -447,7 +447,7 @@ class Model(ReaderRules):
         deadline_ms = queue.entries.pop(message).deadline_ms
         if target.dead_letter_retention_s:
             deadline_ms = max(deadline_ms, self.now_ms + target.dead_letter_retention_s * 1000)
-        visible_ms = FOREVER if deadline_ms <= self.now_ms else self.now_ms
+        visible_ms = FOREVER if deadline_ms < self.now_ms else self.now_ms
         headers = self.messages[message].headers
         target.add(message, target.priority(headers), visible_ms, deadline_ms, headers)
         return True
@@ -775,11 +775,11 @@ def _check_timers(state: QueueState, timers: dict[Any, int]) -> None:
         if kind == HIDDEN and visible_ms < FOREVER:
             assert timers[REVEAL, state.number, bucket] <= visible_ms, f"nobody reveals {message}"
         if kind in {HIDDEN, READY, BLOCKED} and deadline_ms < FOREVER:
-            assert timers[EXPIRE, state.number, bucket] <= deadline_ms, f"nobody lets {message} expire"
+            assert timers[EXPIRE, state.number, bucket] <= deadline_ms + 1, f"nobody lets {message} expire"
     for message, failed in state.failed.items():
         if failed.deadline_ms < FOREVER:
             name = (EXPIRE_FAILED, state.number, state.failed_bucket(message))
-            assert timers[name] <= failed.deadline_ms, f"nobody lets {message} expire, which has failed"
+            assert timers[name] <= failed.deadline_ms + 1, f"nobody lets {message} expire, which has failed"
 
 
 def _check_bucket(state: QueueState, bucket: Any) -> None:

@@ -18,15 +18,18 @@ import pyarrow as pa
 import pytest
 
 import detent
+import oldstore
 from detent import crash, kv
 from detent.codec import journal as records
 from detent.codec import queue as queue_records
 from detent.codec.keys import u32
-from detent.errors import Corrupt, Exists, Fenced, NotFound, StaleReceipt
+from detent.errors import Corrupt, Exists, Fenced, Invalid, NotFound, StaleReceipt
 from detent.journal import FragmentRef
 from detent.journal.fragments import object_name
 from detent.journal.publisher import decode_intents, encode_intents
+from detent.kv import upgrade
 from detent.kv.localobjects import TEMPORARY_SUFFIX
+from detent.verify import verify
 from processes import Io, Processes, arm, eventually
 
 pytestmark = pytest.mark.xdist_group("crash-points")
@@ -45,6 +48,10 @@ LOGGING = ("kv.log.after_create",)
 ABANDONING = ("kv.abandon.after_rename",)
 WRITING = ("kv.object.before_write", "kv.object.before_rename", "kv.object.after_rename", "kv.object.after_sync")
 SWEEPING = ("journal.sweep.after_horizon", "kv.object.after_delete", "journal.sweep.after_delete")
+UPGRADING = (
+    "kv.upgrade.before_begin", "kv.upgrade.after_begin", "kv.upgrade.before_chunk:3", "kv.upgrade.after_chunk:3",
+    "kv.upgrade.before_end", "kv.upgrade.after_end",
+)  # fmt: skip
 CHECKPOINTING = ("queue.checkpoint.before_write", "queue.checkpoint.after_write")
 
 DURABLE = {
@@ -57,6 +64,7 @@ outlives the process, but not the machine.)"""
 
 def test_every_point_is_visited_by_a_test_of_this_module() -> None:
     visited = {*OPENING, *COMMITTING, *WRITING, *SWEEPING, *FOLDING, *CLOSING, *LOGGING, *ABANDONING, *CHECKPOINTING}
+    visited |= {point.partition(":")[0] for point in UPGRADING}
     # The others have modules of their own.
     elsewhere = ("bus.", "spark.", "ingest.", "consumer.", "processor.", "state.")
     here = {point for point in crash.POINTS if not point.startswith(elsewhere)}
@@ -245,6 +253,30 @@ def test_killed_while_it_adopted_a_fragment(url: str, processes: Processes, poin
 
 def _ref(fields: list[Any]) -> FragmentRef:
     return FragmentRef(bytes.fromhex(fields[0]), *fields[1:])
+
+
+# -- upgrading --------------------------------------------------------------------------------------------------
+
+
+def upgrades(io: Io, url: str) -> None:
+    upgrade.CHUNK_RECORDS = 10
+    upgrade.upgrade(url)
+    io.say("upgraded")
+
+
+@pytest.mark.parametrize("point", UPGRADING)
+def test_killed_while_it_upgraded_an_old_store(tmp_path: Path, processes: Processes, point: str) -> None:
+    url = oldstore.unpack_file(tmp_path / "old")
+    child = processes.start(upgrades, url=url, environment={"DETENT_CRASH_AT": point})
+    assert child.was_killed(), f"{point} was never reached"
+    if point != "kv.upgrade.after_end":
+        with pytest.raises(Invalid, match="detent store upgrade"):
+            detent.open(url)
+    upgrade.upgrade(url)
+    reader = kv.open_reader(url)
+    assert list(verify(reader)) == []
+    reader.close()
+    oldstore.check_served(url)
 
 
 # -- the commit log ---------------------------------------------------------------------------------------------

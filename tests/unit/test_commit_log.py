@@ -25,6 +25,7 @@ from detent.kv.commitrecord import PAGE, LogName, checksum_of, decode_record, en
 from detent.kv.file import FileReader, FileWriter, abandon_log
 from detent.kv.logfollower import LogFollower, take_over
 from detent.kv.overlay import Layer, Overlay, merged
+from detent.kv.stored import to_stored
 from detent.kv.tip import Tip
 from filestore import bytes_of, everything, put
 
@@ -154,7 +155,7 @@ def test_small_commits_are_in_the_log_and_everybody_sees_them(writer: FileWriter
     assert everything(writer) == as_another_process_sees_it(tmp_path / "store") == {"b": b"2", "c": b"3"}
     writer.maintain()
     with writer._live().read() as transaction:
-        assert transaction.get(b"b") == b"2"
+        assert transaction.get(b"b") == to_stored(b"b", b"2")
     put(writer, d=b"4")
     assert everything(writer) == as_another_process_sees_it(tmp_path / "store") == {"b": b"2", "c": b"3", "d": b"4"}
 
@@ -395,7 +396,8 @@ def test_a_log_far_too_large_commit_goes_to_lmdb_and_takes_the_log_along(writer:
     put(writer, a=b"1", b=b"1")
     put(writer, b=b"2", big=bytes(file.LOGGED_BYTES_MAX + 1))
     with writer._live().read() as transaction:
-        assert (transaction.get(b"a"), transaction.get(b"b")) == (b"1", b"2")
+        assert transaction.get(b"a") == to_stored(b"a", b"1")
+        assert transaction.get(b"b") == to_stored(b"b", b"2")
     put(writer, a=b"3")
     found = as_another_process_sees_it(tmp_path / "store")
     assert (found["a"], found["b"], len(found["big"])) == (b"3", b"2", file.LOGGED_BYTES_MAX + 1)

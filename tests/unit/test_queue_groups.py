@@ -193,7 +193,7 @@ def test_what_leaves_a_group_lets_the_next_one_go_on(world: Grouped, how: str) -
     elif how in {"given up", "moved"}:
         world.commit(used(ops.Fail, world.claim(), final=True))
     elif how == "expired":
-        world.later(1_000)
+        world.later(1_001)
     else:
         world.commit(ops.Purge("q", below=second))
     assert world.counts() == (1, 0, 0, 0)
@@ -206,7 +206,7 @@ def test_blocked_messages_expire_and_are_purged_like_others(world: Grouped) -> N
     world.grouped(*"aaa", retention_s=1)
     last = world.grouped("a")[0]
     claimed = world.claim()
-    world.later(1_000)
+    world.later(1_001)
     assert world.counts() == (0, 0, 1, 1)
     world.survives()
     assert world.about().expired == 3
@@ -282,7 +282,7 @@ def test_a_line_forgets_what_is_gone_from_its_middle(world: Grouped) -> None:
     world.claim()
     for _ in range(5):
         world.grouped(*["a"] * 100, retention_s=1)
-        world.later(1_000)
+        world.later(1_001)
         world.about()
     assert len(world.q.lines[b"a"]._fresh) <= groups_module.STALE_MAX
 
@@ -293,7 +293,7 @@ def test_what_expires_unclaimed_is_not_offered_for_ever(world: Grouped, kept: in
         world.grouped("kept")
     for turn in range(5):
         world.grouped(*(f"{turn}-{n}" for n in range(100)), None, retention_s=1)
-        world.later(1_000)
+        world.later(1_001)
         assert world.counts() == (kept, 0, 0, 0)
     offers = world.q.offers.get(128)
     assert (offers is None) == (not kept)

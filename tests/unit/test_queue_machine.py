@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import queuemodel
-from detent.codec import published
+from detent.codec import log, published
 from detent.codec import queue as records
 from detent.codec.queue import NOT_KEPT, Config
 from detent.engine import Done
@@ -17,6 +17,7 @@ from detent.kv import Batch
 from detent.queue import checkpoint, holdings, housekeeping, looking, publishing
 from detent.queue import operations as ops
 from detent.queue.bucket import Bucket
+from detent.verify import verify
 from queueworld import Queues, used
 
 HOUR_MS = 3600 * 1000
@@ -229,7 +230,7 @@ def test_what_a_refused_transaction_claimed_and_acknowledged_still_ends_with_its
     with pytest.raises(StaleReceipt):
         tiny.commit(ops.Claim("q", 10), ops.Ack(1, messages, list(range(1, 11))), ops.Ack(1, messages, [0] * 10))
     tiny.memory()
-    tiny.later(5_000)
+    tiny.later(5_001)
     assert (tiny.about().available, tiny.about().expired) == (0, 10)
 
 
@@ -476,13 +477,13 @@ def test_backoff_of_an_ended_lease_counts_from_its_end(world: Queues) -> None:
 # -- retention --------------------------------------------------------------------------------------------------
 
 
-def test_a_message_leaves_at_its_deadline_unless_somebody_holds_it(world: Queues) -> None:
+def test_a_message_leaves_when_its_age_exceeds_its_retention_unless_it_is_in_flight(world: Queues) -> None:
     world.create(max_attempts=2)
     world.publish(3, retention_s=10)
     claimed = world.claim(2)
     world.commit(used(ops.Fail, claimed, 0, final=True))
-    world.later(9_999)
-    assert (world.about().available, world.about().failed) == (1, 1)
+    world.later(10_000)
+    assert (world.about().available, world.about().failed) == (1, 1), "its age equals its retention"
     world.later(1)
     about = world.about()
     assert (about.available, about.in_flight, about.failed, about.expired) == (0, 1, 0, 2)
@@ -496,8 +497,8 @@ def test_a_message_leaves_at_its_deadline_unless_somebody_holds_it(world: Queues
 def test_a_message_whose_lease_and_retention_are_over_is_gone_at_once(world: Queues, most: int) -> None:
     world.create(max_attempts=most)
     world.publish(retention_s=1)
-    world.claim(lease_ms=1_000)
-    world.later(1_000)
+    world.claim(lease_ms=1_001)
+    world.later(1_001)
     about = world.about()
     assert (about.available, about.delayed, about.in_flight, about.failed, about.expired) == (0, 0, 0, 0, 1)
 
@@ -509,6 +510,8 @@ def test_an_unmatched_message_is_kept_until_its_retention_ends(world: Queues) ->
     assert set(world.payloads()) == {message}
     assert world.commit(ops.FindMessage(message))[0] == ops.MessageFound(message, [])
     world.later(10_000)
+    assert world.commit(ops.DescribeQueues())[0].unmatched == 1
+    world.later(1)
     assert world.commit(ops.DescribeQueues())[0].unmatched == 0
     assert world.payloads() == {}
 
@@ -521,7 +524,7 @@ def test_what_a_paused_queue_has_yet_to_read_of_goes_when_its_retention_ends(wor
     assert set(world.payloads()) == {done, lasting}
     late = world.publish(retention_s=5)[0]
     claimed = world.claim()
-    world.later(10_000)
+    world.later(10_001)
     world.commit(used(ops.Ack, claimed))
     assert set(world.payloads()) == {lasting}, f"{late} was acknowledged after its retention"
     assert world.ticks() < 5
@@ -534,7 +537,7 @@ def test_a_queue_that_catches_up_takes_nothing_past_its_retention(world: Queues)
     world.create()
     world.publish(retention_s=10)
     claimed = world.claim()
-    world.later(10_000)
+    world.later(10_001)
     world.create("new", filter="true", earliest=True)
     world.ticks()
     assert (world.about("new").routed, world.about().in_flight) == (0, 1)
@@ -711,13 +714,13 @@ def test_a_key_is_held_for_the_window_or_the_retention_whichever_is_longer(
     world.create()
     world.commit(ops.SetDedupWindow(window_ms))
     first = keyed(world, "a", retention_s=retention_s)
-    world.later(held_ms - 1)
+    world.later(held_ms)
     assert keyed(world, "a", retention_s=retention_s).duplicates == [(0, first.first)]
     world.later(1)
     assert keyed(world, "a", retention_s=retention_s).count == 1
     world.ticks()
     assert len(world.records(records.DEDUP)) == len(world.records(records.DEDUP_EXPIRY)) == 1
-    world.later(held_ms)
+    world.later(held_ms + 1)
     world.ticks()
     assert world.records(records.DEDUP) == world.records(records.DEDUP_EXPIRY) == []
 
@@ -777,7 +780,7 @@ def test_a_key_that_is_taken_in_the_group_that_deletes_its_queue_goes_with_it(wo
 def test_keys_are_forgotten_in_steps(tiny: Queues) -> None:
     tiny.create()
     keyed(tiny, *(f"k{n}" for n in range(7)), retention_s=1)
-    tiny.later(DAY_MS)
+    tiny.later(DAY_MS + 1)
     assert tiny.ticks() >= 4
     assert tiny.records(records.DEDUP) == tiny.records(records.DEDUP_EXPIRY) == []
 
@@ -1233,3 +1236,84 @@ def test_what_was_in_flight_in_a_deleted_queue_ends_its_retention_whoever_owns_t
     assert tiny.memory() == before
     tiny.ticks()
     assert tiny.payloads() == {}
+
+
+# -- the newest segment of the log --------------------------------------------------------------------------------
+
+
+def entries(world: Queues) -> list[bytes]:
+    """The keys of the metadata log's entries."""
+    with world.writer.view() as view:
+        return [key for key, _ in view.scan(b"\x03", b"\x04") if key[6] == log.TAG_ENTRY]
+
+
+def segments(world: Queues) -> list[int]:
+    with world.writer.view() as view:
+        return [log.decode_segment_key(key) for key, _ in view.scan(*log.segment_range())]
+
+
+def test_expired_headers_go_in_a_store_in_which_nothing_more_is_published(world: Queues) -> None:
+    world.create()
+    world.publish(3, retention_s=100)
+    world.later(100_000)
+    world.ticks()
+    assert len(entries(world)) == 1, "their age equals their retention"
+    world.later(1)
+    world.ticks()
+    assert (world.payloads(), entries(world)) == ({}, [])
+    assert segments(world) == [2], "its number is not given again: readers may remember where segment 1 began"
+    assert world.publish(1) == [3]
+    assert world.claim().messages == [3]
+    assert segments(world) == [2]
+
+
+def test_the_newest_segment_stays_while_more_is_published(world: Queues) -> None:
+    world.create()
+    for _ in range(5):
+        world.publish()
+        world.commit(used(ops.Ack, world.claim()))
+        world.later(housekeeping.QUIET_MS - 1)
+        world.ticks()
+    assert (len(entries(world)), segments(world)) == (5, [1])
+    world.later(1)
+    world.ticks()
+    assert (entries(world), segments(world)) == ([], [2])
+
+
+def test_the_newest_segment_stays_while_a_queue_has_yet_to_read_of_it(world: Queues) -> None:
+    world.create()
+    world.create("paused", filter="true", paused=True)
+    world.publish(retention_s=0)
+    world.commit(used(ops.Ack, world.claim()))
+    world.later(housekeeping.QUIET_MS)
+    world.ticks()
+    assert (len(entries(world)), segments(world)) == (1, [1])
+
+
+def test_numbers_left_out_by_a_restart_begin_a_segment_of_their_own(world: Queues) -> None:
+    world.create()
+    world.publish()
+    world.commit(used(ops.Ack, world.claim()))
+    world.later(housekeeping.QUIET_MS)
+    world.ticks()
+    assert segments(world) == [2]
+    world.reopen()
+    (message,) = world.publish()
+    assert message > 1, "the rest of the reserved block is left out"
+    world.ticks()
+    assert world.claim().messages == [message]
+    assert segments(world) == [3]
+    assert list(verify(world.writer)) == []
+
+
+def test_an_owner_that_takes_over_drops_the_newest_segment_after_a_quiet_minute(world: Queues) -> None:
+    world.create()
+    world.publish()
+    world.commit(used(ops.Ack, world.claim()))
+    world.reopen()
+    world.ticks()
+    assert len(entries(world)) == 1
+    world.later(housekeeping.QUIET_MS)
+    world.ticks()
+    assert (entries(world), segments(world)) == ([], [2])
+    assert list(verify(world.writer)) == []

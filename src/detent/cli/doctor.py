@@ -212,6 +212,7 @@ def _file_system(path: Path) -> str:
 def _readable(url: str) -> Iterator[Finding]:
     from detent.journal import JournalReader
     from detent.kv import open_reader
+    from detent.kv.stored import FORMAT_VERSION
 
     try:
         reader = open_reader(url)
@@ -222,6 +223,7 @@ def _readable(url: str) -> Iterator[Finding]:
         journals = len(JournalReader(reader).names())
         yield Finding("ok", f"the store can be read: {size_text(reader.size_bytes())}, {journals} journals")
         yield from _ahead(reader)
+        yield Finding("ok", f"the store has format {FORMAT_VERSION}, which this release writes")
     except DetentError as error:
         yield Finding("wrong", f"the store cannot be read: {error}", f"detent store verify {url} says more")
     finally:

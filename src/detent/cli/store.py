@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from detent.cli._common import (
+    check_kept,
     force_option,
     infos,
+    is_server,
     json_option,
     open_for_reading,
     open_for_writing,
@@ -58,11 +60,14 @@ def info(url: str, as_json: bool) -> None:
     Example:
       detent store info file:./data
     """
+    from detent.kv.stored import FORMAT_VERSION
+
     with open_for_reading(url) as opened:
         journals = infos(opened)
         owner = _owner(url)
         fields: dict[str, Any] = {
             "url": url,
+            "format": None if is_server(url) else FORMAT_VERSION,  # others do not open
             "journals": len(journals),
             "messages": sum(found.messages for found in journals),
             "record_bytes": opened.size_bytes(),
@@ -79,6 +84,7 @@ def info(url: str, as_json: bool) -> None:
     print_fields(
         {
             "url": url,
+            "format": "not shown by the server" if fields["format"] is None else str(fields["format"]),
             "owner": who,
             "journals": str(len(journals)),
             "messages": str(fields["messages"]),
@@ -117,9 +123,10 @@ def _owner(url: str) -> dict[str, Any] | None:
 def verify(url: str, limit: int, as_json: bool) -> None:
     """Check every record of a store, and that all of them agree.
 
-    Checksums of blocks and fragments, counts, the order of commits worked out again from the messages, producers, open
-    transactions; the queues' state worked out again from its log, and that each queued message has its payload and its
-    metadata; ledgers and pins; consumers and their shards. Nothing is changed, and a writer may be at work meanwhile.
+    Checksums of all records and fragments, counts, the order of commits worked out again from the messages,
+    producers, open transactions; the queues' state worked out again from its log, and that each queued message has
+    its payload and its metadata; ledgers and pins; consumers and their shards. Nothing is changed, and a writer may
+    be at work meanwhile.
     Exits with 1 if anything is wrong.
 
     \b
@@ -143,7 +150,10 @@ def verify(url: str, limit: int, as_json: bool) -> None:
                 f"{size_text(counts.payload_bytes)} of payloads, {counts.ledgers} ledgers, "
                 f"{counts.consumers} consumers, {counts.records} records, {size_text(counts.bytes)}"
             )
-            click.echo(f"checked {checked}: {f'{len(findings)} problems' if findings else 'no problem found'}")
+            problems = f"{len(findings)} problems" if findings else "no problem found"
+            if counts.damaged:
+                problems += f", {counts.damaged} records do not match their checksum"
+            click.echo(f"checked {checked}: {problems}")
         else:
             note(f"stopped after {limit} problems")
     if findings:
@@ -207,6 +217,38 @@ def sweep(url: str, grace: str, force: bool, as_json: bool) -> None:
         print_json({"deleted": deleted})
     else:
         click.echo(f"deleted {deleted} fragments")
+
+
+@store.command()
+@takes_store()
+@json_option
+def upgrade(url: str, as_json: bool) -> None:
+    """Bring a store of an earlier release to the format of this one, in place.
+
+    No other process may be at work on the store. Interrupted, it is finished by running it again; until then the store
+    opens for nothing else. Take a copy of the folder first if you may want to go back: earlier releases do not read
+    what comes out.
+
+    \b
+    Example:
+      detent store upgrade file:./data && detent store verify file:./data
+    """
+    from detent.errors import Invalid
+    from detent.kv.stored import FORMAT_VERSION
+    from detent.kv.upgrade import upgrade as upgrade_store
+
+    check_kept(url)
+    if is_server(url):
+        raise Invalid("a server's store is upgraded where its records are, with file:PATH or s3://BUCKET/PREFIX")
+    with progress_bar("upgrading", hidden=as_json) as progress:
+        done = upgrade_store(url, progress)
+    changed = done.before != FORMAT_VERSION
+    if as_json:
+        print_json({"from": done.before, "to": FORMAT_VERSION, "changed": changed, "records": done.records})
+    elif changed:
+        click.echo(f"upgraded from format {done.before} to {FORMAT_VERSION}: {done.records} records")
+    else:
+        click.echo(f"the store has format {FORMAT_VERSION} already")
 
 
 @store.command("abandon-log")

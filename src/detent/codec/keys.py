@@ -21,6 +21,7 @@ from typing import Final
 from detent.codec.values import U8_MAX, U16_MAX, U32_MAX, U64_MAX, Cursor
 from detent.errors import Corrupt, Invalid
 from detent.kv.base import prefix_end
+from detent.kv.stored import SUBSYSTEMS as SUBSYSTEMS
 
 SUBSYSTEM_LOG: Final = 0x03
 SUBSYSTEM_QUEUE: Final = 0x05
@@ -28,16 +29,6 @@ SUBSYSTEM_JOURNAL: Final = 0x06
 SUBSYSTEM_ENGINE: Final = 0x07
 SUBSYSTEM_LEDGER: Final = 0x08
 SUBSYSTEM_SHARD: Final = 0x09
-
-SUBSYSTEMS: Final[dict[int, str]] = {
-    SUBSYSTEM_LOG: "log",
-    SUBSYSTEM_QUEUE: "queue",
-    SUBSYSTEM_JOURNAL: "journal",
-    SUBSYSTEM_ENGINE: "engine",
-    SUBSYSTEM_LEDGER: "ledger",
-    SUBSYSTEM_SHARD: "shard",
-}
-"""The first byte of every key. 00 is the kv engine's; 01, 02, 04 are formats Detent does not write."""
 
 _F64: Final = struct.Struct(">d")
 

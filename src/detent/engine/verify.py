@@ -69,6 +69,8 @@ class Counts:
     """Entries of the state that shards keep in the store."""
     bytes: int = 0
     """Keys, values and fragments."""
+    damaged: int = 0
+    """Records that do not match their checksum."""
 
 
 class Tally:

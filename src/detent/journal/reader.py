@@ -114,7 +114,7 @@ class _Blocks:
     def _read(self, found: tuple[int, bytes] | None) -> None:
         self._batch = None
         if found is not None:
-            self._base, self._batch = found[0], block.decode_block(found[1])
+            self._base, self._batch = found[0], block.decode_block(found[1], is_checked=True)
             self.bytes += len(found[1])
 
 
@@ -282,7 +282,7 @@ class JournalReader:
                 yield from self._read_fragment(at, plan[0])
                 at += plan.popleft().rows
                 continue
-            with self._reader.view() as view:
+            with self._reader.view(large=True) as view:
                 try:
                     pieces = self._read_blocks(view, journal, plan, at)
                 except Corrupt:
@@ -325,7 +325,7 @@ class JournalReader:
         """All stored rows of [start, end) as (first position, record batch): duplicates, pending and ACKs too."""
         at = start
         while True:
-            with self._reader.view() as view:
+            with self._reader.view(large=True) as view:
                 listing = self._listing(view, name)
                 journal = listing.journal if journal is None else journal
                 head = self._head(view, listing.journal)
@@ -339,7 +339,7 @@ class JournalReader:
                     return
                 found = self._raw_blocks(view, journal, at, end)
             for base, value in found:
-                batch = block.decode_block(value)
+                batch = block.decode_block(value, is_checked=True)
                 if not base <= at < base + batch.num_rows:
                     raise Corrupt(f"no block holds position {at}")
                 batch = batch.slice(at - base, end - at)

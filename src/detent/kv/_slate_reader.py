@@ -14,12 +14,14 @@ from detent.kv._slate_session import (
     EPOCH_KEY,
     KEYS,
     OPEN_SECONDS,
+    Epoch,
     Pair,
     Place,
     Session,
     SlateView,
     log_path,
 )
+from detent.kv.stored import FORMAT_VERSION, OnDamage
 
 POLL_SECONDS = 0.02
 """A reader asks for new commits at most this often: one cheap request, and a lag that people do not notice."""
@@ -48,11 +50,14 @@ class _Base:
         self.keys: list[bytes] = []
         self.bytes = 0
         self.views = 0
+        self.epoch: bytes | None = None  # the newest epoch record in the log
 
     def add(self, rows: list[Any], after: int) -> int:
         """Take over the rows of one commit log file; returns the last sequence number in it."""
         for row in rows:
-            if row.seq > after and row.key != EPOCH_KEY:
+            if row.key == EPOCH_KEY:
+                self.epoch = row.value
+            elif row.seq > after:
                 self.versions.setdefault(row.key, []).append((row.seq, row.value))
                 self.bytes += len(row.key) + len(row.value or b"")
         return max((row.seq for row in rows), default=0)
@@ -61,8 +66,8 @@ class _Base:
 class _MergedView(SlateView):
     """A base as it was at one sequence number: the log's versions up to it, over the tables."""
 
-    def __init__(self, session: Session, base: _Base) -> None:
-        super().__init__(session, base.tables)
+    def __init__(self, session: Session, base: _Base, on_damage: OnDamage | None) -> None:
+        super().__init__(session, base.tables, on_damage)
         self._base, self._keys, self._sequence = base, base.keys, base.sequence
 
     def _logged(self, key: bytes) -> tuple[int, bytes | None] | None:
@@ -107,8 +112,10 @@ class SlateReader(Session):
     follows the commit log by itself and keeps the versions; a view is a sequence number in it.
     """
 
-    def __init__(self, place: Place, poll_seconds: float) -> None:
+    def __init__(self, place: Place, poll_seconds: float, *, any_version: bool = False) -> None:
         super().__init__(place)
+        self._any_version = any_version
+        self.version = FORMAT_VERSION
         self._poll_seconds = poll_seconds
         self._lock = threading.Lock()
         self._closed = False
@@ -134,6 +141,8 @@ class SlateReader(Session):
         tables = await builder.build()
         base = _Base(made.id, tables, manifest.replay_after_wal_id, manifest.last_l0_seq)
         await self._follow(base)
+        stored = base.epoch or await tables.get(EPOCH_KEY)
+        self.version = Epoch.decode(stored, any_version=self._any_version).version  # refuses a store of another one
         return base
 
     def _tables_options(self) -> Any:
@@ -198,15 +207,16 @@ class SlateReader(Session):
         self._run(self._follow(base, last))
 
     @contextmanager
-    def view(self) -> Iterator[SlateView]:
+    def view(self, *, large: bool = False, on_damage: OnDamage | None = None) -> Iterator[SlateView]:  # noqa: ARG002
         """One state of the store. It stays readable for at least ten minutes."""
         with self._lock:
             if self._closed:
                 raise Unavailable("this store was closed")
             base = self._advance()
             base.views += 1
-            view = _MergedView(self, base)
+            view = _MergedView(self, base, on_damage)
         try:
+            view.check_own()
             yield view
         finally:
             view.open = False

@@ -5,15 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import struct
 import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import CancelledError
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from detent.errors import Corrupt, DetentError, Fenced, Unavailable
 from detent.kv import _slate_fast
-from detent.kv.base import FIRST_KEY, RESERVED_PREFIX, BlockView, Objects
+from detent.kv.base import FIRST_KEY, RESERVED_PREFIX, BlockView, Objects, prefix_end
 from detent.kv.objectstore import BucketObjects, missing_extra, object_location, open_bucket
+from detent.kv.stored import (
+    CHECKSUM_BYTES,
+    FORMAT_VERSION,
+    UPGRADING,
+    OnDamage,
+    from_stored,
+    needs_upgrade,
+    telling,
+    to_stored,
+)
 from detent.kv.urls import Location
 
 OPEN_SECONDS = 120.0
@@ -36,6 +47,11 @@ READ_AHEAD_BYTES = 1 << 20
 KEYS = "kv"
 
 EPOCH_KEY = RESERVED_PREFIX + b"epoch"
+HEIR_KEYS = RESERVED_PREFIX + b"heir"
+UPGRADABLE = 1
+"""The version before the present one: records without a checksum."""
+
+_EPOCH = struct.Struct("<BQQ")
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -169,15 +185,24 @@ class Session:
 class SlateView(BlockView):
     """Reads of one state: a SlateDB snapshot or checkpoint."""
 
-    def __init__(self, session: Session, source: Any) -> None:
+    def __init__(self, session: Session, source: Any, on_damage: OnDamage | None = None) -> None:
         self._session = session
         self._source = source
+        self._check = from_stored if on_damage is None else telling(on_damage)
+        self._checks_own = on_damage is not None
 
     def get(self, key: bytes) -> bytes | None:
         self._require_open()
         if not key or key < FIRST_KEY:
             return None
-        return self._raw_get(key)
+        stored = self._raw_get(key)
+        return None if stored is None else self._check(key, stored)
+
+    def check_own(self) -> None:
+        """Check the engine's own records too, if damage is to be told of."""
+        if self._checks_own:
+            for key, stored in self._pairs(HEIR_KEYS, prefix_end(HEIR_KEYS), False, None):
+                self._check(key, stored)
 
     def _raw_get(self, key: bytes) -> bytes | None:
         value: bytes | None = self._session._run(self._source.get(key))
@@ -192,8 +217,11 @@ class SlateView(BlockView):
         left = limit if limit is not None else -1
         if left == 0:
             return
-        for pair in self._pairs(start, end, reverse, limit):
-            yield pair
+        for key, stored in self._pairs(start, end, reverse, limit):
+            value = self._check(key, stored)
+            if value is None:
+                continue
+            yield key, value
             left -= 1
             if left == 0:
                 return
@@ -223,6 +251,38 @@ class SlateView(BlockView):
             size = sum(len(row.value) for row in fetched)
             rows = max(1, rows // 2) if size > 2 * FETCH_BYTES else rows
             rows = min(rows * 2, ROWS_MAX) if size < FETCH_BYTES // 2 else rows
+
+
+class Epoch(NamedTuple):
+    """What a store says of its newest writer: its epoch, and the number of its last commit; and the version of its
+    records."""
+
+    epoch: int = 0
+    number: int = 0
+    version: int = FORMAT_VERSION
+
+    def encode(self) -> bytes:
+        """The record, as it is stored."""
+        record = _EPOCH.pack(self.version, self.epoch, self.number)
+        return record if self.version == UPGRADABLE else to_stored(EPOCH_KEY, record)
+
+    @classmethod
+    def decode(cls, stored: bytes | None, *, any_version: bool = False) -> Epoch:
+        """The record of a store; a new one has none. A store of another version is refused, unless `any_version`."""
+        if stored is None:
+            return cls()
+        version = stored[0] if stored else -1
+        old = version == UPGRADABLE
+        known = old or version in {FORMAT_VERSION, UPGRADING}
+        if not known or len(stored) != _EPOCH.size + (0 if old else CHECKSUM_BYTES):
+            raise Corrupt(
+                f"the store's epoch record has version {stored[:1].hex()} and {len(stored)} bytes; this release reads "
+                f"version {FORMAT_VERSION}"
+            )
+        _, epoch, number = _EPOCH.unpack(stored if old else from_stored(EPOCH_KEY, stored))
+        if version != FORMAT_VERSION and not any_version:
+            raise needs_upgrade(version)
+        return cls(epoch, number, version)
 
 
 def log_path(number: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from detent.errors import Invalid, LimitExceeded
+from detent.kv.stored import OnDamage
 
 KEY_BYTES_MAX = 511
 """LMDB's compiled-in limit, and so the limit of every engine: a store can move between them."""
@@ -164,8 +165,13 @@ class Reader(Protocol):
     objects: Objects
     view_bytes: int
 
-    def view(self) -> AbstractContextManager[View]:
-        """A consistent view. Keep it short: an open view keeps replaced pages alive."""
+    def view(self, *, large: bool = False, on_damage: OnDamage | None = None) -> AbstractContextManager[View]:
+        """A consistent view. Keep it short: an open view keeps replaced pages alive.
+
+        What it reads is checked: a record that has changed since it was written is `Corrupt`. With `on_damage` that is
+        called instead, for the engine's own records as the view begins, and the record is passed over. `large` says
+        that mostly large values will be read; it changes nothing but the speed.
+        """
         ...
 
     def size_bytes(self) -> int:

@@ -29,6 +29,7 @@ from detent.kv.logfollower import LogFollower
 from detent.kv.metapages import check_meta_pages
 from detent.kv.overlay import Layer
 from detent.kv.room import RESERVE, Room
+from detent.kv.stored import CHECKSUM_BYTES, FORMAT_VERSION, UPGRADING, from_stored, needs_upgrade, to_stored
 
 MAP_BYTES_FIRST = 4 << 30
 """Address space of a new map. It is not disk space; it doubles whenever it is full."""
@@ -55,7 +56,9 @@ T = TypeVar("T")
 logger = logging.getLogger("detent.kv")
 
 STATE_KEY: Final = RESERVED_PREFIX + b"epoch"
-FORMAT_VERSION: Final = 2
+UPGRADABLE: Final = 2
+"""The version before the present one: records without a checksum."""
+
 _STATE: Final = struct.Struct("<BQQQQB")
 
 
@@ -63,7 +66,7 @@ class State(NamedTuple):
     """What LMDB says of its writers: the newest one's epoch, whose log continues it, and from which commit on.
 
     `store` is a number that no other store has. `logged` says that there is such a log: if it is not there, something
-    is wrong.
+    is wrong. `version` is that of the store's records.
     """
 
     store: int = 0
@@ -71,6 +74,7 @@ class State(NamedTuple):
     log_epoch: int = 0
     folded: int = 0
     logged: bool = False
+    version: int = FORMAT_VERSION
 
     @property
     def log(self) -> LogName:
@@ -78,20 +82,27 @@ class State(NamedTuple):
         return LogName(self.store, self.log_epoch)
 
     def encode(self) -> bytes:
-        """The record."""
-        return _STATE.pack(FORMAT_VERSION, *self)
+        """The record, as it is stored."""
+        record = _STATE.pack(self.version, *self[:-1])
+        return record if self.version == UPGRADABLE else to_stored(STATE_KEY, record)
 
     @classmethod
-    def decode(cls, stored: bytes | None) -> State:
-        """The state; a new store has none."""
+    def decode(cls, stored: bytes | None, *, any_version: bool = False) -> State:
+        """The state; a new store has none. A store of another version is refused, unless `any_version`."""
         if stored is None:
             return cls()
-        if len(stored) != _STATE.size or stored[0] != FORMAT_VERSION:
+        version = stored[0] if stored else -1
+        old = version == UPGRADABLE
+        known = old or version in {FORMAT_VERSION, UPGRADING}
+        if not known or len(stored) != _STATE.size + (0 if old else CHECKSUM_BYTES):
             raise Corrupt(
-                f"the store's epoch record has version {stored[:1].hex()}; this release reads version {FORMAT_VERSION}"
+                f"the store's epoch record has version {stored[:1].hex()} and {len(stored)} bytes; this release reads "
+                f"version {FORMAT_VERSION}"
             )
-        _, store, epoch, log_epoch, folded, logged = _STATE.unpack(stored)
-        return cls(store, epoch, log_epoch, folded, bool(logged))
+        _, store, epoch, log_epoch, folded, logged = _STATE.unpack(stored if old else from_stored(STATE_KEY, stored))
+        if version != FORMAT_VERSION and not any_version:
+            raise needs_upgrade(version)
+        return cls(store, epoch, log_epoch, folded, bool(logged), version)
 
 
 class _Hold:
@@ -117,7 +128,7 @@ def _pages_for(changes: Mapping[bytes, bytes | None], stat: Mapping[str, int], p
     of the tree that it copies."""
     whole = small = 0
     for key, value in changes.items():
-        size = len(value) if value is not None else 0
+        size = len(value) + CHECKSUM_BYTES if value is not None else 0
         if size > page // 4:
             whole += size // page + 2
         small += len(key) + 24 + min(size, page // 4)
@@ -196,10 +207,10 @@ class Environment:
         finally:
             self.end(hold)
 
-    def state(self) -> State:
-        """What LMDB says of its writers now."""
+    def state(self, *, any_version: bool = False) -> State:
+        """What LMDB says of its writers now. A store of another version is refused, unless `any_version`."""
         with self.read() as transaction:
-            return State.decode(_stored_state(transaction))
+            return State.decode(_stored_state(transaction), any_version=any_version)
 
     def write(self, work: Callable[[Any], T], changes: Mapping[bytes, bytes | None] | None = None) -> T:
         """One durable commit of LMDB: `work` gets its write transaction, and again a new one when the map had to grow.
@@ -258,11 +269,12 @@ class Environment:
             raise Unavailable(f"{self.path / 'data.mdb'} could not be lengthened: {error}") from error
         self._file_bytes = length
 
-    def take_snapshot(self) -> tuple[_Hold, Layer | None]:
-        """A read transaction, and the commits that are only in the log: together one state of the store. `end` it."""
+    def take_snapshot(self, buffers: bool = False) -> tuple[_Hold, Layer | None]:
+        """A read transaction, and the commits that are only in the log: together one state of the store. `end` it. With
+        `buffers` the transaction hands out LMDB's own bytes, which are gone when it ends."""
         before: State | None = None
         for _ in range(SNAPSHOT_TRIES):
-            hold = self._begin()
+            hold = self._begin(buffers)
             try:
                 state = self._state_in(hold.transaction)
                 if not state.logged:  # LMDB says so before the first commit that is only in the log
@@ -279,9 +291,10 @@ class Environment:
 
     def _state_in(self, transaction: Any) -> State:
         """What a snapshot of LMDB says of its writers; mostly the same as the one before said."""
-        stored = _stored_state(transaction)
+        stored = _stored_state(transaction) or b""
         seen = self._seen
         if stored != seen[0]:
+            stored = bytes(stored)
             seen = self._seen = (stored, State.decode(stored))
         return seen[1]
 
@@ -337,7 +350,7 @@ class Environment:
         hold.transaction.abort()
         self._leave(hold)
 
-    def _begin(self) -> _Hold:
+    def _begin(self, buffers: bool = False) -> _Hold:
         while True:
             hold = _Hold()
             with self._gate:
@@ -346,7 +359,7 @@ class Environment:
                 self._views.add(hold)
                 opened = self.lmdb
             try:
-                hold.transaction = opened.begin()
+                hold.transaction = opened.begin(buffers=buffers)
                 return hold
             except lmdb.PanicError as error:
                 self._leave(hold)

@@ -12,7 +12,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from detent.kv.localobjects import LocalObjects
 from detent.kv.logfollower import read_abandoned, take_over
 from detent.kv.overlay import Overlay
 from detent.kv.room import mark
+from detent.kv.stored import FORMAT_VERSION, OnDamage, from_buffer, from_stored, telling, to_stored
 
 SUCCESSOR_WAIT_S: Final = 10.0
 """How long a replaced writer waits to learn whether its successor found its last commit."""
@@ -44,14 +45,22 @@ class Viewing:
     """A view while it lasts. (A class, because a generator costs as much again as the view, and consumers open one for
     each claim.)"""
 
-    __slots__ = ("_environment", "_hold", "_view")
+    __slots__ = ("_environment", "_hold", "_large", "_on_damage", "_view")
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, large: bool = False, on_damage: OnDamage | None = None) -> None:
         self._environment = environment
+        self._large = large
+        self._on_damage = on_damage
 
     def __enter__(self) -> FileView:
-        self._hold, layer = self._environment.take_snapshot()
+        self._hold, layer = self._environment.take_snapshot(self._large)
         self._view = FileView(self._hold.transaction, layer)
+        if self._on_damage is not None:
+            check = telling(self._on_damage)
+            check(HEIRS_KEY, self._hold.transaction.get(HEIRS_KEY) or to_stored(HEIRS_KEY, b""))
+            self._view.check_with(check, buffers=False)
+        elif self._large:
+            self._view.check_with(from_buffer, buffers=True)
         return self._view
 
     def __exit__(self, *_: object) -> None:
@@ -68,6 +77,11 @@ class FileReader:
         self._pid = os.getpid()
         self._environment: Environment | None = acquire(path, create=create)
         self.objects: Objects = LocalObjects(path / "objects", like=path / "data.mdb")
+        try:
+            self._environment.state()  # refuses a store of another version
+        except BaseException:
+            FileReader.close(self)
+            raise
 
     def _live(self) -> Environment:
         if self._environment is None:
@@ -76,8 +90,8 @@ class FileReader:
             raise Unavailable("a store does not cross a fork: open it again in this process")
         return self._environment
 
-    def view(self) -> Viewing:
-        return Viewing(self._live())
+    def view(self, *, large: bool = False, on_damage: OnDamage | None = None) -> Viewing:
+        return Viewing(self._live(), large and on_damage is None, on_damage)
 
     def size_bytes(self) -> int:
         environment = self._live().lmdb
@@ -159,10 +173,10 @@ class FileWriter(FileReader):
 
     # -- committing ---------------------------------------------------------------------------------------------
 
-    def view(self) -> Viewing:
+    def view(self, *, large: bool = False, on_damage: OnDamage | None = None) -> Viewing:
         if self._fenced:
             raise self._fence()
-        return super().view()
+        return super().view(large=large, on_damage=on_damage)
 
     def commit(self, batch: Batch) -> None:
         self._live()
@@ -229,7 +243,7 @@ class FileWriter(FileReader):
             with self._live().read() as transaction:
                 state = State.decode(transaction.get(STATE_KEY))
                 if state.log_epoch != self.epoch:
-                    heirs = dict(_HEIR.iter_unpack(transaction.get(HEIRS_KEY) or b""))
+                    heirs = dict(_HEIR.iter_unpack(_heirs_in(transaction)))
                     if self.epoch in heirs:
                         return number <= int(heirs[self.epoch])
                     break
@@ -286,8 +300,8 @@ class FileWriter(FileReader):
             raise self._fence()
         transaction.put(STATE_KEY, state.encode())
         if heir_of is not None:
-            known = transaction.get(HEIRS_KEY) or b""
-            transaction.put(HEIRS_KEY, known[-_HEIR.size * (HEIRS_MAX - 1) :] + _HEIR.pack(heir_of, state.folded))
+            known = _heirs_in(transaction)[-_HEIR.size * (HEIRS_MAX - 1) :]
+            transaction.put(HEIRS_KEY, to_stored(HEIRS_KEY, known + _HEIR.pack(heir_of, state.folded)))
         put_changes(transaction, changes)
 
     # -- after a failure, now and then, at last -----------------------------------------------------------------
@@ -351,12 +365,26 @@ class FileWriter(FileReader):
         remove_logs(environment.path, self._name.store, range(self.epoch, self.epoch + 1))
 
 
-def put_changes(transaction: Any, changes: Mapping[bytes, bytes | None]) -> None:
+def _heirs_in(transaction: Any) -> bytes:
+    stored = transaction.get(HEIRS_KEY)
+    return b"" if stored is None else from_stored(HEIRS_KEY, stored)
+
+
+def put_changes(
+    transaction: Any,
+    changes: Mapping[bytes, bytes | None],
+    stored: Callable[[bytes, bytes], bytes] = to_stored,
+) -> None:
     """In order of keys: most records then go where the one before them went."""
     with transaction.cursor() as cursor:
-        cursor.putmulti(sorted((key, value) for key, value in changes.items() if value is not None))
+        cursor.putmulti((key, stored(key, value)) for key, value in sorted(changes.items()) if value is not None)
     for key in sorted(key for key, value in changes.items() if value is None):
         transaction.delete(key)
+
+
+def _unchecked(_key: bytes, value: bytes) -> bytes:
+    """How a store of the version before this one holds a value."""
+    return value
 
 
 def abandon_log(path: Path) -> Path | None:
@@ -365,13 +393,13 @@ def abandon_log(path: Path) -> Path | None:
 
     def forget(transaction: Any) -> None:
         epoch = state.epoch + 1
-        put_changes(transaction, readable.latest())
+        put_changes(transaction, readable.latest(), to_stored if state.version == FORMAT_VERSION else _unchecked)
         now = state._replace(epoch=epoch, log_epoch=epoch, folded=readable.last, logged=False)
         transaction.put(STATE_KEY, now.encode())
 
     environment = acquire(path, create=False)
     try:
-        state = environment.state()
+        state = environment.state(any_version=True)  # a store must not need its log to be upgraded
         log, kept = (state.log.path(path, kind) for kind in ("log", "abandoned"))
         if log.exists():
             log.rename(kept)

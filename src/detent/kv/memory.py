@@ -22,6 +22,7 @@ from detent.kv.base import (
     check_object_prefix,
     check_object_range,
 )
+from detent.kv.stored import OnDamage
 
 
 class MemoryObjects:
@@ -144,7 +145,7 @@ class MemoryReader:
             raise Unavailable("this store was closed")
 
     @contextmanager
-    def view(self) -> Iterator[MemoryView]:
+    def view(self, *, large: bool = False, on_damage: OnDamage | None = None) -> Iterator[MemoryView]:  # noqa: ARG002
         self._require_open()
         space = self._space
         with space.lock:

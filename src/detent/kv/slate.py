@@ -10,7 +10,6 @@ trace. Readers, in any process, follow the log of commits and disturb nobody.
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -18,10 +17,11 @@ from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
 from detent import crash
-from detent.errors import Corrupt, DetentError, Fenced, LimitExceeded, Unavailable
+from detent.errors import DetentError, Fenced, LimitExceeded, Unavailable
 from detent.kv._slate_reader import POLL_SECONDS, SlateReader
-from detent.kv._slate_session import EPOCH_KEY, OPEN_SECONDS, Place, Session, SlateView
+from detent.kv._slate_session import EPOCH_KEY, HEIR_KEYS, OPEN_SECONDS, Epoch, Place, Session, SlateView
 from detent.kv.base import BATCH_BYTES_MAX, RESERVED_PREFIX, Batch
+from detent.kv.stored import FORMAT_VERSION, OnDamage, from_stored, to_stored
 
 COMMIT_SECONDS = 60.0
 """SlateDB retries a failed PUT without end. A caller should hear of an outage while somebody still waits."""
@@ -38,10 +38,8 @@ FATE_POLL_SECONDS = 0.05
 FENCES_KEPT = 1024
 """What a writer found of the one before it is kept until so many more have opened; a stopped process asks late."""
 
-FENCE_KEYS = RESERVED_PREFIX + b"fence"
-
-FORMAT_VERSION = 1
-_EPOCH = struct.Struct("<BQQ")
+OLD_FENCE_KEYS = RESERVED_PREFIX + b"fence"
+"""The same in a store of version 1, without a checksum: what is there stays for writers of then that ask late."""
 
 
 def open_writer(url: str, *, commit_seconds: float = COMMIT_SECONDS, **stores: Any) -> SlateWriter:
@@ -79,6 +77,7 @@ class SlateWriter(Session):
 
     epoch: int
     full = False
+    _version = FORMAT_VERSION
 
     def __init__(self, place: Place, commit_seconds: float) -> None:
         super().__init__(place)
@@ -98,14 +97,18 @@ class SlateWriter(Session):
         builder = self._binding.DbBuilder(self._place.path, self._place.object_store)
         builder.with_settings(settings)
         self._db = self._run(builder.build(), OPEN_SECONDS)
+        self._take_over()
+
+    def _take_over(self) -> None:
         # The manifest's writer epoch may already be that of the next writer when we read it. This record cannot:
         # it is durable only while nobody has fenced us, so it grows by one with each writer.
-        before, last_commit = _decode_epoch(self._run(self._db.get(EPOCH_KEY)))
+        before, last_commit, _ = Epoch.decode(self._run(self._db.get(EPOCH_KEY)))
         self.epoch = before + 1
         batch = self._numbered_batch()
-        batch.put(_fence_key(before), last_commit.to_bytes(8, "little"))
+        batch.put(_heir_key(before), to_stored(_heir_key(before), last_commit.to_bytes(8, "little")))
         if before >= FENCES_KEPT:
-            batch.delete(_fence_key(before - FENCES_KEPT))
+            batch.delete(_heir_key(before - FENCES_KEPT))
+            batch.delete(OLD_FENCE_KEYS + _heir_key(before - FENCES_KEPT)[-8:])
         self._run(self._write(batch), self._commit_seconds)
         crash.point("kv.open.after_epoch")
 
@@ -113,7 +116,7 @@ class SlateWriter(Session):
         """A new batch that carries our epoch and its number: our successor finds the last one that is durable."""
         self._number += 1
         batch = self._binding.WriteBatch()
-        batch.put(EPOCH_KEY, _EPOCH.pack(FORMAT_VERSION, self.epoch, self._number))
+        batch.put(EPOCH_KEY, Epoch(self.epoch, self._number, self._version).encode())
         return batch
 
     async def _write(self, batch: Any, *, points: bool = False) -> None:
@@ -156,7 +159,7 @@ class SlateWriter(Session):
                 if value is None:
                     native.delete(key)
                 else:
-                    native.put(key, value)
+                    native.put(key, to_stored(key, value))
             self._settle(native, points=True)
 
     def _settle(self, native: Any, *, points: bool = False) -> None:
@@ -187,9 +190,9 @@ class SlateWriter(Session):
             with closing(_opened(SlateReader(self._place, 0))) as reader:
                 while time.monotonic() < deadline:
                     with reader.view() as view:
-                        found = view._raw_get(_fence_key(self.epoch))
+                        found = view._raw_get(_heir_key(self.epoch))
                     if found is not None:
-                        return self._number <= int.from_bytes(found, "little")
+                        return self._number <= int.from_bytes(from_stored(_heir_key(self.epoch), found), "little")
                     time.sleep(FATE_POLL_SECONDS)
         except DetentError as error:
             raise Unavailable(f"fenced, and the commit's outcome is unknown: {error}") from error
@@ -221,11 +224,12 @@ class SlateWriter(Session):
             self._run(self._db.flush_with_options(table), self._commit_seconds)
 
     @contextmanager
-    def view(self) -> Iterator[SlateView]:
+    def view(self, *, large: bool = False, on_damage: OnDamage | None = None) -> Iterator[SlateView]:  # noqa: ARG002
         """What was durable when the view was opened. A commit that is under way in another thread is not in it."""
         self._require_usable()
-        view = SlateView(self, self._published)
+        view = SlateView(self, self._published, on_damage)
         try:
+            view.check_own()
             yield view
         finally:
             view.open = False
@@ -239,15 +243,5 @@ class SlateWriter(Session):
             self._loop.stop()
 
 
-def _fence_key(epoch: int) -> bytes:
-    return FENCE_KEYS + epoch.to_bytes(8, "big")
-
-
-def _decode_epoch(stored: bytes | None) -> tuple[int, int]:
-    """The epoch of the last writer and the number of its last commit."""
-    if stored is None:
-        return 0, 0
-    if len(stored) != _EPOCH.size or stored[0] != FORMAT_VERSION:
-        raise Corrupt(f"the epoch record has version {stored[:1].hex()}; this release reads version 1")
-    _, epoch, number = _EPOCH.unpack(stored)
-    return epoch, number
+def _heir_key(epoch: int) -> bytes:
+    return HEIR_KEYS + epoch.to_bytes(8, "big")

@@ -228,7 +228,7 @@ class Bucket:
 
     def due_to_expire(self, now_ms: int) -> list[int]:
         """Available places whose retention has ended."""
-        due = np.frombuffer(self.deadlines, "<i8") <= now_ms
+        due = np.frombuffer(self.deadlines, "<i8") < now_ms
         places: list[int] = np.flatnonzero(due & self._available()).tolist()
         return places
 

@@ -40,9 +40,10 @@ class Failures:
         self.failed[failed.message] = failed
         self.failed_buckets.setdefault(number, set()).add(failed.message)
         self.dirty_failed.add(number)
-        if failed.deadline_ms < self.failed_due.get(number, FOREVER):
-            self.failed_due[number] = failed.deadline_ms
-            self.wheel.add(failed.deadline_ms, (EXPIRE_FAILED, self.number, number))
+        at_ms = failed.deadline_ms + 1
+        if at_ms < self.failed_due.get(number, FOREVER):
+            self.failed_due[number] = at_ms
+            self.wheel.add(at_ms, (EXPIRE_FAILED, self.number, number))
 
     def _unfail(self, message: int) -> None:
         self._remove_failed(message)
@@ -61,8 +62,8 @@ class Failures:
     def failed_to_expire(self, number: int, now_ms: int) -> list[int]:
         """The messages of a failed bucket whose retention has ended; its timer is set for the others."""
         messages = self.failed_buckets.get(number, set())
-        due = sorted(message for message in messages if self.failed[message].deadline_ms <= now_ms)
-        left = min((at for m in messages if (at := self.failed[m].deadline_ms) > now_ms), default=FOREVER)
+        due = sorted(message for message in messages if self.failed[message].deadline_ms < now_ms)
+        left = min((at for m in messages if (at := self.failed[m].deadline_ms + 1) > now_ms), default=FOREVER)
         self.failed_due.pop(number, None)
         if left < FOREVER:
             self.failed_due[number] = left

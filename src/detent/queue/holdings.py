@@ -120,7 +120,7 @@ class Holdings:
         chunk[at] = left
         self._released.add(message // CHUNK)
         freed = False
-        if not left and message >= self.unread_from and deadline_ms > at_ms:
+        if not left and message >= self.unread_from and deadline_ms >= at_ms:
             chunk[at] = 1
             if undo is not None:
                 undo.append(partial(self._unrelease, message, offset, 0, False, kept=True))
@@ -244,14 +244,27 @@ class Holdings:
         self._heads.pop()
         self.live.pop()
 
-    def needs_segment(self, message: int) -> bool:
-        """Whether this message begins another segment."""
-        return not self._starts or message >= self._starts[-1] + SEGMENT_MESSAGES
+    def needs_segment(self, message: int, log_end: int) -> bool:
+        """Whether this message begins another segment, in a log that ends at `log_end`."""
+        if not self._starts or message >= self._starts[-1] + SEGMENT_MESSAGES:
+            return True
+        return log_end <= self._starts[-1] != message  # one that was begun ahead: a restart has left numbers out since
 
     def entry_key(self, first: int) -> bytes:
         """Where the log entry is that begins with message `first`."""
         index = self._segment(first)
         return self._heads[index] + var_u64(first - self._starts[index])
+
+    def newest_is_dead(self, passed: int, log_end: int) -> bool:
+        """Whether nobody holds anything of the newest segment, which has messages, and all cursors have it behind."""
+        return bool(self._starts) and not self.live[-1] and self._starts[-1] < log_end == passed
+
+    def end_newest(self, log_end: int) -> Segment:
+        """The log goes on in another segment, so that the newest one can go."""
+        self._dead.add(self._starts[-1])
+        segment = Segment(self.segments[-1].number + 1, log_end)
+        self.add_segment(segment)
+        return segment
 
     def dead_segment(self, passed: int) -> Segment | None:
         """A segment of which nobody holds anything, and which all cursors have behind them: they are at `passed`."""

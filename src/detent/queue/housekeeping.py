@@ -14,7 +14,7 @@ from detent.codec.queue import NOT_KEPT
 from detent.codec.statelog import Run
 from detent.engine import Context, Done, Operation, Result
 from detent.kv import View
-from detent.queue import checkpoint, claiming
+from detent.queue import checkpoint, claiming, publishing
 from detent.queue import operations as ops
 from detent.queue.failures import EXPIRE_FAILED
 from detent.queue.grant import Grant
@@ -38,6 +38,10 @@ COLLECT_RECORDS: Final = 2_000
 COLLECT_BUCKETS: Final = 10
 DEDUP: Final = ("dedup",)
 
+QUIET_MS: Final = 60_000
+"""The newest segment of the log goes like the others, once nothing was published for so long. In a busy store its turn
+comes anyway, and each one costs a few records."""
+
 
 class Work:
     """What is to be done, and what the timers for it are set to."""
@@ -58,8 +62,9 @@ class Work:
             self._done_ms[state.number] = at_ms
             wheel.add(at_ms, (FORGET_DONE, state.number))
 
-    def arm_dedup(self, wheel: TimerWheel, at_ms: int) -> None:
-        """Look at the dedup keys when the first of them expires."""
+    def arm_dedup(self, wheel: TimerWheel, expires_ms: int) -> None:
+        """Look at the dedup keys when the first of them has been held for its time."""
+        at_ms = expires_ms + 1
         if at_ms < self._dedup_ms:
             self._dedup_ms = at_ms
             wheel.add(at_ms, DEDUP)
@@ -132,13 +137,15 @@ def run_timers(machine: QueueMachine, op: ops.Advance, context: Context) -> Resu
 
 def due(machine: QueueMachine, now_ms: int) -> Iterator[Operation]:
     """The steps that there are to take now."""
+    if machine.published_ms is None:
+        machine.published_ms = now_ms  # by another owner, some time before
     next_ms = machine.wheel.next_ms()
     if machine.fired or (next_ms is not None and next_ms <= now_ms):
         yield ops.Advance()
     for state in list(machine.behind.values()):
         if not state.config.paused:
             yield ops.CatchUp(state.number)
-    if _to_collect(machine):
+    if _to_collect(machine, now_ms):
         yield ops.Collect()
     if (machine.next_record > machine.first_record or machine.steps) and checkpoint.is_due(machine, now_ms):
         yield ops.Checkpoint()
@@ -149,13 +156,24 @@ def due(machine: QueueMachine, now_ms: int) -> Iterator[Operation]:
 def next_look_ms(machine: QueueMachine, now_ms: int) -> int | None:
     """When there is something to do."""
     behind = machine.behind
-    if _to_collect(machine) or (behind and any(not state.config.paused for state in behind.values())):
+    if _to_collect(machine, now_ms) or (behind and any(not state.config.paused for state in behind.values())):
         return now_ms
-    return machine.wheel.next_ms()
+    times = (machine.wheel.next_ms(), quiet_ms(machine))
+    return min((at for at in times if at is not None), default=None)
 
 
-def _to_collect(machine: QueueMachine) -> bool:
+def quiet_ms(machine: QueueMachine) -> int | None:
+    """When the newest segment of the log goes as well, if nothing more is published; None if messages need it."""
+    if machine.published_ms is None or not machine.holdings.newest_is_dead(machine.passed(), machine.log_end):
+        return None
+    return machine.published_ms + QUIET_MS
+
+
+def _to_collect(machine: QueueMachine, now_ms: int) -> bool:
     work = machine.housekeeper
+    quiet = quiet_ms(machine)
+    if quiet is not None and quiet <= now_ms:
+        return True
     return bool(
         machine.deleted
         or work.done_due
@@ -190,7 +208,7 @@ def catch_up(machine: QueueMachine, op: ops.CatchUp, context: Context) -> Result
     with machine.reader.view() as view:
         for entry in entries_from(machine, view, at):
             for index, message in enumerate(entry):
-                stays = machine.holdings.count(message.message) and message.deadline_ms > context.now_ms
+                stays = machine.holdings.count(message.message) and message.deadline_ms >= context.now_ms
                 if stays and matching(message.headers):
                     run = Run(message.message, 1, index, len(entry), message.visible_ms, message.deadline_ms)
                     config, headers = state.config, message.headers
@@ -262,6 +280,9 @@ def collect(machine: QueueMachine, op: ops.Collect, context: Context) -> Result:
             _forget_keys(machine, now_ms, view)
         for state in list(machine.deleted.values()):
             _reap(machine, state, view)
+        quiet = quiet_ms(machine)
+        if quiet is not None and quiet <= now_ms:
+            publishing.write_segment(machine, machine.holdings.end_newest(machine.log_end), now_ms, None)
         segment = machine.holdings.dead_segment(machine.passed())
         if segment is not None:
             _drop_segment(machine, segment, view)
@@ -302,7 +323,7 @@ def _forget_keys(machine: QueueMachine, now_ms: int, view: View) -> None:
     """Dedup keys whose time is over; one that was taken again since has a later entry in the index."""
     for count, (key, value) in enumerate(view.scan(*records.DEDUP_EXPIRY.range(), limit=COLLECT_RECORDS + 1)):
         expires_ms, message = records.decode_dedup_expiry_key(key)
-        if expires_ms > now_ms:
+        if expires_ms >= now_ms:
             machine.housekeeper.dedup_due = False
             machine.housekeeper.arm_dedup(machine.wheel, expires_ms)
             return

@@ -160,6 +160,7 @@ class QueueMachine:
         self.next_queue = FIRST_QUEUE
         self.next_delivery = 1
         self.log_end = 0
+        self.published_ms: int | None = None  # when something was published last, as far as this owner knows
         self.dedup_window_ms = ops.DEDUP_WINDOW_MS
         # What the group in progress adds.
         self.writes: dict[bytes, bytes | None] = {}

@@ -58,7 +58,7 @@ def move(source: QueueState, target: QueueState, at_ms: int, moves: Moves, now_m
         gone = source.hand_over(message, at_ms, undo)
         deadline_ms = max(gone.deadline_ms, at_ms + kept_s * 1000) if kept_s else gone.deadline_ms
         # One whose retention ended while it was in flight is given to nobody: it goes with the next timer.
-        visible_ms = FOREVER if deadline_ms <= at_ms else at_ms
+        visible_ms = FOREVER if deadline_ms < at_ms else at_ms
         run = Run(message, 1, gone.offset, gone.record_count, visible_ms, deadline_ms)
         target.route(run, priority, now_ms, undo, group)
 

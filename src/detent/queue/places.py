@@ -317,8 +317,9 @@ class Places:
         bucket.reveal_ms = FOREVER
         self.arm_reveal(bucket, bucket.next_reveal_ms())
 
-    def arm_expire(self, bucket: Bucket, at_ms: int) -> None:
-        """Look at the bucket when a message's retention ends."""
+    def arm_expire(self, bucket: Bucket, deadline_ms: int) -> None:
+        """Look at the bucket when a message is older than its retention."""
+        at_ms = deadline_ms + 1
         if at_ms < bucket.expire_ms:
             bucket.expire_ms = at_ms
             self.wheel.add(at_ms, (EXPIRE, self.number, bucket.number))
@@ -347,7 +348,7 @@ class Places:
         rows = bucket.due_to_expire(now_ms)
         bucket.expire_ms = FOREVER
         next_ms = bucket.next_expire_ms()
-        if next_ms > now_ms:
+        if next_ms >= now_ms:
             self.arm_expire(bucket, next_ms)
         else:
             self._rearm_after(bucket, now_ms)
@@ -355,6 +356,6 @@ class Places:
         return [base + row for row in rows]
 
     def _rearm_after(self, bucket: Bucket, now_ms: int) -> None:
-        later = [d for d, s in zip(bucket.deadlines, bucket.states, strict=True) if s in AVAILABLE and d > now_ms]
+        later = [d for d, s in zip(bucket.deadlines, bucket.states, strict=True) if s in AVAILABLE and d >= now_ms]
         if later:
             self.arm_expire(bucket, min(later))

@@ -96,19 +96,25 @@ def _check_groups(machine: QueueMachine, given: list[dict[str, str]], to: str | 
                 raise error
 
 
+def write_segment(machine: QueueMachine, segment: Segment, now_ms: int, undo: Undo | None) -> None:
+    """Put down that the log goes on in this segment."""
+    machine.write(log.segment_key(segment.number), SegmentMeta(segment.start, now_ms).encode(), undo)
+    machine.write(log.listing_key(segment.number, LOG_KEY), log.LISTING_VALUE, undo)
+
+
 def _allocate(machine: QueueMachine, count: int, now_ms: int, undo: Undo | None) -> int:
     """Numbers for new messages, and a new segment of the log if it is time for one."""
     first, block = machine.allocator.allocate(count)
     if block is not None:
         machine.writes[SEQUENCE_BLOCK_KEY] = block.encode()  # stays, even if the transaction does not
-    if machine.holdings.needs_segment(first):
+    if machine.holdings.needs_segment(first, machine.log_end):
         segments = machine.holdings.segments
         segment = Segment(segments[-1].number + 1 if segments else log.FIRST_SEGMENT, first)
         machine.holdings.add_segment(segment)
         if undo is not None:
             undo.append(machine.holdings.drop_last_segment)
-        machine.write(log.segment_key(segment.number), SegmentMeta(first, now_ms).encode(), undo)
-        machine.write(log.listing_key(segment.number, LOG_KEY), log.LISTING_VALUE, undo)
+        write_segment(machine, segment, now_ms, undo)
+    machine.published_ms = now_ms
     if undo is not None:
         undo.append(partial(setattr, machine, "log_end", machine.log_end))
     machine.log_end = first + count
@@ -219,7 +225,7 @@ def _held(stored: bytes | None, now_ms: int) -> int | None:
     if stored is None:
         return None
     message, expires_ms = records.decode_dedup(stored)
-    return message if expires_ms > now_ms else None
+    return message if expires_ms >= now_ms else None
 
 
 def _hold_keys(

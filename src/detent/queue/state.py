@@ -303,7 +303,7 @@ class QueueState(Places, Failures, Readers):
     def _come_back(self, bucket: Bucket, row: int, at_ms: int, visible_ms: int, now_ms: int, undo: Undo | None) -> None:
         """A place that was held is available again, from `visible_ms` on."""
         old = bucket.visible[row]
-        if bucket.deadlines[row] <= at_ms:
+        if bucket.deadlines[row] < at_ms:
             visible_ms = FOREVER  # its retention ended while it was in flight: it goes with the next timer
         state = READY if visible_ms <= now_ms else HIDDEN
         bucket.visible[row] = visible_ms

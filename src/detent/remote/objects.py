@@ -12,6 +12,7 @@ import xxhash
 from detent.errors import Exists, Invalid
 from detent.kv import ObjectInfo, Objects, View
 from detent.kv.base import check_object_name, check_object_range
+from detent.kv.stored import OnDamage
 from detent.remote.answers import Disconnected, check_response, decoded
 from detent.remote.client import ANSWER_S, RemoteOwner, timeout_of
 from detent.remote.line import Line
@@ -118,7 +119,7 @@ class RemoteReader:
         self._line = line
         self.objects: Objects = RemoteObjects(line)
 
-    def view(self) -> AbstractContextManager[View]:
+    def view(self, *, large: bool = False, on_damage: OnDamage | None = None) -> AbstractContextManager[View]:  # noqa: ARG002
         """Refused: there are no files here."""
         raise Invalid("the files of a store behind a server can be read only where they are")
 

@@ -65,6 +65,11 @@ def _take_back(transport: Any, undo: Undo) -> None:
         transport.abort()
 
 
+def was_read(scope: Scope) -> None:
+    """The client has gone on, so it has the answer."""
+    scope.pop(UNDO, None)
+
+
 def not_read(scope: Scope) -> None:
     """The last answer on a connection was not read: take back what it gave away."""
     undo: Undo | None = scope.pop(UNDO, None)

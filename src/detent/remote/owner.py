@@ -30,7 +30,7 @@ from detent.queue import QueueMachine
 from detent.queue.unclaiming import undoing
 from detent.remote.app import OwnerApp
 from detent.remote.asgi import Scope
-from detent.remote.handing import not_read
+from detent.remote.handing import not_read, was_read
 from detent.shard import ShardMachine
 
 TICK_S: Final = 1.0
@@ -231,6 +231,12 @@ class Housekeeper:
 class _SocketConnection(H11Protocol):
     """A connection on a Unix socket. The kernel resets it when the client closes it, or dies, with something unread:
     then the client has not got its last answer."""
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came."""
+        if self.cycle is not None:
+            was_read(cast(Scope, self.cycle.scope))
+        super().data_received(data)
 
     def connection_lost(self, error: Exception | None) -> None:
         """It has ended."""

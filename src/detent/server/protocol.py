@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from detent.errors import Invalid, Unavailable
 from detent.remote import wire
-from detent.remote.handing import not_read
+from detent.remote.handing import not_read, was_read
 from detent.server import http
 from detent.server.app import refusal
 from detent.server.http import Receive, Response, Scope, Send
@@ -110,6 +110,8 @@ class Connection(HttpToolsProtocol):
         if self._is_over:
             return
         self._head_bytes += len(data)
+        if self.cycle is not None:
+            was_read(cast(Scope, self.cycle.scope))
         super().data_received(data)
         if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
             self._refuse_head()

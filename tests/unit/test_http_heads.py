@@ -22,7 +22,7 @@ from detent.server.serving import own_hosts
 from detent.server.sqs.part import SqsPart
 from detent.store import AsyncStore
 
-KEY = new_key("somebody", ["admin:*:*"], now=datetime.now(UTC))
+KEY = new_key("a program", ["admin:*:*"], now=datetime.now(UTC))
 TOKEN = f"authorization: Bearer {KEY.id}.{KEY.secret}\r\n".encode()
 POST = b"POST /v1/journals/j/messages HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"

@@ -49,7 +49,7 @@ class _Seen:
 
 
 _seen: weakref.WeakKeyDictionary[Objects, dict[tuple[bytes, int], _Seen]] = weakref.WeakKeyDictionary()
-"""By store, because whoever writes a fragment chooses its id: the same may stand for other bytes in another one."""
+"""By store, because the writer of a fragment chooses its id: the same may stand for other bytes in another one."""
 
 _seen_lock = threading.Lock()
 
@@ -181,8 +181,8 @@ def check_written(objects: Objects, refs: Iterable[ops.FragmentRef]) -> None:
 
 
 class OpenFragment:
-    """The rows of a fragment. Each record batch is checked when a process first reads it: who wrote it may have been
-    anybody."""
+    """The rows of a fragment. Each record batch is checked when a process first reads it, because any client may
+    have written it."""
 
     def __init__(self, fragment: bytes, data: memoryview, seen: _Seen) -> None:
         self._fragment = fragment

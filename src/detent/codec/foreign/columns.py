@@ -20,7 +20,7 @@ from detent.errors import Invalid
 ROWS_MAX: Final = (1 << 31) - 1
 
 TIME_MS_MAX: Final = 253_402_300_799_999
-"""The last millisecond of the year 9999: no later time can be told to anybody."""
+"""The last millisecond of the year 9999: Python has no later time."""
 
 _TEXT: Final = block.HEADERS.key_type
 _NODES: Final = {block.HEADERS: 4}

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 import detent
@@ -324,6 +325,13 @@ def test_verify_names_what_is_wrong(ten: str) -> None:
     damaged = json.loads(detent_command("store", "verify", ten, "--json").stdout)
     assert damaged["ok"] is False
     assert damaged["findings"][0]["problem"] == "a block does not match its checksum"
+    path = ten.removeprefix("file:")
+    with lmdb.open(path, map_size=1 << 30) as environment, environment.begin(write=True) as transaction:
+        transaction.put(key, value + bytes(8))  # what the disk makes of a record, below every writer
+    damaged = json.loads(detent_command("store", "verify", ten, "--json").stdout)
+    assert damaged["counts"]["damaged"] == 1
+    assert damaged["findings"][0]["where"] == f"record {key.hex()}"
+    assert "does not match its checksum" in damaged["findings"][0]["problem"]
     assert "does not match its checksum" in refused("journal", "read", ten, "j", code=1)
 
 

@@ -57,7 +57,9 @@ class Viewing:
         self._view = FileView(self._hold.transaction, layer)
         if self._on_damage is not None:
             check = telling(self._on_damage)
-            check(HEIRS_KEY, self._hold.transaction.get(HEIRS_KEY) or to_stored(HEIRS_KEY, b""))
+            heirs = self._hold.transaction.get(HEIRS_KEY)
+            if heirs is not None:
+                check(HEIRS_KEY, heirs)
             self._view.check_with(check, buffers=False)
         elif self._large:
             self._view.check_with(from_buffer, buffers=True)

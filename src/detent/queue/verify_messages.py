@@ -370,9 +370,10 @@ class LogCheck:
             if segment.number not in self._listed:
                 yield Finding(record_at(key), f"segment {segment.number} of the log is not listed")
             held = self._machine is None or any(self._machine.holdings.live[index : index + 1])
-            # One that goes, or the newest one, if it was begun because nothing was published for a while.
-            going = not held and (index + 1 < len(self._segments) or segment.number not in self._begun)
-            if self._begun.get(segment.number) != 0 and not going:
+            going = not held and index + 1 < len(self._segments)
+            # The newest one, if it was begun because nothing was published for a while.
+            ahead = self._machine is not None and segment.start == self._machine.log_end and not held
+            if self._begun.get(segment.number) != 0 and not going and not ahead:
                 problem = f"segment {segment.number} of the log has no entry at its start, {segment.start}"
                 yield Finding(record_at(key), problem)
         if self._machine is None:

@@ -137,7 +137,7 @@ class CommitLog:
         crash.point("kv.log.after_create")
 
     def _extend(self, size: int) -> None:
-        """Write zeros ahead, and then say in the head that they are there: whoever finds less knows of a loss."""
+        """Write zeros ahead, and then say in the head that they are there: a reader that finds less knows of a loss."""
         more = size - self._size
         try:
             if os.pwrite(self._file, bytes(more), self._size) != more:

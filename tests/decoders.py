@@ -31,6 +31,8 @@ from detent.journal import operations as ops
 from detent.journal.publisher import decode_intents, encode_intents
 from detent.kv.commitrecord import LogName, decode_record, encode_record
 from detent.kv.environment import State
+from detent.kv.loghead import LogHead, decode_log_head
+from detent.kv.oldlog import read_readable
 from detent.processor.places_kept import SavedPlace
 from detent.queue.message import Receipt
 from detent.remote import wire
@@ -333,6 +335,16 @@ DECODERS: list[DecoderCase] = [
         [SavedPlace(5).encode()[:-8], SavedPlace(1 << 60, 7, 9).encode()[:-8]],
     ),
     DecoderCase("epoch", State.decode, [State(99, 5, 4, 1000).encode()]),
+    DecoderCase(
+        "head of a commit log",
+        lambda data: decode_log_head(LogName(9, 3), data),
+        [LogHead(LogName(9, 3), 5, 1 << 20, bytes(range(16))).encode()],
+    ),
+    DecoderCase(
+        "commit log of version 1",
+        lambda data: read_readable(data, LogName(9, 3), 6),
+        [b"", bytes(5000)],
+    ),
     DecoderCase(
         "commit record",
         lambda data: decode_record(LogName(9, 3), data),

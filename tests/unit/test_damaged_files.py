@@ -123,6 +123,13 @@ def body_of(number: int) -> bytes:
     return b"%d " % number + bytes(9000 if number == 8 else number * 77 % 2000)
 
 
+def _told(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except BaseException as error:  # the parent is told, and checks it
+        return ["raised", repr(error)]
+
+
 def in_a_child(work: Callable[[], Any]) -> Any:
     """What a function returns, or by which signal its process ended."""
     ours, theirs = os.pipe()
@@ -130,10 +137,9 @@ def in_a_child(work: Callable[[], Any]) -> Any:
     if not child:
         os.close(ours)
         try:
-            os.write(theirs, json.dumps(work()).encode())
-        except BaseException as error:
-            os.write(theirs, json.dumps(["raised", repr(error)]).encode())
-        os._exit(0)
+            os.write(theirs, json.dumps(_told(work)).encode())
+        finally:
+            os._exit(0)
     os.close(theirs)
     with os.fdopen(ours, "rb") as pipe:
         answer = pipe.read()
@@ -194,6 +200,7 @@ def test_a_meta_page_that_shows_an_old_commit_is_refused(closed: Path, tmp_path:
         assert bytes_of(place) == before
 
 
+@pytest.mark.timeout(3600 if IS_LONG else 300)
 @pytest.mark.parametrize("state", ["closed", "killed"])
 def test_a_damaged_file_is_refused_or_does_no_harm(state: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     source: Path = request.getfixturevalue(state)

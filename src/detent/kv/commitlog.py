@@ -108,7 +108,7 @@ class CommitLog:
         """A new log for the commits after `base`; its name is durable when this returns."""
         self.name = name
         self.overlay = Overlay(base)
-        self.bytes_max, self.keys_max = LOG_BYTES_MAX, LOGGED_KEYS_MAX  # less where there is little room
+        self.hold(LOG_BYTES_MAX, None)
         self._base = base
         self._at = self._end = PAGE
         self._size = 0
@@ -137,7 +137,7 @@ class CommitLog:
         crash.point("kv.log.after_create")
 
     def _extend(self, size: int) -> None:
-        """Write zeros ahead, and then say in the head that they are there: whoever finds less knows of a loss."""
+        """Write zeros ahead, and then say in the head that they are there: a reader that finds less knows of a loss."""
         more = size - self._size
         try:
             if os.pwrite(self._file, bytes(more), self._size) != more:
@@ -154,10 +154,14 @@ class CommitLog:
         os.fsync(self._file)
         self._size = size
 
+    def hold(self, size: int, keys: int | None) -> None:
+        """Take only so many bytes, and changes of so many keys: what is in the log must find room in LMDB."""
+        self._bytes_max, self._keys_max = min(size, LOG_BYTES_MAX), keys or LOGGED_KEYS_MAX
+
     def has_room(self, size: int) -> bool:
         """Whether a record of `size` bytes fits; the log grows for it, up to its largest size."""
         end = self._at + pages(size)
-        if end > min(self.bytes_max, LOG_BYTES_MAX) or len(self.overlay) > self.keys_max:
+        if end > self._bytes_max or len(self.overlay) > self._keys_max:
             return False
         if end <= self._size:
             return True

@@ -28,6 +28,7 @@ from detent.kv.localobjects import PRIVATE, make_directories, sync_directory
 from detent.kv.logfollower import LogFollower
 from detent.kv.metapages import check_meta_pages
 from detent.kv.overlay import Layer
+from detent.kv.pages import pages_for
 from detent.kv.room import RESERVE, Room
 from detent.kv.stored import CHECKSUM_BYTES, FORMAT_VERSION, UPGRADING, from_stored, needs_upgrade, to_stored
 
@@ -116,25 +117,6 @@ class _Hold:
 
 LENGTHEN_BYTES: Final = 1 << 20
 """The file grows in steps of this."""
-
-SPARE_PAGES: Final = 256
-"""Pages that a commit may take besides those of its records: for the list of free ones, which holds 500 to a page."""
-
-TREE_DEPTH_MAX: Final = 6
-
-
-def _pages_for(changes: Mapping[bytes, bytes | None], stat: Mapping[str, int], page: int) -> int:
-    """At most so many pages are taken by a commit: those of its records, of which each is at least half full, and those
-    of the tree that it copies."""
-    whole = small = 0
-    for key, value in changes.items():
-        size = len(value) + CHECKSUM_BYTES if value is not None else 0
-        if size > page // 4:
-            whole += size // page + 2
-        small += len(key) + 24 + min(size, page // 4)
-    copied = min(stat["branch_pages"] + stat["leaf_pages"], TREE_DEPTH_MAX * len(changes))
-    taken = whole + 2 * small // page + copied
-    return taken + taken // 100 + SPARE_PAGES
 
 
 class Environment:
@@ -257,7 +239,7 @@ class Environment:
         and never writes, so a whole file could end before the last page that was counted; then nobody could tell it
         from one that was cut short. What is added takes no room on the disk."""
         page = self.lmdb.stat()["psize"]
-        pages = self.lmdb.info()["last_pgno"] + 1 + _pages_for(changes, self.lmdb.stat(), page)
+        pages = self.lmdb.info()["last_pgno"] + 1 + pages_for(changes, self.lmdb.stat(), page)
         if pages * page <= self._file_bytes:
             return
         length = -(-pages * page // LENGTHEN_BYTES) * LENGTHEN_BYTES

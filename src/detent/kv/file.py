@@ -19,7 +19,7 @@ from typing import Any, Final
 from detent import crash
 from detent.errors import Corrupt, DetentError, Fenced, Invalid, Unavailable
 from detent.kv.base import RESERVED_PREFIX, Batch, Objects
-from detent.kv.commitlog import LOGGED_BYTES_MAX, LOGGED_KEYS_MAX, CommitLog, remove_logs
+from detent.kv.commitlog import LOGGED_BYTES_MAX, CommitLog, remove_logs
 from detent.kv.commitrecord import LogName, encode_record
 from detent.kv.environment import STATE_KEY, Environment, State, acquire, missing_log, release
 from detent.kv.fileview import FileView
@@ -114,6 +114,7 @@ class FileWriter(FileReader):
     def __init__(self, path: Path) -> None:
         super().__init__(path, create=True)
         self._lock = threading.Lock()
+        self._room = self._live().room
         self._log: CommitLog | None = None
         self._unsettled = 0  # the commit that was begun in the log and has not been accepted yet
         self._fenced = False
@@ -168,10 +169,10 @@ class FileWriter(FileReader):
     @property
     def full(self) -> bool:
         """Whether the disk is full, so that only what takes no more room should be committed."""
-        room = self._live().room
-        if room.full:
-            self._look_at_room(self._live(), keep=True)  # there may be room again
-        return room.full
+        if not self._room.full:
+            return False
+        self._look_at_room(self._live(), keep=True)  # there may be room again
+        return self._room.full
 
     # -- committing ---------------------------------------------------------------------------------------------
 
@@ -294,7 +295,7 @@ class FileWriter(FileReader):
             pass  # LMDB is opened again if it has to be
         room.look(environment.lmdb, keep=keep)
         if log is not None:
-            log.bytes_max, log.keys_max = room.log_bytes, room.log_keys or LOGGED_KEYS_MAX
+            log.hold(room.log_bytes, room.log_keys)
 
     def _write(self, transaction: Any, changes: dict[bytes, bytes | None], state: State, heir_of: int | None) -> None:
         if State.decode(transaction.get(STATE_KEY)).epoch != self.epoch:

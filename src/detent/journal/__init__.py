@@ -8,6 +8,7 @@ An append, in the order in which things happen:
 
     handle.py         `store.journal(name)`: the journal as a user holds it, sync and async
     publisher.py      a publisher: messages with UUIDs, at once or pending until acknowledged
+    producers.py      gives producers to publishers, and refuses those that others use
     transaction.py    the journal operations of `store.transaction()`
     calls.py          the user's arguments become operations; the same for all of the above
     operations.py     the operations themselves, and what each answers

@@ -8,6 +8,8 @@ For all back ends:
     base.py            the contract: views, batches, the writer's epoch, objects
     urls.py            what a store's URL means
     memory.py          `memory:`, the same behaviour without a disk
+    stored.py          a record as it is stored: its value and a checksum
+    upgrade.py         brings a store of an earlier release to this release's format
 
 `file:`, in the order of a commit:
 
@@ -15,7 +17,15 @@ For all back ends:
     file.py            the writer and the readers
     commitlog.py       a small commit is one synced record here, and moves to LMDB later
     commitrecord.py    the bytes of such a record
+    loghead.py         the log's first page: whose log it is
+    tip.py             how far commits are durable, in shared memory
+    logfollower.py     the log as readers and the next owner see it; damage is told from a crash
+    oldlog.py          logs of version 1, which an upgrade reads
     environment.py     the LMDB file: opened once a process, grown, its dead readers removed
+    metapages.py       LMDB's two meta pages, looked at before LMDB does
+    lmdberrors.py      what LMDB finds wrong, as one of our errors
+    pages.py           how many pages a commit may take
+    room.py            room kept free, so that consuming works on a full disk
     overlay.py         commits that are in the log and not yet in LMDB, for views
     fileview.py        one consistent state: an LMDB snapshot with the overlay on top
     localobjects.py    objects as files, synced
@@ -27,6 +37,7 @@ Object stores:
     _slate_reader.py   readers: a checkpoint of the tables, then the commits after it, by polling
     _slate_fast.py     bytes into the binding in one copy
     objectstore.py     objects in a bucket, through obstore
+    _slate_upgrade.py  the upgrade of a store there
 """
 
 from __future__ import annotations

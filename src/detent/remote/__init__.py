@@ -25,6 +25,7 @@ The owner's half:
     asgi.py            one request and its answer
     handing.py         hands an answer over, or takes back what it gave away
     bodies.py          request bodies, bounded in size and time
+    elements.py        how many values a request holds, counted before it is taken apart
     rights.py          which right each operation needs, and on what
     dispatch.py        from the committing thread to an event loop: one wake-up a group
 

@@ -17,7 +17,7 @@ or all of it at once, with processes killed at random and the books balanced aft
 
     python examples/shop/run.py
 
-It needs nothing but ``pip install 'detent[sql]' fastapi``.
+It needs nothing but the extra ``sql`` and fastapi.
 """
 
 from __future__ import annotations

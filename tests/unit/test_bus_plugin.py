@@ -142,7 +142,7 @@ def test_a_lease_that_ends_while_a_handler_runs(new_bus: NewBus, recorded: Recor
     def bill(order: Placed, context: Context) -> None:
         context.publish(Billed(context.attempts))
         if context.attempts == 1:
-            clock.advance("31s")
+            clock.advance("30s")
 
     bus.send_local(Placed(1))
     assert bus.drain() == [Outcome.LEFT]

@@ -151,7 +151,7 @@ def in_a_child(work: Callable[[], Any]) -> Any:
 
 def look(path: Path, role: Any) -> list[Any]:
     """What a store holds, or how it refuses."""
-    fragments._verified.clear()  # of the process that this one was forked from
+    fragments._seen.clear()  # of the process that this one was forked from
     try:
         with detent.open(f"file:{path}", role=role, timeout="5s") as store:
             bodies = [message.body for message in store.journal("j").read()]

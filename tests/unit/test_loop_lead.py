@@ -38,11 +38,14 @@ class Watched:
 
 async def submitted(world: World, requests: list[Request]) -> list[Ticket]:
     loop = asyncio.get_running_loop()
-    dispatcher = Dispatcher(loop)
+    lost: list[Ticket] = []
+    dispatcher = Dispatcher(loop, lost.append)
     futures: list[asyncio.Future[Ticket]] = [loop.create_future() for _ in requests]
     for request, future in zip(requests, futures, strict=True):
         world.engine.submit(request, dispatcher.deliver, future)
-    return [await asyncio.wait_for(future, 30) for future in futures]
+    tickets = [await asyncio.wait_for(future, 30) for future in futures]
+    assert lost == []
+    return tickets
 
 
 def test_what_comes_in_one_turn_of_the_loop_is_one_commit_in_its_own_thread(world: World) -> None:

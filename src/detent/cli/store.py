@@ -223,7 +223,7 @@ def sweep(url: str, grace: str, force: bool, as_json: bool) -> None:
 @takes_store()
 @json_option
 def upgrade(url: str, as_json: bool) -> None:
-    """Bring a store of an earlier release to the format of this one, in place.
+    """Bring a store to the format of this release, in place.
 
     No other process may be at work on the store. Interrupted, it is finished by running it again; until then the store
     opens for nothing else. Take a copy of the folder first if you may want to go back: earlier releases do not read
@@ -256,7 +256,7 @@ def upgrade(url: str, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do it; without this nothing is changed.")
 @json_option
 def abandon_log(url: str, yes: bool, as_json: bool) -> None:
-    """Go on although the commit log is damaged or missing, with what can be read of it. The rest is lost.
+    """Go on although the commit log is damaged. What can be read of it stays; the rest is lost.
 
     For a `file:` store that refuses to open because of its log, when there is no better copy. The log holds up to a
     second of commits. The damaged file is kept under another name.

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from clockworld import HOUR, MINUTE, ClockWorld
 from detent.codec import journal as records
 from detent.engine import Operation, Request
 from detent.engine.sessions import PROVED_SINCE
@@ -24,7 +25,7 @@ from detent.remote import wire
 from detent.remote.app import OwnerApp
 from detent.server.access import ANYBODY, Caller, Grant
 from detent.verify import verify as verify_journals
-from world import World
+from world import START_MS, World
 
 VICTIM = Caller("victim", (Grant("publish", "journal", "*"),), "key-1")
 STRANGER = Caller("stranger", (Grant("publish", "journal", "*"),), "key-2")
@@ -292,6 +293,19 @@ def test_a_clock_far_ahead_of_the_owners_is_refused(world: World, flags: int) ->
     with pytest.raises(Invalid, match="ahead"):
         world.commit(stamped(b"\x01" * 6, (1 << 64) - 1, flags))
     world.commit(stamped(b"\x01" * 6, now_clock(world, 14 * 60_000)))
+
+
+def test_proofs_are_as_old_as_a_store_whose_time_was_set_back() -> None:
+    """Else transactions that begin now would look like those of an earlier release, which need none."""
+    world = ClockWorld(look_ms=MINUTE)
+    world.commit(ops.Append("j", [b"before"]))
+    world.jump(-3 * HOUR)
+    world.run(20 * 60)
+    world.commit(ops.Append("j", [b"after"]))
+    assert world.engine.now_ms() < START_MS
+    assert world.engine.proved_since_ms <= world.engine.now_ms()
+    world.reopen()
+    assert world.engine.proved_since_ms < START_MS
 
 
 def test_a_journal_goes_on_when_the_owners_wall_clock_was_set_back(world: World) -> None:

@@ -390,6 +390,7 @@ class Engine:
         if self._is_set_back:
             for machine in self._machines:
                 machine.set_back(self._stored_ms - now_ms, now_ms)
+            self._sessions.set_back(now_ms)
         self._stale = False
 
     def _keep_secret(self) -> None:

@@ -99,6 +99,11 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def set_back(self, now_ms: int) -> None:
+        """The store's time was set back. Transactions that begin from now on must not be older than proofs are: only
+        those of an earlier release are taken without one."""
+        self._since_dirty |= self.proved_since_ms > now_ms
+
     def load(self, view: View) -> None:
         """Read all answers back."""
         self._clear()

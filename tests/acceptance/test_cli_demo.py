@@ -45,7 +45,8 @@ def test_every_order_takes_effect_once_although_owner_and_driver_are_killed(tmp_
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert summary.keys() == {"messages", "kills", "lost", "duplicated", "seconds", "rows_per_second"}
+    assert summary.keys() == {"messages", "kills", "finished", "lost", "duplicated", "seconds", "rows_per_second"}
+    assert summary["finished"]
     assert (summary["messages"], summary["kills"], summary["lost"], summary["duplicated"]) == (3000, 2, 0, 0)
     assert "kill -9 for the owner" in done.stderr
     assert "kill -9 for the driver" in done.stderr

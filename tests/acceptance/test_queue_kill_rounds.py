@@ -18,7 +18,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -284,14 +284,10 @@ def _check_deliveries(
         f"{one} and {two}" for one, two in pairwise(claims) if one.delivery == two.delivery and one != two
     ]
     counts.regressed += [f"{one} before {two}" for one, two in pairwise(claims) if one.claimed_ms > two.claimed_ms]
+    counts.reordered += _late_first_deliveries(claims)
     previous: dict[int, Claim] = {}
-    newest = -1
     for claim in claims:
         before = previous.get(claim.message)
-        if before is None and claim.attempts == 1 and claim.consumer != "drain":
-            if claim.message < newest:
-                counts.reordered.append(f"{claim} after message {newest}")
-            newest = max(newest, claim.message)
         if before is not None and (before.message, before.delivery) not in failing:
             until = leases[before.message, before.delivery]
             if claim.claimed_ms < until:
@@ -299,6 +295,27 @@ def _check_deliveries(
         previous[claim.message] = claim
     done = {message: delivery for _, message, delivery, _ in effects}
     counts.after_the_ack += [f"{c}" for c in claims if c.delivery > done.get(c.message, c.delivery)]
+
+
+def _late_first_deliveries(claims: list[Claim]) -> Iterator[str]:
+    """First attempts that come after one at a newer message, although no claim before that could have been undone.
+
+    A claim that could not be handed over, because its consumer was killed, gives its messages back as if it had never
+    been; it has used up a delivery number for each, which no consumer has seen.
+    """
+    unseen = sorted({*range(1, claims[-1].delivery if claims else 1)} - {claim.delivery for claim in claims})
+    seen: set[int] = set()
+    newer: list[Claim] = []
+    for claim in claims:
+        if claim.message not in seen and claim.attempts == 1 and claim.consumer != "drain":
+            overtook = next((one for one in newer if one.message > claim.message), None)
+            if overtook is not None:
+                if unseen and unseen[0] < overtook.delivery:
+                    del unseen[0]
+                else:
+                    yield f"{claim} after message {overtook.message}"
+            newer.append(claim)
+        seen.add(claim.message)
 
 
 # -- the rounds -------------------------------------------------------------------------------------------------
@@ -494,6 +511,14 @@ RIGHT = [
     said("c0", "acking", receipts=[[11, 4], [12, 5]]),
 ]
 EFFECTS: list[list[Any]] = [[0, 10, 1, "c0"], [1, 11, 4, "c0"], [2, 12, 5, "c0"]]
+
+
+def test_checker_knows_that_a_claim_of_a_killed_consumer_was_undone() -> None:
+    """Its delivery number, 6, was never seen; but number 5 was, so nothing can excuse a second message that is late."""
+    overtaken = [*RIGHT, said("c2", "claimed", claims=[[14, 7, 1300, 1400, 1, 4], [13, 8, 1310, 1410, 1, 3]])]
+    assert check(overtaken, EFFECTS).reordered == []
+    twice = [*overtaken, said("c2", "claimed", claims=[[9, 9, 1320, 1420, 1, 2]])]
+    assert len(check(twice, EFFECTS).reordered) == 1
 
 
 def test_the_checker_passes_what_is_right() -> None:

@@ -20,7 +20,6 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from servers import HOST, shared, stop
@@ -94,10 +93,9 @@ def _port_of(process: subprocess.Popen[bytes]) -> int:
 _one_server = shared(s3_server)
 
 
-@cache
 def shared_server() -> S3Server:
-    """The one server of this test process, started at the first call and stopped when the process exits. What is needed
-    to reach it is in the environment from then on."""
+    """The one server of this test process, started at the first call and stopped when the process exits. Each call puts
+    what is needed to reach it into the environment: a test that has changed these variables takes them away again."""
     server = _one_server()
     os.environ.update(server.environment)
     return server

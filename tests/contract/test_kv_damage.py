@@ -13,13 +13,14 @@ from typing import Any
 import lmdb
 import pytest
 
+from contract.backends import S3_MARKS
 from contract.kvengine import Engine, put
 from detent.errors import Corrupt
 from detent.kv import Batch, parse_url
 from detent.kv.stored import to_stored
 
 
-@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.s3)])
+@pytest.fixture(params=["file", pytest.param("s3", marks=S3_MARKS)])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     if request.param == "s3":
         pytest.importorskip("slatedb")

@@ -21,6 +21,7 @@ from detent.errors import Conflict, DetentError, Exists, Invalid, LimitExceeded,
 from detent.journal import operations as journal_ops
 from detent.kv.base import FIRST_KEY
 from detent.kv.ownership import read_owner
+from detent.queue import checkpoint
 from detent.queue import operations as ops
 from detent.remote import owner as owner_module
 from detent.remote import wire
@@ -97,6 +98,7 @@ class Victims:
 def victims(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victims]:
     patched = pytest.MonkeyPatch()
     patched.setattr(owner_module, "TICK_S", 3600.0)  # the owner keeps house only when asked
+    patched.setattr(checkpoint, "AGE_MS_MAX", 3_600_000)  # and writes no checkpoint then, however slow the machine is
     made = Victims(request.param, tmp_path_factory.mktemp("hostile"))
     yield made
     made.close()

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from detent.errors import DetentError, Invalid, NotFound, Unavailable
+from detent.extras import install_command
 
 BATCH_MAX: Final = 10
 """Messages in one call, of whatever kind: SQS takes no more."""
@@ -46,7 +47,7 @@ def new_client(region: str | None, endpoint: str | None, *, timeout_s: int = REA
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
     except ModuleNotFoundError as error:
-        raise Invalid("a queue of SQS needs the package boto3: pip install 'detent[sqs]'") from error
+        raise Invalid(f"a queue of SQS needs the package boto3: {install_command('sqs')}") from error
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=timeout_s,

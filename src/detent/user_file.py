@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Final
 
 from detent.errors import DetentError, Invalid, NotFound
+from detent.extras import install_command
 
 MODULE: Final = "__detent_user__"
 """The file's name as a module. It is among the imported ones only while the file is run, so that its functions travel
@@ -95,5 +96,5 @@ def _place(path: Path, error: BaseException) -> str:
 def _missing(error: ModuleNotFoundError) -> str:
     package = (error.name or "").split(".")[0]
     extra = _EXTRAS.get(package)
-    advice = f"pip install 'detent[{extra}]'" if extra else "install it, or correct the name"
+    advice = install_command(extra) if extra else "install it, or correct the name"
     return f"there is no module {error.name}: {advice}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import sys
 import threading
 import time
@@ -36,6 +37,7 @@ from pyspark.sql.types import (
 
 import postgresserver
 from detent.errors import Invalid, NotFound, OutcomeUnknown, ShardsLost, Unavailable
+from detent.extras import install_command
 from detent.ingest import commit_iceberg
 from detent.ingest.commit_iceberg import CATALOG_NAME, IcebergCommitter
 from detent.ingest.committer import DataFile, Output
@@ -591,7 +593,7 @@ def test_names_and_places_that_are_none(sqlite: Lake) -> None:
 
 def test_without_the_library(sqlite: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyiceberg.catalog.sql", None)
-    with pytest.raises(Invalid, match=r"pip install 'detent\[iceberg\]'"):
+    with pytest.raises(Invalid, match=re.escape(install_command("iceberg"))):
         sqlite.pipeline()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -26,6 +27,7 @@ from detent.demo.running import MARK, empty, new_folder, prepare
 from detent.demo.rush import publish
 from detent.demo.story import COUNTING, PLACED, RELEASED, killed, meaning, opening, progress
 from detent.demo.view import LineView, LiveView, told
+from detent.extras import install_command
 from processes import eventually
 
 LONG_AGO = 0.0
@@ -259,7 +261,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path, capsys
 
 def test_what_is_not_installed_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "duckdb" else object())
-    with pytest.raises(detent.Invalid, match=r"^the demo needs duckdb: pip install 'detent\[demo\]'$"):
+    with pytest.raises(detent.Invalid, match=re.escape(f"the demo needs duckdb: {install_command('demo')}") + "$"):
         check_extra()
     assert "duckdb" in NEEDED
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from detent.errors import Exists, Invalid, NotFound
+from detent.extras import install_command
 from detent.spark.pipeline_file import load_pipeline
 
 GOOD = """
@@ -51,8 +52,8 @@ def test_what_lies_beside_the_file_can_be_imported(tmp_path: Path) -> None:
         (GOOD + 'other = Pipeline("other")', Invalid, "2 pipelines (shop, other)"),
         ("x = (", Invalid, "shop.py:1: this is no Python"),
         ("\nx = y", Invalid, "shop.py:2: NameError: name 'y' is not defined"),
-        ("import pyspark.nothing", Invalid, "pip install 'detent[spark]'"),
-        ("import deltalake.nothing", Invalid, "pip install 'detent[delta]'"),
+        ("import pyspark.nothing", Invalid, install_command("spark")),
+        ("import deltalake.nothing", Invalid, install_command("delta")),
         ("import nothing_at_all", Invalid, "there is no module nothing_at_all: install it"),
         (GOOD.replace('"orders"', '"paid"'), Invalid, "shop.py:5: the stream 'paid' reads paid"),
         (GOOD + GOOD.split("same = pipeline")[1], Exists, "shop.py:9: the pipeline 'shop' has a stream"),

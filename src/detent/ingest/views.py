@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from detent.errors import Invalid
+from detent.extras import install_command
 from detent.sizes import size_text
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def metrics_view(port: int, name: str, show: Callable[[Progress], None]) -> Call
     try:
         from prometheus_client import CollectorRegistry, Gauge, start_http_server
     except ModuleNotFoundError as error:
-        raise Invalid("metrics need the package prometheus-client: pip install 'detent[server]'") from error
+        raise Invalid(f"metrics need the package prometheus-client: {install_command('server')}") from error
     registry = CollectorRegistry()
     gauges: dict[str, Any] = {}
     start_http_server(port, "127.0.0.1", registry)

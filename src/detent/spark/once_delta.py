@@ -41,6 +41,7 @@ from pyspark.sql.types import (
 
 from detent import crash
 from detent.errors import Invalid, Unavailable
+from detent.extras import install_command
 from detent.spark.delta_files import FilePlan, WrittenFile, sync_folder, write_files
 from detent.spark.once_batch import BatchKey, ExternalSink, Place, Select, check_select, in_tasks, selected
 
@@ -179,7 +180,7 @@ def deltalake_module() -> ModuleType:
         import deltalake.exceptions
         import deltalake.transaction
     except ModuleNotFoundError as error:
-        raise Invalid("a Delta table needs the package deltalake: pip install 'detent[delta]'") from error
+        raise Invalid(f"a Delta table needs the package deltalake: {install_command('delta')}") from error
     return deltalake
 
 

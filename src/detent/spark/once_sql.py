@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 
 from detent import crash
 from detent.errors import Invalid, LimitExceeded, NotFound
+from detent.extras import install_command
 from detent.spark.once_batch import BatchKey, ExternalSink, Place, Select, check_select, in_tasks, selected
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _sqlalchemy() -> ModuleType:
         import sqlalchemy.dialects.postgresql
         import sqlalchemy.dialects.sqlite
     except ModuleNotFoundError as error:
-        raise Invalid("to_sql needs the package sqlalchemy: pip install 'detent[sql]'") from error
+        raise Invalid(f"to_sql needs the package sqlalchemy: {install_command('sql')}") from error
     return sqlalchemy
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from detent.errors import DetentError, Invalid
+from detent.extras import install_command
 from detent.signals import stop_on_signals
 from detent.spark.foreground import silence
 from detent.spark.pipeline import Pipeline
@@ -275,7 +276,7 @@ def _session(url: str, conf: Mapping[str, object], options: Mapping[str, Any], v
     try:
         from pyspark import SparkContext
     except ModuleNotFoundError as error:
-        raise Invalid("pipelines need Spark: pip install 'detent[spark]'") from error
+        raise Invalid(f"pipelines need Spark: {install_command('spark')}") from error
     from detent.spark.sessions import session
 
     is_ours = SparkContext._active_spark_context is None

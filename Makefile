@@ -14,6 +14,7 @@ help: ## say what each target does
 venv: $(STAMP) ## create .venv with the exact versions of requirements.lock
 
 $(STAMP): requirements.lock pyproject.toml
+	@echo "installing into .venv: 2.5 GB, about two minutes"
 	$(PYTHON) -m venv .venv || ($(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv .venv)
 	@# uv takes a quarter of pip's time; where it cannot be had, or finds another index, pip does it.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements.lock)" && \
@@ -21,6 +22,7 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $(STAMP)
+	@echo "installed; 'source .venv/bin/activate' brings detent into your shell"
 
 demo: $(STAMP) ## run the main job on the embedded default
 	$(BIN)/detent demo --keep

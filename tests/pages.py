@@ -17,7 +17,7 @@ none, or ``text``        is output if it stands directly behind a block that ran
                          by that: then its lines have to have been printed in that order; ``...`` is any text
 =======================  ============================================================================================
 
-The port 7410, which the pages print and `detent serve` takes, is another one that is free.
+The ports 7410, which `detent serve` takes, and 7411 are printed; the blocks use two that are free.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import tomllib
 import traceback
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -49,7 +49,7 @@ from servers import HOST, free_port
 
 BLOCK_SECONDS = 200.0
 STOP_SECONDS = 60.0
-PRINTED_PORT = "7410"
+PRINTED_PORTS = ("7410", "7411")  # the first one is the server's own
 OUTPUT = {"", "text"}
 LANGUAGES = {*OUTPUT, "python", "sh", "toml", "json", "yaml", "sql", "mermaid"}
 NAME = re.compile(r"(?:#|//|--) ((?:[\w-]+/)*[\w-]+\.\w+)(?:  .*)?$")
@@ -112,10 +112,12 @@ def needs_spark(page: Path) -> bool:
     return any(block.runs and USES_SPARK.search(block.text) for block in blocks_of(page))
 
 
-def with_port(text: str, port: int) -> str:
-    """A block that uses another port than the one that is printed, which is also the server's own."""
-    text = re.sub(r"\bdetent serve\b(?!.*--port)", f"detent serve --port {PRINTED_PORT}", text)
-    return text.replace(PRINTED_PORT, str(port))
+def with_ports(text: str, ports: Sequence[int]) -> str:
+    """A block that uses other ports than the ones that are printed."""
+    text = re.sub(r"\bdetent serve\b(?!.*--port)", f"detent serve --port {PRINTED_PORTS[0]}", text)
+    for printed, port in zip(PRINTED_PORTS, ports, strict=True):
+        text = re.sub(rf"\b{printed}\b", str(port), text)
+    return text
 
 
 def missing_lines(expected: str, printed: str) -> list[str]:
@@ -144,7 +146,7 @@ class Page:
     def __init__(self, path: Path, folder: Path, processes: Processes) -> None:
         self.path = path
         self.folder = folder
-        self.port = free_port()
+        self.ports = [free_port() for _ in PRINTED_PORTS]
         self._private = folder.parent / "harness"
         self._private.mkdir()
         folder.mkdir()
@@ -189,7 +191,7 @@ class Page:
             self._python.finish(seconds=STOP_SECONDS)
 
     def _run(self, block: Block) -> None:
-        text = with_port(block.text, self.port)
+        text = with_ports(block.text, self.ports)
         if block.name is not None:
             path = self.folder / block.name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -202,7 +204,7 @@ class Page:
             json.loads(text if block.name is None else text.split("\n", 1)[1])
         elif block.word == "background":
             self._background.append((block, Background(text, self.folder, self._private, self._environment)))
-            self._await_ready(block)
+            self._await_ready(block, text)
         elif block.runs:
             self._printed.append(self._run_in_shell(block, text) if block.language == "sh" else self._call(block, text))
 
@@ -229,13 +231,14 @@ class Page:
         except CallFailed as failed:
             raise AssertionError(f"{self._at(block)} failed\n{failed}{self._all_background()}") from None
 
-    def _await_ready(self, block: Block) -> None:
+    def _await_ready(self, block: Block, text: str) -> None:
         """A server is ready when it listens, another program when it has printed a line."""
         started = self._background[-1][1]
+        serves = re.search(r"\bdetent serve\b.*--port (\d+)", text)
 
         def is_ready() -> bool:
             assert started.is_running(), f"{self._at(block)} ended\n{started.printed()}"
-            return _listens(self.port) if "detent serve" in block.text else "\n" in started.printed()
+            return _listens(int(serves[1])) if serves else "\n" in started.printed()
 
         eventually(is_ready, seconds=BLOCK_SECONDS, what=f"a word of {self._at(block)}")
 

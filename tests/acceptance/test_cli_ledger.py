@@ -127,7 +127,7 @@ def test_without_an_owner_and_without_a_store(url: str) -> None:
     with detent.open(url) as store, store.transaction() as transaction:
         transaction.enter_ledger("l", 0)
     assert [row["name"] for row in document("ledger", "ls", url)] == ["l"]
-    assert "1 ledgers" in ok("store", "verify", url).decode()
+    assert "1 ledger," in ok("store", "verify", url).decode()
     assert document("store", "verify", url)["counts"]["ledgers"] == 1
 
 

@@ -154,7 +154,7 @@ def test_keys_are_made_used_listed_and_revoked(tmp_path: Path, servers: list[Ser
     server = Served("--keys", keys, "--host", "0.0.0.0")
     servers.append(server)
     server.address = server.address.replace("0.0.0.0", "127.0.0.1")
-    assert server.who == "1 keys"
+    assert server.who == "the holders of 1 key"
     assert server.get("/metrics").status_code == 401
     headers = {"Authorization": f"Bearer {token}"}
     assert server.get("/metrics", headers=headers).status_code == 200

@@ -281,9 +281,9 @@ def parse_message(text: str) -> int:
     return int(text)
 
 
-def count_text(count: int) -> str:
-    """So many messages."""
-    return "1 message" if count == 1 else f"{count} messages"
+def count_text(count: int, noun: str = "message") -> str:
+    """A number of things whose plural ends with an s."""
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def confirm(question: str, what: str, *, yes: bool) -> None:

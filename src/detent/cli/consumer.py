@@ -363,7 +363,7 @@ def _is_there(store: Store, journal: str) -> bool:
 
 
 def _contents(info: ConsumerInfo, logs: list[str]) -> str:
-    shards = "1 shard" if len(info.shards) == 1 else f"{len(info.shards)} shards"
+    shards = count_text(len(info.shards), "shard")
     what = f"the consumer {line_text(info.name)}, with the progress and state of {shards}"
     if logs:
         more = [f"{len(logs) - LOGS_SHOWN} more"] if len(logs) > LOGS_SHOWN else []

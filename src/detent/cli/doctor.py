@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from detent.cli._common import URL_VARIABLE, as_url, json_option, may_take_store, names_server
+from detent.cli._common import URL_VARIABLE, as_url, count_text, json_option, may_take_store, names_server
 from detent.cli._output import line_text, print_json
 from detent.errors import Denied, DetentError
 from detent.extras import install_command
@@ -147,7 +147,7 @@ def _keys(given: str | None) -> Iterator[Finding]:
     except DetentError as error:
         yield Finding("wrong", str(error))
         return
-    yield Finding("ok", f"{path} has {len(keys)} keys")
+    yield Finding("ok", f"{path} has {count_text(len(keys), 'key')}")
     now = datetime.now(UTC)
     for key in keys:
         if key.has_expired(now):
@@ -222,7 +222,9 @@ def _readable(url: str) -> Iterator[Finding]:
         return
     try:
         journals = len(JournalReader(reader).names())
-        yield Finding("ok", f"the store can be read: {size_text(reader.size_bytes())}, {journals} journals")
+        yield Finding(
+            "ok", f"the store can be read: {size_text(reader.size_bytes())}, {count_text(journals, 'journal')}"
+        )
         yield from _ahead(reader)
         yield Finding("ok", f"the store has format {FORMAT_VERSION}, which this release writes")
     except DetentError as error:

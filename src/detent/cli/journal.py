@@ -195,7 +195,7 @@ def remove(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: 
     """
     with open_for_reading(url) as store:
         info = store.journal(name).info()
-    what = f"journal {name} with {info.messages} messages"
+    what = f"journal {name} with {count_text(info.messages)}"
     if not dry_run:
         confirm(f"Delete {what}?", f"deletes {what}", yes=yes)
         with open_for_writing(url, force=force) as store:

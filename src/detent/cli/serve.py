@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from detent.cli._common import force_option, may_take_store, names_server, path_url
+from detent.cli._common import count_text, force_option, may_take_store, names_server, path_url
 from detent.cli._logs import set_up_logs
 from detent.errors import Invalid
 from detent.extras import install_command
@@ -73,7 +73,7 @@ def serve(
 
     def ready(address: str) -> None:
         kept = " (nothing is kept when it stops)" if store == "memory:" else ""
-        who = "every client that can reach it" if ring is None else f"{len(ring)} keys"
+        who = "every client that can reach it" if ring is None else "the holders of " + count_text(len(ring), "key")
         click.echo(f"detent serves {store}{kept} at {address}, to {who}; stop it with Ctrl-C", err=True)
         sys.stderr.flush()
 

@@ -13,6 +13,7 @@ import click
 
 from detent.cli._common import (
     check_kept,
+    count_text,
     force_option,
     infos,
     is_server,
@@ -145,12 +146,14 @@ def verify(url: str, limit: int, as_json: bool) -> None:
             click.echo(str(finding))
         if counts is not None:
             checked = (
-                f"{counts.journals} journals, {counts.messages} messages in {counts.blocks} blocks and "
-                f"{counts.fragments} fragments, {counts.queues} queues, {counts.queued} queued messages, "
-                f"{size_text(counts.payload_bytes)} of payloads, {counts.ledgers} ledgers, "
-                f"{counts.consumers} consumers, {counts.records} records, {size_text(counts.bytes)}"
+                f"{count_text(counts.journals, 'journal')}, {count_text(counts.messages)} in "
+                f"{count_text(counts.blocks, 'block')} and {count_text(counts.fragments, 'fragment')}, "
+                f"{count_text(counts.queues, 'queue')}, {count_text(counts.queued, 'queued message')}, "
+                f"{size_text(counts.payload_bytes)} of payloads, {count_text(counts.ledgers, 'ledger')}, "
+                f"{count_text(counts.consumers, 'consumer')}, {count_text(counts.records, 'record')}, "
+                f"{size_text(counts.bytes)}"
             )
-            problems = f"{len(findings)} problems" if findings else "no problem found"
+            problems = count_text(len(findings), "problem") if findings else "no problem found"
             if counts.damaged:
                 problems += f", {counts.damaged} records do not match their checksum"
             click.echo(f"checked {checked}: {problems}")

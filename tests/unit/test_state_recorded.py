@@ -284,7 +284,8 @@ def test_a_file_is_refused_whichever_of_its_bytes_has_changed(store: detent.Stor
     file = StateFile(tmp_path, SHARD)
     whole, number = file.path.read_bytes(), store.reader.number(LOG)
     found = file.load(number)
-    assert found is not None and found.entries == {"x": b"1"}
+    assert found is not None
+    assert found.entries == {"x": b"1"}
     for at in range(len(whole)):
         for byte in {whole[at] ^ 1, whole[at] ^ 0x20, ord("7")} - {whole[at]}:
             file.path.write_bytes(whole[:at] + bytes([byte]) + whole[at + 1 :])

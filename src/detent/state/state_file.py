@@ -44,8 +44,8 @@ def _checksum(content: bytes) -> bytes:
 
 
 class StateFile:
-    """The state of one shard as a file: a line of JSON that says what it is, the state as a JSON object, and a checksum of
-    these two lines."""
+    """The state of one shard as a file: a line of JSON that says what it is, the state as a JSON object, and a checksum
+    of these two lines."""
 
     def __init__(self, folder: Path, shard: ShardName) -> None:
         self.path = folder / f"{quote(shard.consumer, safe='')}-{shard.shard}.json"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -242,6 +243,12 @@ def test_a_restart_on_the_same_machine_plays_only_what_is_new(
     assert len(played) == 1, "its own hand-off"
 
 
+def sealed(data: bytes) -> bytes:
+    """A state file's bytes with the checksum that belongs to them."""
+    content = data[: -len(b"0123456789abcdef\n")]
+    return content + xxhash.xxh64_hexdigest(content).encode() + b"\n"
+
+
 @pytest.mark.parametrize("harm", ["torn", "garbage", "empty", "format", "another log", "ahead", "another history"])
 def test_a_file_that_does_not_fit_is_left_aside(store: detent.Store, tmp_path: Path, harm: str) -> None:
     state = RecordedState(tmp_path)
@@ -258,16 +265,36 @@ def test_a_file_that_does_not_fit_is_left_aside(store: detent.Store, tmp_path: P
     elif harm == "empty":
         path.write_bytes(b"")
     elif harm == "format":
-        path.write_bytes(whole.replace(b'"format":1', b'"format":2'))
+        path.write_bytes(sealed(whole.replace(b'"format":2', b'"format":3')))
     elif harm == "another log":
-        path.write_bytes(whole.replace(b'"log":', b'"log":9'))
+        path.write_bytes(sealed(whole.replace(b'"log":', b'"log":9')))
     elif harm == "ahead":
-        path.write_bytes(whole.replace(b'"at":2', b'"at":200'))
+        path.write_bytes(sealed(whole.replace(b'"at":2', b'"at":200')))
     else:
-        path.write_bytes(whole.replace(b'"at":2', b'"at":3'))
+        path.write_bytes(sealed(whole.replace(b'"at":2', b'"at":3')))
     assert path.read_bytes() != whole
     again = restored(state, store)
     assert values(again) == {"x": 2}
+
+
+def test_a_file_is_refused_whichever_of_its_bytes_has_changed(store: detent.Store, tmp_path: Path) -> None:
+    shard = restored(RecordedState(tmp_path), store)
+    commit(shard, 1, x=1)
+    shard.close()
+    file = StateFile(tmp_path, SHARD)
+    whole, number = file.path.read_bytes(), store.reader.number(LOG)
+    found = file.load(number)
+    assert found is not None
+    assert found.entries == {"x": b"1"}
+    for at in range(len(whole)):
+        for byte in {whole[at] ^ 1, whole[at] ^ 0x20, ord("7")} - {whole[at]}:
+            file.path.write_bytes(whole[:at] + bytes([byte]) + whole[at + 1 :])
+            with pytest.raises(Corrupt):
+                file.load(number)
+    for size in range(len(whole)):
+        file.path.write_bytes(whole[:size])
+        with pytest.raises(Corrupt):
+            file.load(number)
 
 
 def test_a_file_that_cannot_be_written_is_no_failure(store: detent.Store, tmp_path: Path) -> None:

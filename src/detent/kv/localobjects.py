@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import mmap
 import os
 import stat
@@ -21,6 +23,12 @@ TEMPORARY_AGE_MS = 24 * 3600 * 1000
 """A half-written file older than this has no living writer; listing removes it."""
 
 
+_WRONG_PLACE: Final = frozenset(
+    {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM}
+)
+"""What is wrong with a path, and stays wrong. Other errors, a full disk or a failing one, are the disk's."""
+
+
 def sync_directory(path: Path) -> None:
     """Make the directory's entries durable: without this a power cut can take a synced file's name away."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -31,7 +39,10 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directories(path: Path, mode: int | None = None) -> None:
-    """Create a directory and its missing parents, durably; with this mode, whatever the umask, if one is given."""
+    """Create a directory and its missing parents, durably; with this mode, whatever the umask, if one is given.
+
+    `Invalid` if there can be none at this place, `Unavailable` if the disk has no room for it or fails.
+    """
     missing: list[Path] = []
     while not path.is_dir():
         missing.append(path)
@@ -48,7 +59,18 @@ def make_directories(path: Path, mode: int | None = None) -> None:
                     directory.chmod(mode)
             sync_directory(directory.parent)
     except OSError as error:
-        raise Invalid(f"{missing[0]} cannot be a folder: {error.strerror}") from error
+        if error.errno in _WRONG_PLACE:
+            raise Invalid(f"{missing[0]} cannot be a folder: {error.strerror}") from error
+        raise Unavailable(f"the folder {missing[0]} could not be made: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """`Unavailable`, with words, for what the disk refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(f"{what}: {error.strerror}") from error
 
 
 PRIVATE: Final = 0o700
@@ -72,10 +94,11 @@ class LocalObjects:
             return
         mode = self._mode()
         make_directories(folder, None if mode is None else mode | (mode & 0o444) >> 2)
-        for one in (folder, *folder.parents):
-            sync_directory(one.parent)
-            if one == self._root:
-                break
+        with _explained(f"the folder {folder} could not be synced"):
+            for one in (folder, *folder.parents):
+                sync_directory(one.parent)
+                if one == self._root:
+                    break
         self._synced.add(folder)
 
     def _mode(self) -> int | None:
@@ -104,14 +127,17 @@ class LocalObjects:
         except FileExistsError as error:
             if path.is_dir():
                 raise Invalid(f"{name!r} is a folder of other objects; choose another name") from error
-            sync_directory(path.parent)  # whoever made it may have died before that, and callers take it for there
+            with _explained(f"the object {name!r} could not be synced"):
+                sync_directory(path.parent)  # its writer may have died before that, and callers take it for there
             raise Exists(f"there is an object {name!r} already") from error
         except OSError as error:
             raise Unavailable(f"the object {name!r} could not be written: {error.strerror}") from error
         finally:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # an old one goes with the abandoned ones
+                temporary.unlink(missing_ok=True)
         crash.point("kv.object.after_rename")
-        sync_directory(path.parent)
+        with _explained(f"the object {name!r} could not be synced"):
+            sync_directory(path.parent)
         crash.point("kv.object.after_sync")
         return size
 
@@ -129,22 +155,27 @@ class LocalObjects:
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> memoryview:
         check_object_range(start, length)
+        with _explained(f"the object {name!r} could not be read"):
+            mapped = self._map(name)
+        return mapped[start : len(mapped) if length is None else start + length]
+
+    def _map(self, name: str) -> memoryview:
         try:
             with self._path(name).open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size == 0:
                     return memoryview(b"")
                 # Mapped, not read: Arrow then works on the page cache without a copy.
-                mapped = memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
+                return memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise NotFound(f"there is no object {name!r}") from error
-        return mapped[start : size if length is None else start + length]
 
     def size(self, name: str) -> int | None:
-        try:
-            status = self._path(name).stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        with _explained(f"the object {name!r} could not be looked up"):
+            try:
+                status = self._path(name).stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -181,5 +212,6 @@ class LocalObjects:
     def delete(self, name: str) -> None:
         path = self._path(name)
         if self.size(name) is not None:
-            path.unlink(missing_ok=True)
+            with _explained(f"the object {name!r} could not be deleted"):
+                path.unlink(missing_ok=True)
         crash.point("kv.object.after_delete")

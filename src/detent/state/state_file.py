@@ -19,8 +19,11 @@ from detent.state.base import ShardName
 from detent.state.checkpoint import Checkpoint
 from detent.state.recovery_log import Playback
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""Format 1 had a checksum of the state alone. Such a file is left aside, like any that cannot be read."""
+
 FILE_BYTES_MAX: Final = 16 << 30
+_CHECKSUM_BYTES: Final = 17
 
 
 class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,11 +36,16 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
     checkpoint: str
     bytes_since_snapshot: int
-    checksum: str
+
+
+def _checksum(content: bytes) -> bytes:
+    """The last line: of the head, too, because it says where the log goes on."""
+    return xxhash.xxh64_hexdigest(content).encode() + b"\n"
 
 
 class StateFile:
-    """The state of one shard as a file: a line of JSON that says what it is, then the state as a JSON object."""
+    """The state of one shard as a file: a line of JSON that says what it is, the state as a JSON object, and a checksum
+    of these two lines."""
 
     def __init__(self, folder: Path, shard: ShardName) -> None:
         self.path = folder / f"{quote(shard.consumer, safe='')}-{shard.shard}.json"
@@ -54,14 +62,14 @@ class StateFile:
             playback.digest.hex(),
             playback.checkpoint.encode().hex(),
             playback.bytes_since_snapshot,
-            xxhash.xxh64_hexdigest(body),
         )
+        content = msgspec.json.encode(head) + b"\n" + body + b"\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for left in self.path.parent.glob(f"{glob.escape(self.path.stem)}.*.next"):  # by a process that was killed
             left.unlink(missing_ok=True)
         beside = self.path.with_suffix(f".{secrets.token_hex(4)}.next")
         with beside.open("wb") as file:
-            file.write(msgspec.json.encode(head) + b"\n" + body + b"\n")
+            file.write(content + _checksum(content))
             file.flush()
             os.fsync(file.fileno())
         crash.point("state.recorded.before_rename")
@@ -77,14 +85,17 @@ class StateFile:
         try:
             if self.path.stat().st_size > FILE_BYTES_MAX:
                 raise Corrupt(f"{self.path} is larger than any state file")
-            first, _, rest = self.path.read_bytes().partition(b"\n")
+            data = self.path.read_bytes()
         except FileNotFoundError:
             return None
-        body = rest.removesuffix(b"\n")
+        content, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+        if checksum != _checksum(content):
+            raise Corrupt(f"{self.path} does not match its checksum, or is of another format")
+        first, _, body = content.partition(b"\n")
         try:
             head = msgspec.json.decode(first, type=_Head)
-            if head.format != FORMAT or xxhash.xxh64_hexdigest(body) != head.checksum:
-                raise Corrupt(f"{self.path} is of another format, or does not match its checksum")
+            if head.format != FORMAT:
+                raise Corrupt(f"{self.path} has format {head.format}, and this release knows format {FORMAT}")
             playback = Playback()
             entries = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
             playback.entries = {key: bytes(raw) for key, raw in entries.items()}

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import detent
@@ -342,6 +343,53 @@ def test_an_acknowledgement_after_the_deadline_stops_the_shard_until_it_is_reset
     store.consumer("c").reset({"in": 0})
     shard_of(store, app).run(once=True)
     assert committed(store, "out") == [b"a"]
+
+
+def test_shard_starts_when_only_a_later_transaction_of_its_producer_was_rolled_back(store: detent.Store) -> None:
+    """It died between the append and the commit of a transaction, behind one that it had acknowledged."""
+    app = echo()
+    store.journal("in").append(b"a")
+    dead = shard_of(store, app)
+    commit = dead._state.commit
+
+    def die_at_the_second(sealed: Any, checkpoint: Checkpoint, outputs: Any) -> None:
+        if checkpoint.transaction == 2:
+            raise Unavailable("died before the commit")
+        commit(sealed, checkpoint, outputs)
+        store.journal("in").append(b"b")
+
+    dead._state.commit = die_at_the_second  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        dead.run(once=True)
+    assert letters(store, "out") == "a . b"
+    store.journal("out").configure(transaction_deadline="1ms")
+    owner: Any = store._connection.current
+    eventually(lambda: owner.engine.tick() or store.journal("out").info().aborted_spans, what="the roll back")
+    store.journal("out").configure(transaction_deadline="1h")
+    shard_of(store, app).run(once=True)
+    assert committed(store, "out") == [b"a", b"b"]
+
+
+def test_shard_starts_with_a_promise_of_an_earlier_release_whose_producer_is_forgotten(store: detent.Store) -> None:
+    """Such a promise does not say where its transaction began. What was open would not have been forgotten."""
+    store.journal("out").create(producer_horizon="1ms")
+    publisher = store.publisher()
+    publisher.publish_uncommitted("out", [b"a"])
+    intents = publisher.build_ack_intents()
+    publisher.acknowledge(intents)
+    owner: Any = store._connection.current
+
+    def is_forgotten() -> bool:
+        store.journal("out").append(b"later")  # the journal's own time goes on with its messages
+        owner.journals.housekeeper.reset()
+        owner.engine.tick()
+        return store.journal("out").info().clock_floor >= intents[0].clock
+
+    eventually(is_forgotten, what="the producer to be forgotten")
+    old = [msgspec.structs.replace(intent, begun=0, seal=b"") for intent in intents]
+    outlets = outboxes.Outlets(store, {}, with_engine=False)
+    assert outlets.recover({"": old}, is_reset=False) == []
+    assert committed(store, "out").count(b"a") == 1
 
 
 def test_a_shard_that_rests_promises_nothing(store: detent.Store, monkeypatch: pytest.MonkeyPatch) -> None:

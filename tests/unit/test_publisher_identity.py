@@ -14,10 +14,10 @@ from clockworld import HOUR, MINUTE, ClockWorld
 from detent.codec import journal as records
 from detent.engine import Operation, Request
 from detent.engine.sessions import PROVED_SINCE
-from detent.errors import DetentError, Fenced, Invalid, NotFound, OutcomeUnknown, ProducerTaken
+from detent.errors import ClockBehind, DetentError, Fenced, Invalid, NotFound, OutcomeUnknown, ProducerTaken
 from detent.journal import AckIntent, Publisher
 from detent.journal import operations as ops
-from detent.journal.producers import Given
+from detent.journal.producers import Given, Producers
 from detent.kv import Batch
 from detent.message import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, ProducerId, clock_of_ns, new_producer_id
 from detent.queue import QueueMachine
@@ -436,6 +436,56 @@ def test_half_a_transaction_is_never_committed_however_late_the_rest_comes(world
     with world.writer.view() as view:
         assert view.get(records.part(1, records.PRODUCER, producer)) is None, "one number is left of it"
         assert view.get(records.part(1, records.ROLLED_BACK, producer)) is not None
+
+
+def forget_producers(world: World) -> None:
+    """Let so much time pass that the journal forgets its idle producers."""
+    world.pass_time(40 * 24 * 3_600_000)
+    world.append("j", b"new")
+    world.pass_time(61_000)
+    world.pass_time(61_000)
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_acknowledgement_is_taken_as_written_when_a_later_transaction_was_rolled_back(
+    world: World, is_forgotten: bool
+) -> None:
+    """The first one was written; only what came after it passed its deadline."""
+    publisher = publisher_of(world, lambda operations: world.commit(*operations))
+    publisher.publish_uncommitted("j", [b"first"])
+    intents = publisher.build_ack_intents()
+    publisher.acknowledge(intents)
+    publisher.publish_uncommitted("j", [b"second"])
+    lost = publisher.build_ack_intents()
+    world.pass_time(2 * 3_600_000)
+    if is_forgotten:
+        forget_producers(world)
+    for _ in range(2):
+        for intent in intents:
+            assert world.commit(intent.operation())[0].count == 0, "it is not stored again"
+        for intent in lost:
+            with pytest.raises(Fenced, match="rolled back"):
+                world.commit(intent.operation())
+        world.reopen()
+    assert [body for body in world.bodies("j") if body != b"new"] == [b"first"]
+    assert list(verify_journals(world.writer)) == []
+
+
+def test_acknowledgement_of_an_earlier_release_is_admitted_when_its_producer_is_forgotten(world: World) -> None:
+    """It has no seal. Its producer had nothing open when it was forgotten, so nothing changes."""
+    publisher = publisher_of(world, lambda operations: world.commit(*operations))
+    publisher.publish_uncommitted("j", [b"first"])
+    (intent,) = publisher.build_ack_intents()
+    publisher.acknowledge([intent])
+    forget_producers(world)
+    old = msgspec.structs.replace(intent, begun=0, seal=b"").operation()
+    Producers(world.engine, world.writer).admit([old], "another key")
+    with pytest.raises(ClockBehind):
+        world.commit(old)
+    ahead = msgspec.structs.replace(old, clocks=[now_clock(world)])
+    with pytest.raises(ProducerTaken):
+        Producers(world.engine, world.writer).admit([ahead], "another key")
+    assert world.bodies("j") == [b"first", b"new"]
 
 
 def test_an_acknowledgement_whose_pending_messages_are_gone_is_refused(world: World) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from detent.codec.block import MESSAGE_BYTES_MAX
 from detent.engine import Operation
-from detent.errors import Denied, Fenced, Invalid, NotFound
+from detent.errors import ClockBehind, Denied, Fenced, Invalid, NotFound
 from detent.journal import AckIntent, Publisher, calls
 from detent.journal import operations as ops
 from detent.journal.calls import Entry
@@ -165,6 +165,8 @@ class Outlets:
                 logger.warning("the journal %r is gone, and so are the messages in it", intent.journal)
                 missing.append(intent.journal)
             except Fenced as error:
+                if isinstance(error, ClockBehind):
+                    continue  # an open transaction's producer is never forgotten: this one was acknowledged
                 if not is_reset:
                     raise Invalid(_lost(intent.journal, error)) from error
                 logger.error("%s", _lost(intent.journal, error))

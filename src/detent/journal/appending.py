@@ -204,7 +204,9 @@ def _check_clocks(state: JournalState, columns: tuple[Any, Any, Any], now_ms: in
 def _is_done(machine: JournalMachine, state: JournalState, op: ops.AppendStamped, producer: int) -> bool:
     """Refuse the rest of a transaction whose beginning is not pending. True for an acknowledgement that was taken
     before and must not be stored again: another transaction is open by now, which it would roll back; or its producer
-    is forgotten, which happens to none that has something pending."""
+    is forgotten, or refused since a later transaction of it was rolled back."""
+    if op.flags == [ACK_TXN] and _was_taken(machine, state, op.clocks[0], producer):
+        return True
     if len(set(op.flags)) != 1 or op.producers != op.producers[:6] * len(op.flags):
         raise Invalid("messages of one transaction are of one producer, and all pending or all acknowledgements")
     with machine.read() as view:
@@ -214,8 +216,6 @@ def _is_done(machine: JournalMachine, state: JournalState, op: ops.AppendStamped
         return False
     if op.flags[0] == ACK_TXN and known is not None and op.clocks[0] <= known.last_ack:
         return bool(span)
-    if op.flags[0] == ACK_TXN and known is None and op.clocks[0] <= state.clock_floor:
-        return True
     if clock_of_ns(state.listing.created_ms * 1_000_000) > op.begun:
         raise NotFound(f"the journal {state.name!r} was made anew, and the messages of this transaction are gone")
     raise Fenced(
@@ -223,6 +223,20 @@ def _is_done(machine: JournalMachine, state: JournalState, op: ops.AppendStamped
         "rolled back, or the store was restored from an older copy; nothing of it will be committed. Start over with "
         "a new publisher"
     )
+
+
+def _was_taken(machine: JournalMachine, state: JournalState, clock: int, producer: int) -> bool:
+    """Whether the acknowledgement with this clock was taken before its producer was forgotten or refused. A producer
+    with an open transaction is never forgotten, so the one that is acknowledged was closed; and what was rolled back is
+    above the last clock that was acknowledged."""
+    with machine.read() as view:
+        known = state.producer(producer, view)
+        if known is None:
+            last = state.rolled_back(producer, view)
+            return 0 < clock <= (state.clock_floor if last is None else last)
+    if known.aborted:
+        return clock <= known.last_ack
+    return known.begin == NO_SPAN and known.max_clock <= state.clock_floor and 0 < clock <= state.clock_floor
 
 
 class _States(Mapping[int, ProducerState]):
@@ -235,7 +249,7 @@ class _States(Mapping[int, ProducerState]):
     def __getitem__(self, producer: int) -> ProducerState:
         known = self._state.producer(producer, self._view)
         if known is None:
-            aborted = self._state.was_rolled_back(producer, self._view)
+            aborted = self._state.rolled_back(producer, self._view) is not None
         else:
             aborted = known.aborted
         if aborted:

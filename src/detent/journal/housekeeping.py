@@ -266,7 +266,8 @@ class Housekeeper:
         state.put(state.open, op.producer, None, context.undo)
         state.put(machine.open_spans, (op.journal, op.producer), None, context.undo)
         state.put(state.writes, open_span_key(op.journal, op.producer), None, context.undo)
-        aborted = Producer(known.max_clock, known.max_clock, NO_SPAN, 0, context.now_ms, True)
+        # What it had acknowledged before stays known: a shard may send such an acknowledgement again.
+        aborted = Producer(known.last_ack, known.max_clock, NO_SPAN, 0, context.now_ms, True)
         state.set_producer(op.producer, aborted, context.undo)
         state.pending_bytes = max(0, state.pending_bytes - known.pending_bytes)
         state.aborted_spans += 1
@@ -307,7 +308,7 @@ class Housekeeper:
                 state.put(state.producers, producer, None, context.undo)
                 state.put(state.writes, key, None, context.undo)
                 if known.aborted:
-                    gone = records.encode_number(known.max_clock)
+                    gone = records.encode_number(known.last_ack)
                     state.put(state.writes, state.rolled_back_key(producer), gone, context.undo)
         return Done()
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from detent.codec import journal as records
-from detent.codec.journal import Listing, Producer
+from detent.codec.journal import Head, Listing, Producer
 from detent.codec.keys import u64
 from detent.engine import Operation
 from detent.errors import ProducerTaken
@@ -99,9 +99,11 @@ class Producers:
             listing = view.get(records.LISTING.key(op.journal.encode()))
             if listing is None:
                 return True  # there is nothing to acknowledge, which its sender is told
-            stored = view.get(records.part(Listing.decode(listing).journal, records.PRODUCER, producer))
-        if stored is None:
-            return False
+            journal = Listing.decode(listing).journal
+            stored = view.get(records.part(journal, records.PRODUCER, producer))
+            head = view.get(records.part(journal, records.HEAD)) if stored is None else None
+        if stored is None:  # below the floor it was written, and its producer was forgotten since
+            return head is not None and op.clocks[0] <= Head.decode(head).clock_floor
         known = Producer.decode(stored)
         if known.begin == NO_SPAN:
             return known.aborted or op.clocks[0] <= known.last_ack

@@ -105,10 +105,12 @@ class JournalState:
         """Where it stands that a transaction of a forgotten producer was rolled back."""
         return records.part(self.id, records.ROLLED_BACK, producer.to_bytes(6, "big"))
 
-    def was_rolled_back(self, producer: int, view: View) -> bool:
-        """Whether a transaction of a producer that is not known any more was rolled back."""
+    def rolled_back(self, producer: int, view: View) -> int | None:
+        """The last clock that a producer had acknowledged which is not known any more, and of which a transaction was
+        rolled back; None if none was."""
         key = self.rolled_back_key(producer)
-        return key in self.writes or view.get(key) is not None
+        stored = self.writes[key] if key in self.writes else view.get(key)
+        return None if stored is None else records.decode_number(stored, "rolled back producer")
 
     def settle_own(self, now_ms: int) -> None:
         """Note once what the group's plain appends mean for the owner's own producer."""

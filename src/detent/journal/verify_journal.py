@@ -383,7 +383,7 @@ class JournalCheck:
             yield f"acknowledged clock, highest clock and the journal's newest are not in order: {clocks}"
         if stored.begin != NO_SPAN:
             yield from self._open_problems(producer, stored)
-        elif stored.max_clock != stored.last_ack:
+        elif stored.max_clock != stored.last_ack and not stored.aborted:
             yield f"clock {stored.max_clock} is above {stored.last_ack}, the acknowledged one, and nothing is open"
         if self._order is not None:
             problem = self._order.check_producer(producer, stored)

@@ -38,6 +38,7 @@ What several layers share:
     names.py        what journals, queues, ledgers and consumers can be called
     durations.py    "30s", "5m", `timedelta`
     sizes.py        "256MiB"
+    finite.py       JSON that refuses infinity and NaN
     grid.py         tables for a terminal, in which no word is cut
     lazy.py         packages whose names are imported when they are first used
     loading.py      finding the app that a command was told to run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -30,6 +31,28 @@ def milliseconds(value: Duration) -> int:
     if not 0 <= result <= DURATION_MS_MAX:
         raise Invalid(f"the duration {value!r} is negative or too long")
     return result
+
+
+def span_text(seconds: float) -> str:
+    """A duration in a message for people, with all its units.
+
+    >>> span_text(1_209_630), span_text(0)
+    ('14d 30s', '0s')
+    """
+    if math.isinf(seconds):
+        return "ever"
+    left = round(seconds * 1000)
+    parts = []
+    for unit in ("d", "h", "m", "s", "ms"):
+        count, left = divmod(left, _UNITS_MS[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    return " ".join(parts) or "0s"
+
+
+def no_shorter_text(seconds: float) -> str:
+    """A duration of at least so many seconds, as settings take it: in whole days where it is longer than one."""
+    return f"{math.ceil(seconds / 86_400)}d" if seconds > 86_400 else f"{math.ceil(seconds)}s"
 
 
 def at_1970_ms(ms: int) -> datetime:

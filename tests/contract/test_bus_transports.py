@@ -401,6 +401,12 @@ def test_one_bad_message_does_not_hold_up_the_others(world: World, name: str) ->
     assert sorted(bodies(app, 2)) == [b"1", b"3"]
 
 
+def test_a_transport_says_how_long_a_message_can_come_again(world: World, name: str) -> None:
+    transport = world.app(name)
+    expected = 14 * 86_400 if isinstance(world, SqsWorld) else 14 * 86_400 + 30
+    assert transport.redelivery_s() == expected
+
+
 def test_closing_lets_go_of_everything(world: World, name: str) -> None:
     def threads() -> set[threading.Thread]:
         """Without those in which a server in this process reads: there are more of them the more it was asked."""

@@ -446,8 +446,59 @@ def test_S2_an_outbox_without_a_unit_of_work_is_refused(books: Books) -> None:
             bus.start()
 
 
+class Forever(QueueTransport):
+    """A transport that does not say for how long a message can come again."""
+
+    redelivery_s: Any = None
+
+
+@pytest.mark.parametrize(
+    ("transport", "retention", "said"),
+    [
+        ({}, "1s", "remembers for 1s .* again for 14d 30s.*retention='15d'"),
+        ({}, "14d", "remembers for 14d .* again for 14d 30s"),
+        ({"retention": "1h", "lease": "1m"}, "1h", r"again for 1h 1m.*retention='3660s'"),
+    ],
+)
+def test_tracker_that_forgets_before_transport_does_is_refused(
+    store: detent.Store, books: Books, transport: dict[str, str], retention: str, said: str
+) -> None:
+    options = books.options(idempotency=IdempotencyConfig(SqlTracker(retention=retention)))
+    bus = Bus("billing", QueueTransport(store, **transport), **options)
+    bus.handler(OrderPlaced)(lambda order: None)
+    with pytest.raises(Invalid, match=said):
+        bus.start()
+    bus.idempotency = IdempotencyConfig(SqlTracker(retention="15d"))
+    with bus:
+        pass
+
+
+def test_memory_is_compared_with_what_dead_letters_add(store: detent.Store, books: Books) -> None:
+    store.queue("dead").create(dead_letter_retention="30d")
+    store.queue("billing").create(dead_letter="dead")
+    bus = Bus("billing", QueueTransport(store), **books.options(idempotency=IdempotencyConfig(SqlTracker())))
+    bus.handler(OrderPlaced)(lambda order: None)
+    with pytest.raises(Invalid, match=r"remembers for 15d .* again for 44d 30s.*retention='45d'"):
+        bus.start()
+    store.queue("dead").delete()
+    with bus:
+        pass
+
+
+def test_app_warns_once_where_transport_does_not_say_how_long_messages_come_again(
+    store: detent.Store, books: Books, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus = Bus("billing", Forever(store), **books.options(idempotency=IdempotencyConfig(SqlTracker(retention="1s"))))
+    bus.handler(OrderPlaced)(lambda order: None)
+    with bus:
+        bus.stop_taking()
+    said = [record.getMessage() for record in caplog.records if "can deliver one again" in record.getMessage()]
+    assert len(said) == 1
+    assert "for 1s, and memory:#billing can deliver one again for a time that is not known" in said[0]
+
+
 def test_S4_and_R3_marks_and_sent_messages_are_forgotten(store: detent.Store, books: Books) -> None:
-    tracker, outbox = SqlTracker(retention="0s"), SqlOutbox(keep_sent="1ms")
+    tracker, outbox = SqlTracker(), SqlOutbox(keep_sent="1ms")
     with app(store, **books.options(idempotency=IdempotencyConfig(tracker), outbox=outbox)) as bus:
         bus.handler(OrderPlaced)(lambda order: bus.send_local(Invoiced(1)))
         bus.handler(Invoiced)(lambda invoice: None)
@@ -456,6 +507,7 @@ def test_S4_and_R3_marks_and_sent_messages_are_forgotten(store: detent.Store, bo
         bus.drain()
         assert books.count("detent_handled") == 2
         assert books.count("detent_outbox") == 1
+        tracker = SqlTracker(retention="0s")  # an app does not start with this one
         keeping = Housekeeping(bus.name, tracker, outbox, books.unit_of_work, bus.calling)
         eventually(lambda: keeping.sweep() >= 0 and books.count("detent_handled") + books.count("detent_outbox") == 0)
 

@@ -201,6 +201,29 @@ def test_a_handler_cannot_end_the_event_loop(error: BaseException) -> None:
         assert "HandlerExit" in failed_reasons(store, "exits")[0]
 
 
+class Aborted(BaseException):
+    """What a library raises so that nothing on the way catches it."""
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_failed_message_says_what_base_exception_its_handler_raised(is_async: bool) -> None:
+    with detent.open("memory:") as store, app(store, retries=Retries(3, (), fail_fast=Aborted)) as bus:
+
+        def take(order: OrderPlaced) -> None:
+            raise Aborted(f"order {order.number}")
+
+        async def take_async(order: OrderPlaced) -> None:
+            take(order)
+
+        bus.handler(take_async if is_async else take)
+        bus.prepare()
+        bus.send_local(OrderPlaced(7))
+        assert bus.drain() == [Outcome.GIVEN_UP]  # by fail_fast, at the first attempt
+        (failed,) = store.queue(bus.name).failed()
+        assert "Aborted: order 7" in failed.reason
+        assert [attempt.reason for attempt in failed.history] == [failed.reason]
+
+
 def test_a_bare_next_in_a_plain_handler_beside_a_coroutine_fails_the_message() -> None:
     with app(retries=Retries(0, ())) as bus:
         bus.handler(OrderPlaced)(lambda order: next(iter(())))

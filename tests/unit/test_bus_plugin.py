@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 import detent
 from busworld import Books, enter
 from detent.bus import Bus, Context, EngineUnitOfWork, Outcome, QueueTransport, Retries
-from detent.errors import Invalid
+from detent.errors import Invalid, NotFound
 from detent.testing.clock import Clock
 from detent.testing.recorded import Recorded, under_test
 from processes import PATIENCE_S
@@ -91,7 +91,30 @@ def test_a_waiting_claim_is_woken_by_the_clock(store: detent.Store, new_bus: New
 # -- apps ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_app_and_what_it_sent(bus: Bus, recorded: Recorded, clock: Clock) -> None:
+def test_message_to_missing_queue_is_refused_as_in_production(
+    bus: Bus, store: detent.Store, recorded: Recorded, new_bus: NewBus
+) -> None:
+    with pytest.raises(NotFound, match="there is no queue 'mial'"):
+        bus.send(Billed(1), to="mial")
+
+    @bus.handler
+    def bill(order: Placed, context: Context) -> None:
+        context.send(Billed(order.number), to="mial")
+
+    bus.retries = Retries(0, ())
+    bus.send_local(Placed(7))
+    assert bus.drain() == [Outcome.GIVEN_UP]
+    assert "there is no queue 'mial'" in str(recorded.outcomes[0].error)
+    assert recorded.of(Billed) == []
+    assert [queue.name for queue in store.queues()] == ["app"]
+    new_bus("mial")  # an app of the test has its queue
+    bus.send(Billed(2), to="mial")
+    assert recorded.of(Billed) == [Billed(2)]
+
+
+def test_an_app_and_what_it_sent(bus: Bus, store: detent.Store, recorded: Recorded, clock: Clock) -> None:
+    store.queue("elsewhere").create()
+
     @bus.handler
     def bill(order: Placed, context: Context) -> None:
         context.publish(Billed(order.number), headers={"by": "test"})

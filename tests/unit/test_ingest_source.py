@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
@@ -17,6 +17,7 @@ from detent.errors import Invalid, NotFound
 from detent.ingest import metastore, schemas, source, steering
 from detent.ingest.config import IngestConfig
 from detent.ingest.metastore import transact
+from detent.ingest.queues import FileQueue
 from detent.ingest.schemas import check_fits, kept_schema, widen
 from detent.ingest.shard_sql import BATCHES, FILES, SHARDS
 from detent.ingest.shared_state import BatchRecord, QueueSharedState, Shard, now_ms
@@ -103,15 +104,34 @@ def test_a_source_that_would_take_its_files_twice_is_refused(
     source.register(engine, config())
 
 
-@pytest.mark.parametrize(("days", "wanted"), [(4.0, "5d"), (14.0, "15d"), (3.5, "4d")])
-def test_a_window_that_is_shorter_than_the_queue_keeps_messages_is_refused_with_one_that_is_not(
-    days: float, wanted: str
+class Keeping:
+    """As much of a queue as says how long it can deliver a message again."""
+
+    name, visibility_max_s = "landing", 43_200.0
+
+
+def check_window(window: str, retention_s: float | None) -> None:
+    source.check_window(config(window=window), cast("FileQueue", Keeping()), retention_s)
+
+
+@pytest.mark.parametrize(("days", "wanted"), [(4.0, "4d"), (14.0, "14d"), (3.5, "4d")])
+def test_window_shorter_than_queue_keeps_messages_is_refused_with_one_that_is_not(days: float, wanted: str) -> None:
+    with pytest.raises(Invalid, match=f'the window of 3d is shorter than the .* set window = "{wanted}"'):
+        check_window("3d", days * 86_400)
+    check_window(wanted, days * 86_400)
+    check_window("4d", 4 * 86_400.0)
+
+
+def test_window_shorter_than_visibility_is_refused_where_queue_does_not_say_its_retention(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with pytest.raises(Invalid, match=f'set window = "{wanted}"'):
-        source.check_window(config(window="3d"), days * 86_400)
-    source.check_window(config(window=wanted), days * 86_400)
-    source.check_window(config(window="4d"), 4 * 86_400.0)
-    source.check_window(config(window="1s"), None)
+    for window in ("0s", "11h"):
+        with pytest.raises(Invalid, match=f'{window} is shorter than the 12h .*set window = "43200s"'):
+            check_window(window, None)
+    assert not caplog.records
+    check_window("12h", None)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "does not say how long it keeps messages" in caplog.text
 
 
 # -- forgetting ------------------------------------------------------------------------------------------------------

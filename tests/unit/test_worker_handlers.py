@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from typing import Any
 
@@ -30,6 +31,44 @@ def test_a_worker_refuses_what_it_cannot_run(handler: Any) -> None:
 def test_an_async_worker_refuses_what_it_cannot_await(handler: Any) -> None:
     with detent.open("memory:") as store, pytest.raises(detent.Invalid):
         AsyncWorker(store.queue("q"), handler)  # type: ignore[arg-type]
+
+
+class Aborted(BaseException):
+    """What a library raises so that nothing on the way catches it."""
+
+
+def test_worker_reports_base_exception_of_its_handler() -> None:
+    with detent.open("memory:") as store:
+        queue = store.queue("q")
+        queue.create(max_attempts=1)
+        queue.publish(b"x")
+
+        def abort(message: Any) -> None:
+            worker.stop()
+            raise Aborted("now")
+
+        worker = Worker(queue, abort)
+        worker.run()
+        assert [one.reason for one in queue.failed()] == ["Aborted: now"]
+        assert worker.failed == 1
+
+
+def test_async_worker_reports_base_exception_of_its_handler() -> None:
+    async def scenario() -> tuple[list[str], int]:
+        async with await detent.open_async("memory:") as store:
+            queue = store.queue("q")
+            await queue.create(max_attempts=1)
+            await queue.publish(b"x")
+
+            async def abort(message: Any) -> None:
+                worker.stop()
+                raise Aborted("now")
+
+            worker = AsyncWorker(queue, abort)
+            await worker.run()
+            return [one.reason async for one in queue.failed()], worker.failed
+
+    assert asyncio.run(scenario()) == (["Aborted: now"], 1)
 
 
 def test_each_takes_its_own() -> None:

@@ -8,6 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from detent.bus.unit_engine import EngineUnitOfWork
+from detent.durations import no_shorter_text, span_text
 from detent.errors import Invalid
 
 if TYPE_CHECKING:
@@ -103,6 +104,36 @@ def _check_tracker(bus: Bus) -> None:
             "should_stop_invocation=False and see context.repeated",
             bus.name,
         )
+
+
+def check_memory(bus: Bus) -> None:
+    """`Invalid` if the tracker forgets a message sooner than the transport stops to deliver it; a warning where one of
+    the two cannot be known."""
+    if bus.idempotency is None:
+        return
+    kept_s = getattr(bus.idempotency.tracker, "retention_s", None)
+    redelivery = getattr(bus.transport, "redelivery_s", None)
+    redelivered_s = None if redelivery is None else redelivery()
+    if kept_s is None or redelivered_s is None:
+        _warn_of_memory(bus, kept_s, redelivered_s)
+    elif kept_s < redelivered_s:
+        raise Invalid(
+            f"{bus.name!r} remembers for {span_text(kept_s)} which messages it has handled, and {bus.transport.place} "
+            f"can deliver one again for {span_text(redelivered_s)}: it would be handled twice. Say "
+            f"SqlTracker(retention={no_shorter_text(redelivered_s)!r}) or longer, or have the transport keep messages "
+            "for less"
+        )
+
+
+def _warn_of_memory(bus: Bus, kept_s: float | None, redelivered_s: float | None) -> None:
+    logger.warning(
+        "%r remembers handled messages for %s, and %s can deliver one again for %s: see to it that the first is "
+        "longer, or a message that comes late is handled twice",
+        bus.name,
+        "a time that its tracker does not say" if kept_s is None else span_text(kept_s),
+        bus.transport.place,
+        "a time that is not known" if redelivered_s is None else span_text(redelivered_s),
+    )
 
 
 def enter(bus: Bus) -> None:

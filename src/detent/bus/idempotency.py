@@ -6,6 +6,7 @@ waits for the first one's commit if that is under way, and is a duplicate only i
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
@@ -33,6 +34,11 @@ class MessageTracker(Protocol):
     @property
     def place(self) -> str | None:
         """Which database the marks are in; None for the unit's own."""
+
+    @property
+    def retention_s(self) -> float | None:
+        """How long a mark is kept, in seconds; ``math.inf`` for as long as the tracker lives, None if it does not say.
+        It has to be as long as the transport can deliver a message again. A tracker without it does not say."""
 
     def prepare(self, consumer: str, place: str | None, unit: Unit | None) -> Awaitable[None] | None:
         """Make tables, and note that a consumer reads at a place, such as ``queue billing``. `Invalid` if a consumer of
@@ -94,6 +100,7 @@ class InMemoryTracker:
 
     is_transactional: Final = False
     place: Final = "the memory of this process"
+    retention_s: Final = math.inf
 
     def prepare(self, consumer: str, place: str | None, unit: Unit | None) -> None:
         """There is nothing to make; that no two apps of a process have one name is checked anyway."""

@@ -34,7 +34,7 @@ logger = logging.getLogger("detent.bus")
 
 
 class HandlerExit(Exception):
-    """A handler raised what is meant to end more than itself."""
+    """A handler raised what is not an `Exception`: it is its cause."""
 
 
 class Outcome(Enum):
@@ -285,7 +285,8 @@ class Pipeline:
             for hook in bus.middlewares:
                 await self._try(caller.user, hook.on_failure, step.context, error)
         reason = error.reason if isinstance(error, Poison) else reason_of(error)
-        delay_s = bus.retries.delay_s(incoming.attempts, error)
+        raised = error.__cause__ if isinstance(error, HandlerExit) and error.__cause__ is not None else error
+        delay_s = bus.retries.delay_s(incoming.attempts, raised)
         shown = step.context.message_id if step is not None else incoming.transport_id
         try:
             if delay_s is None:
@@ -307,9 +308,11 @@ class Pipeline:
 
 async def _user(call: Awaitable[Any]) -> Any:
     """What a user's function answers. One that would end the thread, or the event loop with all that runs there, has
-    failed; a coroutine that is really cancelled is."""
+    failed, and so has one that raises a `BaseException` of its own; a coroutine that is really cancelled is."""
     try:
         return await call
+    except (Exception, GeneratorExit):  # the latter ends this coroutine
+        raise
     except SystemExit as error:
         raise HandlerExit(f"a handler wanted to exit: {error!r}") from error
     except KeyboardInterrupt as error:
@@ -320,6 +323,8 @@ async def _user(call: Awaitable[Any]) -> Any:
         if _is_cancelled():
             raise
         raise HandlerExit("a handler raised CancelledError: what it waited for was cancelled") from error
+    except BaseException as error:
+        raise HandlerExit(f"a handler raised what is no Exception: {reason_of(error)}") from error
 
 
 def _is_cancelled() -> bool:

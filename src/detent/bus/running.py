@@ -115,6 +115,7 @@ class Running:
             bus.calling.run(_call, hook.on_start, bus, on_loop=bus.is_async)
         if not bus.send_only:
             bus.transport.open_input()
+            checks.check_memory(bus)
         self._subscribe()
         self._is_ready = True
 

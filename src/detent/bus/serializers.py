@@ -9,6 +9,9 @@ import msgspec
 
 from detent.bus.message_types import is_pydantic
 from detent.errors import Invalid
+from detent.finite import encode_json, refuse_infinite
+
+_TRACES: Final = ("null", "NaN", "Infinity")
 
 CLASSES_MAX: Final = 4_096
 """Decoders that are kept; each class of messages has one."""
@@ -39,22 +42,23 @@ def _msgpack_decoder(cls: type) -> msgspec.msgpack.Decoder[Any]:
 
 
 class JsonSerializer:
-    """JSON: dataclasses and structs through msgspec, pydantic's models through pydantic."""
+    """JSON: dataclasses and structs through msgspec, pydantic's models through pydantic. It has no infinity and no NaN:
+    a message with one of them is `Invalid`."""
 
     content_type: Final = "application/json"
 
     def encode(self, message: Any) -> bytes:
         try:
             if is_pydantic(type(message)):
-                text: str = message.model_dump_json()
-                return text.encode()
-            return msgspec.json.encode(message)
+                return _pydantic_json(message)
+            return encode_json(message)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise _unwritable(message, error) from error
 
     def decode(self, body: bytes, cls: type) -> Any:
         try:
             if is_pydantic(cls):
+                msgspec.json.decode(body)  # pydantic reads NaN and Infinity, which are not JSON
                 return cls.model_validate_json(body)  # type: ignore[attr-defined]
             return _json_decoder(cls).decode(body)
         except (ValueError, RecursionError) as error:  # msgspec's and pydantic's own errors are ValueErrors
@@ -62,8 +66,8 @@ class JsonSerializer:
 
 
 class MsgpackSerializer:
-    """MessagePack: smaller than JSON, and bytes stay bytes. For dataclasses and structs; models of pydantic travel as
-    the plain values that they dump."""
+    """MessagePack: smaller than JSON; bytes, infinity and NaN stay what they are. For dataclasses and structs; models
+    of pydantic travel as the plain values that they dump."""
 
     content_type: Final = "application/x-msgpack"
 
@@ -81,6 +85,14 @@ class MsgpackSerializer:
             return _msgpack_decoder(cls).decode(body)
         except (ValueError, RecursionError) as error:
             raise _unreadable(cls, error) from error
+
+
+def _pydantic_json(message: Any) -> bytes:
+    """A model as JSON. Unless the model says that such numbers are text, pydantic writes null, or what is not JSON."""
+    text: str = message.model_dump_json()
+    if message.model_config.get("ser_json_inf_nan") != "strings" and any(trace in text for trace in _TRACES):
+        refuse_infinite(message.model_dump())
+    return text.encode()
 
 
 def _unwritable(message: Any, error: Exception) -> Invalid:

@@ -96,7 +96,8 @@ class SqlTracker:
 
     Marks are removed after `retention`. It has to be longer than the longest time after which a message can come again:
     by a broker that was down, by a person who sends the failed ones of last week once more, by a restored backup. So it
-    has to be longer than your transport keeps messages, waiting and failed ones alike.
+    has to be longer than your transport keeps messages, waiting and failed ones alike: an app whose transport can
+    deliver a message again after that time does not start.
 
     With an `engine` of its own, which is SQLAlchemy's or a URL, marks are in another database than what the handlers
     write: they are looked up before and written after the handlers' commit, so that a crash in between has a message
@@ -121,6 +122,11 @@ class SqlTracker:
     def place(self) -> str | None:
         """Which database the marks are in, if not the handlers' own."""
         return None if self._elsewhere is None else self._elsewhere.place
+
+    @property
+    def retention_s(self) -> float:
+        """How long a mark is kept."""
+        return self._retention_ms / 1000
 
     def prepare(self, consumer: str, place: str | None, unit: Unit | None) -> Awaitable[None] | None:
         """Make the tables, and note where the consumer reads."""

@@ -40,6 +40,11 @@ class Transport(Protocol):
     def open_input(self) -> None:
         """Get ready to receive from the app's own queue, which is made if need be. The app's own replies, too."""
 
+    def redelivery_s(self) -> float | None:
+        """How long after a message came for the first time it can come again, in seconds; None if the transport does
+        not know. Called after `open_input`. A tracker that forgets sooner is refused. A transport without this method
+        counts as one that does not know."""
+
     def subscribe(self, topics: Sequence[str]) -> None:
         """Have messages that are published under these names delivered to the app's queue, from now on and for good."""
 

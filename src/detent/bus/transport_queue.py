@@ -154,6 +154,21 @@ class QueueTransport:
         self._made = (found.number, since_1970_ms(found.created))
         self._extend_every_s = min(self._lease, found.max_lease).total_seconds() / EXTEND_SHARE
 
+    def redelivery_s(self) -> float:
+        """A message's retention, counted from when it may be handled; then the lease under which it is; then the time
+        for which a queue of given-up messages keeps it. Other senders are taken to use the same retention."""
+        found = self.store.queue(self.input_name).info()
+        kept = self._retention + min(self._lease, found.max_lease)
+        if found.dead_letter:
+            kept += self._dead_letter_retention(found.dead_letter)
+        return kept.total_seconds()
+
+    def _dead_letter_retention(self, queue: str) -> timedelta:
+        try:
+            return self.store.queue(queue).info().dead_letter_retention or timedelta()
+        except NotFound:  # a queue that was deleted keeps nothing
+            return timedelta()
+
     def close(self) -> None:
         """Close the store, if it was opened here."""
         with self._closing:

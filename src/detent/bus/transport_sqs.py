@@ -14,7 +14,7 @@ from detent.bus.sqs_message import ATTRIBUTES_MAX, FIFO, MESSAGE_BYTES_MAX, Lett
 from detent.bus.sqs_queues import SENDING, SETTLING, SqsQueues, check_name
 from detent.bus.sqs_sending import DELAY_S_MAX, Sending, request_of
 from detent.durations import Duration, milliseconds
-from detent.errors import DetentError, Invalid, NotFound, StaleReceipt, Unavailable
+from detent.errors import Denied, DetentError, Invalid, NotFound, StaleReceipt, Unavailable
 from detent.sqs_client import BATCH_MAX, VISIBILITY_S_MAX, WAIT_S_MAX, codes_of, seconds
 
 LEASE: Final = "30s"
@@ -25,6 +25,8 @@ EXTEND_SHARE: Final = 3
 
 RETENTION_S: Final = 1_209_600
 """How long queues that are made here keep messages: fourteen days, the most that SQS allows."""
+
+RETENTION: Final = "MessageRetentionPeriod"
 
 REPLY_RETENTION_S: Final = 3_600
 """Nobody waits for a reply that long."""
@@ -143,7 +145,7 @@ class SqsTransport:
 
     def _find(self, name: str, retention_s: int) -> None:
         if self._create:
-            self._queues.make(name, {"MessageRetentionPeriod": str(retention_s)})
+            self._queues.make(name, {RETENTION: str(retention_s)})
             return
         try:
             self._queues.url(name)
@@ -152,6 +154,16 @@ class SqsTransport:
                 f"the app {self._name!r} needs the queue {name!r}, and SQS has none of that name: create it, name "
                 "another one, or have it made with SqsTransport(create=True)"
             ) from error
+
+    def redelivery_s(self) -> float | None:
+        """The retention that the queue has. SQS deletes a message then, in flight or not; None if SQS does not say, or
+        not to this app."""
+        try:
+            answer = self._queues.call("get_queue_attributes", self.input_name, AttributeNames=[RETENTION])
+        except Denied:
+            return None
+        period = (answer.get("Attributes") or {}).get(RETENTION)
+        return None if period is None else float(period)
 
     def close(self) -> None:
         """Let go of connections."""

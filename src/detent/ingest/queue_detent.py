@@ -73,8 +73,9 @@ class DetentQueue:
         return self._settle(deliveries, ops.Ack)
 
     def retention_s(self) -> float | None:
-        """None: each message of Detent has a retention of its own, which its publisher chose."""
-        return None
+        """The retention that a message has whose publisher does not say another, and the longest lease: a message
+        stays while it is in flight. Where publishers say a longer one, so has the window to be."""
+        return ops.RETENTION_S + self.visibility_max_s
 
     def close(self) -> None:
         """Close the store, unless somebody else opened it."""

@@ -116,7 +116,7 @@ class Ingest:
             if self._given_queue is None:
                 closing.callback(queue.close)
             retention_s = queue.retention_s()
-            source.check_window(self._config, retention_s)
+            source.check_window(self._config, queue, retention_s)
             if signals:
                 closing.enter_context(stop_on_signals(self._stopping))
             spark = self._given_spark or self._session(closing)

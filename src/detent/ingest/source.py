@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import uuid
 from contextlib import suppress
@@ -11,13 +12,17 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
+from detent.durations import no_shorter_text, span_text
 from detent.errors import Corrupt, Invalid
 from detent.ingest.committer import BATCH, DATA_FOLDER
 from detent.ingest.config import IngestConfig
 from detent.ingest.metastore import read, transact
+from detent.ingest.queues import FileQueue
 from detent.ingest.shard_sql import BATCHES, FILES, SHARDS, SOURCES
 from detent.ingest.shared_state import MESSAGE_SCHEME, now_ms
 from detent.spark.delta_files import sync_folder
+
+logger = logging.getLogger("detent.ingest")
 
 OWNER_FILE: Final = "_detent_owner.json"
 """The file in the folder of the data that says whose they are. Readers of tables pass over such names."""
@@ -95,12 +100,22 @@ def _write_mark(mark: Path, content: bytes) -> None:
         sync_folder(folder)
 
 
-def check_window(config: IngestConfig, retention_s: float | None) -> None:
-    """`Invalid` if the queue can deliver a message after its file was forgotten: it would be ingested again."""
-    if retention_s is not None and config.window_s < retention_s:
+def check_window(config: IngestConfig, queue: FileQueue, retention_s: float | None) -> None:
+    """`Invalid` if the queue can deliver a message after its file was forgotten: it would be ingested again. A queue
+    that does not say how long it keeps messages delivers one again when its visibility is over, at least."""
+    known_s = queue.visibility_max_s if retention_s is None else retention_s
+    if config.window_s < known_s:
         raise Invalid(
-            f"the window of {config.window} is shorter than the {retention_s / 86400:g} days that the queue keeps its "
-            f'messages, so a late one would be ingested twice: set window = "{int(retention_s // 86400) + 1}d" or more'
+            f"the window of {span_text(config.window_s)} is shorter than the {span_text(known_s)} for which the queue "
+            f"{queue.name!r} can deliver a message again, so a late one would be ingested twice: set "
+            f'window = "{no_shorter_text(known_s)}" or more'
+        )
+    if retention_s is None:
+        logger.warning(
+            "the queue %r does not say how long it keeps messages, and finished files are remembered for %s: set the "
+            "window longer than the oldest message that can wait there, or a late one is ingested twice",
+            queue.name,
+            span_text(config.window_s),
         )
 
 

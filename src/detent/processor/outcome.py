@@ -16,6 +16,7 @@ from detent.codec.block import MESSAGE_BYTES_MAX, content_batch
 from detent.codec.one_header import header_column
 from detent.engine import Operation
 from detent.errors import Invalid, LimitExceeded
+from detent.finite import encode_json
 from detent.journal import Message
 from detent.journal import operations as journal_ops
 from detent.processor.place import Place
@@ -269,7 +270,7 @@ def encoded(value: Any) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     try:
-        return _json(value)
+        return encode_json(value, _json)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise Invalid(f"{type(value).__name__} does not become JSON, and is no bytes: {error}") from error
 

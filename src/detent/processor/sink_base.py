@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
-import msgspec
-
 from detent import forks
 from detent.errors import Invalid, Unavailable
+from detent.finite import encode_json
 from detent.journal import Message
 from detent.processor.step import Step
 
@@ -86,7 +85,7 @@ def bytes_of(value: Any, parameter: str) -> bytes:
     if any(isinstance(part, Message) for part in parts):
         raise Invalid(f"several messages are no bytes by themselves: say what is to be written, with {parameter}=...")
     try:
-        return msgspec.json.encode(value)
+        return encode_json(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise Invalid(
             f"{type(value).__name__} does not become JSON ({error}): say what is to be written, with {parameter}=..."

@@ -221,7 +221,7 @@ class Worker:
                 return  # it was given back
             try:
                 self._handler(message)
-            except Exception as error:
+            except BaseException as error:  # in a thread of the pool none of them ends more than the handler
                 self.failed += 1
                 logger.warning("message %d of %r failed", message.id, message.queue, exc_info=True)
                 if not message.settled:
@@ -361,7 +361,9 @@ class AsyncWorker:
                 return  # it was given back
             try:
                 await self._handler(message)
-            except Exception as error:
+            except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+                raise  # they end the task, or the program, and the message is left to its lease
+            except BaseException as error:
                 self.failed += 1
                 logger.warning("message %d of %r failed", message.id, message.queue, exc_info=True)
                 if not message.settled:

@@ -6,18 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
 
 from detent.codec.block import CONTENT_SCHEMA, HEADERS, no_headers
 from detent.errors import Invalid
+from detent.finite import encode_json
 from detent.names import check_name
 
 BODY, KEY, HEADERS_COLUMN, JOURNAL = "body", "key", "headers", "journal"
 _RESERVED: Final = (KEY, HEADERS_COLUMN, JOURNAL)
-_ENCODER: Final = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True)
@@ -104,5 +103,5 @@ def as_json(batch: Any) -> Any:
     names = batch.schema.names
     columns = [column.to_pylist(maps_as_pydicts="strict") for column in batch.columns]
     return pa.array(
-        [_ENCODER.encode(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)], pa.binary()
+        [encode_json(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)], pa.binary()
     )

@@ -23,7 +23,6 @@ from detent.errors import DetentError
 if TYPE_CHECKING:
     from detent.bus.app import Bus
     from detent.store import Store
-    from detent.transaction import Transaction
 
 Message = TypeVar("Message")
 
@@ -156,27 +155,17 @@ def _decoded(bus: Bus, headers: Mapping[str, str], body: bytes) -> Any:
 
 
 class RecordingTransport(QueueTransport):
-    """Queues of the test's store. Those that messages are sent to are made: the apps that read them are not there."""
+    """Queues of the test's store, which notes what is sent to them."""
 
     def __init__(self, store: Store, queue: str | None, sent: Callable[[Sequence[Envelope]], None]) -> None:
         super().__init__(store, queue)
         self._sent = sent
-        self._queues_made: set[str] = set()
 
     def send(self, envelopes: Sequence[Envelope]) -> dict[int, DetentError]:
         """Send messages, and note those that were."""
         errors = super().send(envelopes)
         self._sent([envelope for index, envelope in enumerate(envelopes) if index not in errors])
         return errors
-
-    def send_into(self, transaction: Transaction, envelopes: Sequence[Envelope]) -> None:
-        """Make the queues that are missing, and send."""
-        for envelope in envelopes:
-            kind, to = wire.parts_of(envelope.to)
-            if kind == wire.QUEUE and to not in self._queues_made:
-                self.store.queue(to).create(exist_ok=True, max_attempts=0)
-                self._queues_made.add(to)
-        super().send_into(transaction, envelopes)
 
 
 class _SentInTheStore(Middleware):
@@ -192,12 +181,16 @@ class _SentInTheStore(Middleware):
 
 @contextmanager
 def under_test(bus: Bus, store: Store, clock: Callable[[], float], recorded: Recorded) -> Iterator[Bus]:
-    """An app on the store and the clock of a test, for the length of a block. Afterwards it is what it was."""
+    """An app on the store and the clock of a test, for the length of a block. Afterwards it is what it was.
+
+    Its queue is there, as that of an app that has run once; the queues of other apps are not. A message to a queue that
+    is missing is refused, as it is outside of tests."""
     before = (bus.transport, bus._clock, bus.unit_of_work)
     hook = _SentInTheStore(recorded)
-    bus.transport = RecordingTransport(
-        store, bus.transport.input_name or None, lambda envelopes: recorded.note_sent(bus, envelopes)
-    )
+    queue = bus.transport.input_name or None
+    bus.transport = RecordingTransport(store, queue, lambda envelopes: recorded.note_sent(bus, envelopes))
+    if not bus.send_only:
+        store.queue(queue or bus.name).create(exist_ok=True, max_attempts=0)
     bus._clock = clock
     if isinstance(bus.unit_of_work, EngineUnitOfWork):
         bus.unit_of_work = EngineUnitOfWork()  # one belongs to one transport

@@ -26,10 +26,10 @@ from detent.ingest.coordinator import QueueCoordinator
 from detent.ingest.job import BatchFailed
 from detent.ingest.local_state import File
 from detent.ingest.objects import Objects
-from detent.ingest.queues import Delivery
 from detent.ingest.shard_sql import FILES, SHARDS
 from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.staging import Staging
+from detent.transports.contract import Delivery
 
 RECEIVE_S, EXTENSION_S, LAST_S, GRACE_S, RETRY_S = 180, 60, 120, 120, 10
 MARGIN_S = 4

@@ -17,6 +17,7 @@ The layers inside, from the top down; each package's docstring says which file d
     bus/            typed messages, handlers, outbox
     processor/      graphs of functions between journals
     consumer/       applications with state that read journals
+    transports/     queues of other systems, for ingest and for the bus
     state/          where these keep it
     store.py        `detent.open(url)`: `Store` and `AsyncStore`
     transaction.py  `store.transaction()`

@@ -21,7 +21,7 @@ import sparkling
 from detent.errors import Unavailable
 from detent.ingest import Ingest, IngestConfig, read_table, running
 from detent.ingest.objects import Objects, S3Options
-from detent.ingest.queue_detent import DetentQueue
+from detent.transports.queue_detent import DetentQueue
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,9 +15,10 @@ import detent
 import detent.bus
 import detent.processor
 import detent.testing
+import detent.transports
 from detent import errors
 
-PACKAGES = (detent, detent.bus, detent.processor, detent.testing)
+PACKAGES = (detent, detent.bus, detent.processor, detent.testing, detent.transports)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -21,10 +21,10 @@ from detent.ingest.config import IngestConfig
 from detent.ingest.delta_log import known_applications
 from detent.ingest.identity import POLICIES, announced_of, check_policy, key_of, missing, shard_of, version_of
 from detent.ingest.local_state import File, Message
-from detent.ingest.queues import Delivery
 from detent.ingest.shared_state import Shard
 from detent.ingest.staging import FilesFailed, StagedFile, staged_name
 from detent.ingest.visibility import VisibilitySchedule
+from detent.transports.contract import Delivery
 
 
 def config(**changes: Any) -> IngestConfig:

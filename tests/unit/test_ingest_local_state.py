@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from detent.ingest import local_state
 from detent.ingest.announced import Announced
 from detent.ingest.local_state import Message, QueueLocalState
-from detent.ingest.queues import Delivery
 from detent.ingest.shared_state import Shard
+from detent.transports.contract import Delivery
 
 A, B, C = b"a", b"b", b"c"
 

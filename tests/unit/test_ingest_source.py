@@ -17,10 +17,10 @@ from detent.errors import Invalid, NotFound
 from detent.ingest import metastore, schemas, source, steering
 from detent.ingest.config import IngestConfig
 from detent.ingest.metastore import transact
-from detent.ingest.queues import FileQueue
 from detent.ingest.schemas import check_fits, kept_schema, widen
 from detent.ingest.shard_sql import BATCHES, FILES, SHARDS
 from detent.ingest.shared_state import BatchRecord, QueueSharedState, Shard, now_ms
+from detent.transports.contract import MessageQueue
 
 DAY_MS = 86_400_000
 POSTGRES = pytest.param("postgresql", marks=pytest.mark.xdist_group("postgres"))
@@ -111,7 +111,7 @@ class Keeping:
 
 
 def check_window(window: str, retention_s: float | None) -> None:
-    source.check_window(config(window=window), cast("FileQueue", Keeping()), retention_s)
+    source.check_window(config(window=window), cast("MessageQueue", Keeping()), retention_s)
 
 
 @pytest.mark.parametrize(("days", "wanted"), [(4.0, "4d"), (14.0, "14d"), (3.5, "4d")])

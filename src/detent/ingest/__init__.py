@@ -7,16 +7,11 @@
 Names are loaded when they are first used, so that importing this package imports neither pyspark
 nor SQLAlchemy.
 
-The pipeline, and the queue that it reads:
+The pipeline; the queue that it reads is in `detent.transports`:
 
     config.py            what an ingest is to do, from TOML or Python
     running.py           `Ingest`: the threads of a pipeline, until it is stopped or all is done
     coordinator.py       a message's whole way: received, read, committed, acknowledged
-    queues.py            the contract of a queue: receive, extend, acknowledge
-    queue_urls.py        queues by URL
-    queue_sqs.py         SQS
-    queue_detent.py      a queue of Detent
-    queue_redis.py       a stream of Redis
 
 A file, in the order in which things happen:
 
@@ -69,9 +64,9 @@ if TYPE_CHECKING:
     from detent.ingest.committer import Committer, DataFile, Output
     from detent.ingest.config import IngestConfig
     from detent.ingest.counters import Counters
-    from detent.ingest.queue_urls import open_queue
-    from detent.ingest.queues import Delivery, FileQueue
     from detent.ingest.running import Ingest, Progress
+    from detent.transports.contract import Delivery, FileQueue
+    from detent.transports.urls import open_queue
 
 _HOMES = {
     "detent.ingest.announced": ("Announced",),
@@ -79,8 +74,8 @@ _HOMES = {
     "detent.ingest.committer": ("Committer", "DataFile", "Output"),
     "detent.ingest.config": ("IngestConfig",),
     "detent.ingest.counters": ("Counters",),
-    "detent.ingest.queue_urls": ("open_queue",),
-    "detent.ingest.queues": ("Delivery", "FileQueue"),
+    "detent.transports.urls": ("open_queue",),
+    "detent.transports.contract": ("Delivery", "FileQueue"),
     "detent.ingest.running": ("Ingest", "Progress"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

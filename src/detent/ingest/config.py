@@ -55,7 +55,8 @@ Transform = Callable[["DataFrame"], "DataFrame"]
 class IngestConfig:
     """What an ingest is to do. Only `name`, `queue` and `table` have to be said.
 
-    `queue` is a URL (``sqs:NAME``, ``detent:file:./data#files``, ``redis://host/0#stream``) and `message` what its
+    `queue` is a URL (``sqs:NAME``, ``detent:file:./data#files``, ``redis://host/0#stream``,
+    ``pubsub:NAME?project=P``, ``MODULE:CLASS:NAME`` for a class of yours) and `message` what its
     messages look like (auto, s3, sns, eventbridge, uri, data). `table` is a folder, `committer` its kind:
     "manifest" (Parquet files and a list of them in the database), "delta" or "iceberg". `state` is the database that
     all pipelines of this ingest share. Relative paths, also in these URLs, begin in `folder`.
@@ -132,8 +133,10 @@ class IngestConfig:
 
     @property
     def queue_url(self) -> str:
-        """The queue, with an absolute path if it is one of a Detent store in a folder."""
+        """The queue, with an absolute path if it is one of a Detent store in a folder, or of a class in a file."""
         scheme, _, rest = self.queue.partition(":")
+        if scheme.endswith(".py"):
+            return f"{self.path(scheme)}:{rest}"
         store, mark, queue = rest.rpartition("#")
         if scheme.lower() != "detent" or not store:
             return self.queue

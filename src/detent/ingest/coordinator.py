@@ -25,10 +25,10 @@ from detent.ingest.envelope import announced
 from detent.ingest.identity import MISSING, announced_of, missing, shard_of, version_of
 from detent.ingest.local_state import File, Message, QueueLocalState
 from detent.ingest.objects import Objects, Superseded
-from detent.ingest.queues import Delivery, FileQueue
 from detent.ingest.shared_state import MESSAGE_SCHEME, Opened, QueueSharedState, Shard
 from detent.ingest.staging import FilesFailed
 from detent.ingest.visibility import VisibilitySchedule
+from detent.transports.contract import Delivery, MessageQueue
 
 if TYPE_CHECKING:
     from detent.ingest.job import Job
@@ -60,7 +60,7 @@ class QueueCoordinator:
     def __init__(
         self,
         config: IngestConfig,
-        queue: FileQueue,
+        queue: MessageQueue,
         shared: QueueSharedState,
         committer: Committer,
         objects: Objects,

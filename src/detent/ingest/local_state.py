@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from detent.ingest.announced import Announced
-from detent.ingest.queues import Delivery
 from detent.ingest.shared_state import Shard
+from detent.transports.contract import Delivery
 
 COMPLETED_MAX: Final = 100_000
 """Completed files that are remembered: duplicates of them need no question to the database."""

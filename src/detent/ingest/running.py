@@ -22,13 +22,14 @@ from detent.ingest.coordinator import QueueCoordinator
 from detent.ingest.counters import Counters
 from detent.ingest.job import Job, SparkEnded, has_ended
 from detent.ingest.objects import Objects
-from detent.ingest.queue_urls import open_queue
-from detent.ingest.queues import FileQueue
 from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.staging import sweep_staging
 from detent.ingest.transforms import find_transform
 from detent.signals import stop_on_signals
 from detent.spark.foreground import silence
+from detent.transports.checked import CheckedQueue
+from detent.transports.contract import MessageQueue
+from detent.transports.urls import open_queue
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,7 +82,7 @@ class Ingest:
         self,
         config: IngestConfig,
         *,
-        queue: FileQueue | None = None,
+        queue: MessageQueue | None = None,
         spark: SparkSession | None = None,
         session: Mapping[str, Any] | None = None,
         watch: Callable[[Progress], None] | None = None,
@@ -112,7 +113,7 @@ class Ingest:
             engine = metastore.connect(self._config.state_url)
             closing.callback(engine.dispose)
             source.register(engine, self._config)
-            queue = self._given_queue or open_queue(self._config.queue_url)
+            queue = _checked(self._given_queue) or open_queue(self._config.queue_url)
             if self._given_queue is None:
                 closing.callback(queue.close)
             retention_s = queue.retention_s()
@@ -147,7 +148,7 @@ class Ingest:
         return spark
 
     def _worker(
-        self, engine: Engine, queue: FileQueue, spark: SparkSession, transform: Transform | None, closing: ExitStack
+        self, engine: Engine, queue: MessageQueue, spark: SparkSession, transform: Transform | None, closing: ExitStack
     ) -> QueueCoordinator:
         config = self._config
         token = uuid.uuid4().hex
@@ -158,6 +159,11 @@ class Ingest:
         job = Job(spark, config, engine, objects, committer, transform)
         closing.callback(job.close)
         return QueueCoordinator(config, queue, shared, committer, objects, job)
+
+
+def _checked(queue: MessageQueue | None) -> MessageQueue | None:
+    """A queue of the user's, whose answers are checked from now on."""
+    return queue if queue is None or isinstance(queue, CheckedQueue) else CheckedQueue(queue)
 
 
 def committer_of(config: IngestConfig, shared: QueueSharedState) -> Committer:

@@ -17,10 +17,10 @@ from detent.errors import Corrupt, Invalid
 from detent.ingest.committer import BATCH, DATA_FOLDER
 from detent.ingest.config import IngestConfig
 from detent.ingest.metastore import read, transact
-from detent.ingest.queues import FileQueue
 from detent.ingest.shard_sql import BATCHES, FILES, SHARDS, SOURCES
 from detent.ingest.shared_state import MESSAGE_SCHEME, now_ms
 from detent.spark.delta_files import sync_folder
+from detent.transports.contract import MessageQueue
 
 logger = logging.getLogger("detent.ingest")
 
@@ -100,7 +100,7 @@ def _write_mark(mark: Path, content: bytes) -> None:
         sync_folder(folder)
 
 
-def check_window(config: IngestConfig, queue: FileQueue, retention_s: float | None) -> None:
+def check_window(config: IngestConfig, queue: MessageQueue, retention_s: float | None) -> None:
     """`Invalid` if the queue can deliver a message after its file was forgotten: it would be ingested again. A queue
     that does not say how long it keeps messages delivers one again when its visibility is over, at least."""
     known_s = queue.visibility_max_s if retention_s is None else retention_s

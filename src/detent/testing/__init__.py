@@ -1,7 +1,7 @@
 """Tests for parts that you write yourself, and tools for tests of your apps.
 
-A tracker or an outbox storage of your own is right if it passes the suites here, which are classes for pytest: yours
-inherits one, says how its parts are made, and pytest finds the tests.
+A tracker, an outbox storage or a queue of your own is right if it passes the suites here, which are classes for pytest:
+yours inherits one, says how its parts are made, and pytest finds the tests.
 
 >>> from detent.testing import TrackerSuite
 >>> class TestMyTracker(TrackerSuite):
@@ -10,13 +10,14 @@ inherits one, says how its parts are made, and pytest finds the tests.
 
 The fixtures `store`, `bus`, `new_bus`, `borrow_bus`, `clock` and `recorded` come by themselves, as a plug-in of pytest.
 
-    plugin.py    the fixtures
-    clock.py     the clock of `clock`: it stands still until a test moves it
-    recorded.py  `recorded`: what an app has sent, and what became of its messages
-    suite.py     what the suites have in common
-    trackers.py  the suite for trackers
-    outboxes.py  the suite for outbox storages
-    running.py   calls what may be plain or ``async def``
+    plugin.py      the fixtures
+    clock.py       the clock of `clock`: it stands still until a test moves it
+    recorded.py    `recorded`: what an app has sent, and what became of its messages
+    suite.py       what the suites have in common
+    trackers.py    the suite for trackers
+    outboxes.py    the suite for outbox storages
+    transports.py  the suite for queues of other systems
+    running.py     calls what may be plain or ``async def``
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from detent.testing.outboxes import OutboxSuite
     from detent.testing.recorded import Recorded, RecordedMessage, RecordedOutcome
     from detent.testing.trackers import TrackerSuite
+    from detent.testing.transports import TransportSuite
 
 _HOME = {
     "Clock": "detent.testing.clock",
@@ -38,9 +40,10 @@ _HOME = {
     "RecordedMessage": "detent.testing.recorded",
     "RecordedOutcome": "detent.testing.recorded",
     "TrackerSuite": "detent.testing.trackers",
+    "TransportSuite": "detent.testing.transports",
 }
 
-__all__ = ["Clock", "OutboxSuite", "Recorded", "RecordedMessage", "RecordedOutcome", "TrackerSuite"]
+__all__ = ["Clock", "OutboxSuite", "Recorded", "RecordedMessage", "RecordedOutcome", "TrackerSuite", "TransportSuite"]
 
 if not TYPE_CHECKING:
     __getattr__ = attributes(globals(), _HOME)

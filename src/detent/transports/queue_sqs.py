@@ -10,7 +10,6 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from detent.errors import Invalid, NotFound, Unavailable
-from detent.ingest.queues import Delivery
 from detent.sqs_client import (
     BATCH_MAX,
     CALLS_AT_ONCE,
@@ -21,6 +20,7 @@ from detent.sqs_client import (
     new_client,
     seconds,
 )
+from detent.transports.contract import Delivery
 
 _AWS_HOST: Final = re.compile(r"sqs\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
 

@@ -10,12 +10,12 @@ from typing import Final
 from detent.durations import since_1970_ms
 from detent.engine import Operation
 from detent.errors import LimitExceeded, NotFound, StaleReceipt, Unavailable
-from detent.ingest.queues import Delivery
 from detent.queue import operations as ops
 from detent.queue.message import Delivery as Claimed
 from detent.queue.message import Receipt
 from detent.queue.unclaiming import undoing_deliveries
 from detent.store import Store
+from detent.transports.contract import Delivery
 
 GIVEN_BACK: Final = "given back by the ingestion"
 """The reason that the queue keeps with an attempt that ended like that."""

@@ -1,4 +1,4 @@
-"""What every queue promises that announces files: SQS on two servers, a queue of Detent, a stream of Redis."""
+"""What every queue promises that carries messages: SQS on two servers, a queue of Detent, a stream of Redis."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,15 @@ import sqsserver
 from detent import Outgoing
 from detent.errors import Invalid, NotFound, Unavailable
 from detent.extras import install_command
-from detent.ingest import queue_redis, queue_sqs
-from detent.ingest.queue_detent import DetentQueue
-from detent.ingest.queue_redis import RedisQueue
-from detent.ingest.queue_sqs import SqsQueue
-from detent.ingest.queue_urls import FORMS, open_queue
-from detent.ingest.queues import Delivery, FileQueue
-from processes import PATIENCE_S
+from detent.testing import TransportSuite
+from detent.testing.transports import LONG_S, bodies
+from detent.transports import queue_redis, queue_sqs
+from detent.transports.contract import MessageQueue
+from detent.transports.queue_detent import DetentQueue
+from detent.transports.queue_redis import RedisQueue
+from detent.transports.queue_sqs import SqsQueue
+from detent.transports.urls import FORMS, open_queue
 from servers import free_port
-
-LONG_S = 60.0
-"""A visibility that does not end within a test."""
-
-SEEN_S = 10.0
-"""How long a receive waits for what must come."""
 
 
 class World:
@@ -47,10 +41,10 @@ class World:
     short_s = 0.25
     """A visibility that is over soon."""
 
-    strict = True
+    is_strict = True
     """Whether a delivery stops to count once the message is delivered again, and a message is with one reader only."""
 
-    tells_all = True
+    acknowledge_tells = True
     """Whether acknowledging says of each old receipt that it did nothing."""
 
     retention_s: float | None = None
@@ -62,27 +56,35 @@ class World:
         """A new queue; its name."""
         return f"q{uuid.uuid4().hex}"
 
-    def open(self, name: str) -> FileQueue:
+    def open(self, name: str) -> MessageQueue:
         """A handle on a queue, as another process would have its own."""
         raise NotImplementedError
 
     def send(self, name: str, bodies: Sequence[str], headers: dict[str, str] | None = None) -> None:
         raise NotImplementedError
 
-    def unreachable(self, name: str) -> FileQueue:
+    def unreachable(self, name: str) -> MessageQueue:
         """A handle on a queue whose server is not there."""
         raise NotImplementedError
+
+    def missing(self) -> MessageQueue | None:
+        """A handle on a queue that is not there."""
+        return None
+
+    def make_anew(self, name: str) -> bool:
+        """Delete a queue and make it again; whether that can be."""
+        return False
 
 
 class SqsWorld(World):
     short_s = 1.0  # SQS counts in whole seconds
-    tells_all = False  # deleting twice is fine in SQS
+    acknowledge_tells = False  # deleting twice is fine in SQS
     retention_s = 7200.0
     any_headers = False
 
     def __init__(self, endpoint: str, *, strict: bool) -> None:
         self.endpoint = endpoint
-        self.strict = strict
+        self.is_strict = strict
         self.client = boto3.client("sqs", endpoint_url=endpoint, **sqsserver.KEYS)
 
     def create(self) -> str:
@@ -90,7 +92,7 @@ class SqsWorld(World):
         self.client.create_queue(QueueName=name, Attributes={"MessageRetentionPeriod": "7200"})
         return name
 
-    def open(self, name: str) -> FileQueue:
+    def open(self, name: str) -> MessageQueue:
         return SqsQueue(name, endpoint=self.endpoint, region="us-east-1")
 
     def send(self, name: str, bodies: Sequence[str], headers: dict[str, str] | None = None) -> None:
@@ -103,7 +105,15 @@ class SqsWorld(World):
             ]
             assert len(self.client.send_message_batch(QueueUrl=url, Entries=entries)["Successful"]) == len(entries)
 
-    def unreachable(self, name: str) -> FileQueue:
+    def missing(self) -> MessageQueue:
+        return self.open("never")
+
+    def make_anew(self, name: str) -> bool:
+        self.client.delete_queue(QueueUrl=self.client.get_queue_url(QueueName=name)["QueueUrl"])
+        self.client.create_queue(QueueName=name)
+        return True
+
+    def unreachable(self, name: str) -> MessageQueue:
         return SqsQueue(name, endpoint=f"http://127.0.0.1:{free_port()}", region="us-east-1")
 
 
@@ -119,13 +129,18 @@ class DetentWorld(World):
         self.store.queue(name).create(backoff="0s", max_attempts=0)
         return name
 
-    def open(self, name: str) -> FileQueue:
+    def open(self, name: str) -> MessageQueue:
         return DetentQueue(self.store, name)
 
     def send(self, name: str, bodies: Sequence[str], headers: dict[str, str] | None = None) -> None:
         self.store.queue(name).publish_many([body.encode() for body in bodies], headers=headers)
 
-    def unreachable(self, name: str) -> FileQueue:
+    def make_anew(self, name: str) -> bool:
+        self.store.queue(name).delete()
+        self.store.queue(name).create(backoff="0s", max_attempts=0)
+        return True
+
+    def unreachable(self, name: str) -> MessageQueue:
         found = DetentQueue(self.store, name)
         found._store = found._queue._store = _Silent()  # type: ignore[assignment]
         return found
@@ -150,7 +165,10 @@ class RedisWorld(World):
         for body in bodies:
             self.client.xadd(name, {**(headers or {}), "body": body})
 
-    def unreachable(self, name: str) -> FileQueue:
+    def make_anew(self, name: str) -> bool:
+        return self.client.delete(name) == 1
+
+    def unreachable(self, name: str) -> MessageQueue:
         return RedisQueue(f"redis://:hush@127.0.0.1:{free_port()}/0", name)
 
 
@@ -181,260 +199,54 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield RedisWorld(redisserver.shared_server().url)
 
 
-class Case:
-    """One queue of a test, with handles that are closed at its end."""
+class TestQueue(TransportSuite):
+    """The suite that authors of queues are given, on every kind of ours."""
 
-    def __init__(self, world: World, closing: contextlib.ExitStack) -> None:
+    @pytest.fixture(autouse=True)
+    def _world(self, world: World) -> None:
         self.world = world
-        self.short_s = world.short_s
         self.name = world.create()
-        self._closing = closing
-        self.queue = self.another()
+        for flag in ("short_s", "is_strict", "acknowledge_tells"):
+            setattr(self, flag, getattr(world, flag))
+        if isinstance(world, RedisWorld):
+            with contextlib.closing(world.open(self.name)) as queue:
+                queue.create()
 
-    def another(self) -> FileQueue:
-        return self.closed_later(self.world.open(self.name))
+    def queue(self) -> MessageQueue:
+        return self.world.open(self.name)
 
-    def closed_later(self, queue: FileQueue) -> FileQueue:
-        self._closing.callback(queue.close)
-        return queue
+    def put(self, sent: Sequence[str], headers: Mapping[str, str]) -> None:
+        self.world.send(self.name, sent, dict(headers))
 
-    def send(self, *bodies: str, headers: dict[str, str] | None = None) -> None:
-        self.world.send(self.name, bodies, headers)
+    def missing_queue(self) -> MessageQueue | None:
+        return self.world.missing()
 
-    def one(self, queue: FileQueue, visibility_s: float = LONG_S) -> Delivery:
-        """The one message that comes."""
-        (found,) = queue.receive(1, SEEN_S, visibility_s)
-        return found
+    def unreachable_queue(self) -> MessageQueue:
+        return self.world.unreachable(self.name)
 
-    def sleep(self) -> None:
-        """Until a short visibility is over, as clocks of whole seconds see it too."""
-        time.sleep(self.short_s + 0.1)
+    def make_anew(self) -> bool:
+        return self.world.make_anew(self.name)
 
+    def test_headers_of_any_text(self) -> None:
+        if not self.world.any_headers:
+            pytest.skip("SQS takes letters, digits and _.- in names")
+        self.fill("one", headers={"größe": "ü"})
+        assert self.one(self.mine).headers["größe"] == "ü"
 
-@pytest.fixture
-def case(world: World) -> Iterator[Case]:
-    with contextlib.ExitStack() as closing:
-        yield Case(world, closing)
+    def test_what_was_not_begun_is_given_back_without_an_attempt_where_that_can_be(self) -> None:
+        self.fill("one")
+        self.mine.give_back([self.one(self.mine)])
+        assert self.one(self.another()).attempts == (1 if isinstance(self.world, DetentWorld) else 2)
 
+    def test_the_longest_lease_and_the_retention(self) -> None:
+        assert self.mine.visibility_max_s == 43_200
+        assert self.mine.retention_s() == self.world.retention_s
+        assert self.mine.name == self.name
 
-def bodies(deliveries: Sequence[Delivery]) -> list[bytes]:
-    return [delivery.body for delivery in deliveries]
-
-
-def all_of(queue: FileQueue, count: int, limit: int, visibility_s: float = LONG_S) -> list[Delivery]:
-    """As many messages as there are, in calls of `limit`, with all their deliveries."""
-    found: list[Delivery] = []
-    deadline = time.monotonic() + PATIENCE_S
-    while len({delivery.message_id for delivery in found}) < count and time.monotonic() < deadline:
-        came = queue.receive(limit, 1, visibility_s)
-        assert len(came) <= limit
-        found += came
-    return found
-
-
-# -- the contract --------------------------------------------------------------------------------------------------
-
-
-def test_a_message_stays_away_and_comes_again(case: Case) -> None:
-    case.send("one")
-    other = case.another()
-    first = case.one(case.queue, case.short_s)
-    assert other.receive(10, 0, LONG_S) == []
-    assert case.queue.receive(10, 0, LONG_S) == []
-    second = case.one(other)  # somebody who waits gets it when its time is over
-    assert (first.body, second.body) == (b"one", b"one")
-    assert first.message_id == second.message_id
-    assert first.receipt != second.receipt
-    assert (first.attempts, second.attempts) == (1, 2)
-    assert other.acknowledge([second]) == []
-
-
-def test_the_same_reader_gets_it_again(case: Case) -> None:
-    case.send("one")
-    first = case.one(case.queue, case.short_s)
-    second = case.one(case.queue)
-    assert first.receipt != second.receipt
-    if case.world.strict:
-        assert case.queue.extend([first], LONG_S) == [first]
-    assert case.queue.extend([second], LONG_S) == []
-
-
-def test_extending_keeps_a_message_away(case: Case) -> None:
-    case.send("one")
-    held = case.one(case.queue, case.short_s)
-    assert case.queue.extend([held], LONG_S) == []
-    case.sleep()
-    assert case.another().receive(10, 0, LONG_S) == []
-    assert case.queue.extend([held], case.short_s) == []  # and less than before is possible, too
-    assert case.one(case.another()).attempts == 2
-
-
-def test_a_delivery_that_is_over_is_not_extended(case: Case) -> None:
-    case.send("one", "two")
-    stale, kept = case.queue.receive(2, SEEN_S, LONG_S)
-    case.queue.extend([stale], 0)
-    other = case.another()
-    current = case.one(other)
-    assert current.message_id == stale.message_id
-    if case.world.strict:
-        assert case.queue.extend([stale, kept], LONG_S) == [stale]
-        assert case.queue.extend([stale], 0) == [stale]
-    assert other.receive(10, 0, LONG_S) == []
-    assert other.extend([current], LONG_S) == []
-
-
-def test_nobody_extends_what_is_gone(case: Case) -> None:
-    case.send("one", "two")
-    gone, kept = case.queue.receive(2, SEEN_S, LONG_S)
-    assert case.queue.acknowledge([gone]) == []
-    assert case.queue.extend([gone, kept], LONG_S) == [gone]
-
-
-def test_extending_by_nothing_gives_back(case: Case) -> None:
-    case.send("one")
-    held = case.one(case.queue)
-    assert case.queue.extend([held], 0) == []
-    assert case.one(case.another()).attempts == 2
-
-
-def test_what_was_not_begun_is_given_back_without_an_attempt_where_that_can_be(case: Case) -> None:
-    case.send("one")
-    case.queue.give_back([case.one(case.queue)])
-    case.queue.give_back([])
-    held = case.one(case.another())
-    assert held.attempts == (1 if isinstance(case.world, DetentWorld) else 2)
-    if case.world.strict:
-        assert case.another().acknowledge([held]) == []
-
-
-def test_what_is_acknowledged_never_comes_again(case: Case) -> None:
-    case.send("one", "two")
-    held = case.queue.receive(2, SEEN_S, case.short_s)
-    assert case.queue.acknowledge(held) == []
-    case.sleep()
-    assert case.another().receive(10, 0, LONG_S) == []
-
-
-def test_an_old_receipt_does_no_harm(case: Case) -> None:
-    case.send("one", "two")
-    stale, kept = case.queue.receive(2, SEEN_S, LONG_S)
-    case.queue.extend([stale], 0)
-    other = case.another()
-    current = case.one(other)
-    failed = case.queue.acknowledge([stale, kept])
-    assert kept not in failed
-    if case.world.tells_all:
-        assert failed == [stale]
-    if case.world.strict:
-        assert other.acknowledge([current]) == []
-    other.acknowledge([current, stale])
-    case.queue.acknowledge([stale, kept])
-    assert other.receive(10, 0, LONG_S) == []
-
-
-def test_attempts_are_counted(case: Case) -> None:
-    case.send("one")
-    for attempts in range(1, 5):
-        held = case.one(case.queue)
-        assert held.attempts == attempts
-        case.queue.extend([held], 0)
-
-
-def test_bodies_and_headers_come_as_they_were(case: Case) -> None:
-    texts = ["a", ' {"key": "grüße/日本/🚀"}\n', "\ufffd\u00a0\u2028", "x" * 200_000]
-    for text in texts:
-        case.send(text, headers={"kind": "s3", "größe": "ü"} if case.world.any_headers else {"kind": "s3"})
-        held = case.one(case.queue)
-        assert held.body == text.encode()
-        assert held.headers["kind"] == "s3"
-        case.queue.acknowledge([held])
-
-
-def test_many_messages_all_come(case: Case) -> None:
-    wanted = [f"s3://bucket/{number}" for number in range(100)]
-    case.send(*wanted)
-    found = all_of(case.queue, 100, limit=33)
-    if not case.world.strict:  # moto may give a message to two of the calls that run at once
-        found = list({delivery.message_id: delivery for delivery in found}.values())
-    assert sorted(bodies(found)) == sorted(text.encode() for text in wanted)
-    assert len({delivery.message_id for delivery in found}) == 100
-    assert case.queue.extend(found, LONG_S) == []
-    assert case.queue.acknowledge(found[:55]) == []
-    failed = case.queue.acknowledge(found)
-    assert set(map(id, failed)) <= set(map(id, found[:55]))
-    assert case.another().receive(10, 0, LONG_S) == []
-
-
-def test_readers_share_a_queue(case: Case) -> None:
-    case.send(*map(str, range(100)))
-    readers = [case.another() for _ in range(4)]
-    with ThreadPoolExecutor(4) as threads:
-        rounds = list(threads.map(_drained, readers))
-    found = [body for drained in rounds for body in drained]
-    assert set(found) == {str(number).encode() for number in range(100)}
-    assert len(found) == 100 or not case.world.strict
-
-
-def _drained(queue: FileQueue) -> list[bytes]:
-    found: list[bytes] = []
-    while came := queue.receive(7, 0, LONG_S):
-        queue.acknowledge(came)
-        found += bodies(came)
-    return found
-
-
-def test_waiting_ends_when_something_comes(case: Case) -> None:
-    timer = threading.Timer(0.3, lambda: case.send("one"))
-    timer.start()
-    began = time.monotonic()
-    assert bodies(case.queue.receive(10, 15, LONG_S)) == [b"one"]
-    assert time.monotonic() - began < 8
-    timer.join()
-
-
-def test_waiting_ends_when_nothing_comes(case: Case) -> None:
-    began = time.monotonic()
-    assert case.queue.receive(10, 0, LONG_S) == []
-    assert time.monotonic() - began < 0.9
-    assert case.queue.receive(10, 1, LONG_S) == []
-    assert 0.8 < time.monotonic() - began < 5
-
-
-def test_a_visibility_beyond_the_maximum_is_cut(case: Case) -> None:
-    case.send("one")
-    held = case.one(case.queue, 10 * case.queue.visibility_max_s)
-    failed = case.queue.extend([held], 10 * case.queue.visibility_max_s)
-    assert failed == [] or isinstance(case.world, SqsWorld)  # SQS counts from when it was received, and that was before
-    assert case.another().receive(1, 0, LONG_S) == []
-    assert case.queue.visibility_max_s == 43_200
-
-
-def test_what_is_known_of_the_queue(case: Case) -> None:
-    assert case.queue.name == case.name
-    assert case.queue.retention_s() == case.world.retention_s
-    assert case.queue.extend([], LONG_S) == []
-    assert case.queue.acknowledge([]) == []
-
-
-def test_a_server_that_does_not_answer(case: Case) -> None:
-    case.send("one")
-    held = case.one(case.queue)
-    silent = case.closed_later(case.world.unreachable(case.name))
-    with pytest.raises(Unavailable) as caught:
-        silent.receive(10, 0, LONG_S)
-    assert "hush" not in str(caught.value)
-    assert silent.extend([held], LONG_S) == [held]
-    assert silent.extend([held], 0) == [held]
-    assert silent.acknowledge([held]) == [held]
-
-
-def test_a_queue_that_is_not_there(world: World) -> None:
-    if isinstance(world, RedisWorld):  # a stream comes into being when it is first used
-        with contextlib.closing(world.open("never")) as queue:
-            assert queue.receive(1, 0, LONG_S) == []
-        return
-    with pytest.raises(NotFound, match="never"), contextlib.closing(world.open("never")) as queue:
-        queue.receive(1, 0, LONG_S)
+    def test_a_stream_comes_into_being_when_it_is_first_used(self) -> None:
+        if not isinstance(self.world, RedisWorld):
+            pytest.skip("this is about Redis")
+        assert self.opened(self.world.open("never")).receive(1, 0, LONG_S) == []
 
 
 # -- SQS -----------------------------------------------------------------------------------------------------------

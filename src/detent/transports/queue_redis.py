@@ -17,12 +17,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from detent.errors import Invalid, Unavailable
+from detent.errors import DetentError, Invalid, NotFound, Unavailable
 from detent.extras import install_command
-from detent.ingest.queues import Delivery
+from detent.transports.contract import Delivery, NewMessage
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -256,6 +256,28 @@ class RedisQueue:
             except (Unavailable, Invalid):
                 failed += batch
         return failed
+
+    def send(self, messages: Sequence[NewMessage]) -> Mapping[int, DetentError]:
+        """Add entries. Redis answers when it has them in memory: its settings say when they are on a disk."""
+        found: dict[int, DetentError] = {}
+        for at in range(0, len(messages), SETTLE_MAX):
+            pipeline = self._client.pipeline(transaction=False)
+            for message in messages[at : at + SETTLE_MAX]:
+                fields: Any = {**message.headers, BODY: message.body}
+                pipeline.xadd(self.name, fields, nomkstream=True)
+            with self._errors():
+                answers = pipeline.execute(raise_on_error=True)
+            for index, answer in enumerate(answers, at):
+                if answer is None:
+                    found[index] = NotFound(
+                        f"Redis has no stream {self.name!r}: a reader makes it, or create() of RedisQueue"
+                    )
+        return found
+
+    def create(self) -> None:
+        """Make the stream and the group, unless they are there."""
+        with self._errors():
+            self._join()
 
     def retention_s(self) -> float | None:
         """None: Redis keeps entries until somebody removes them."""

@@ -1,0 +1,216 @@
+"""A queue of somebody else's making, whose answers are checked: a wrong one is an error that says what is wrong.
+
+What a foreign class returns becomes keys, receipts and rows here. A value of the wrong type would fail later, in a
+place that does not name the class, or not at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from detent.errors import DetentError, Invalid, Unavailable
+from detent.transports.contract import (
+    BODY_BYTES_MAX,
+    MESSAGE_ID_BYTES_MAX,
+    RECEIPT_BYTES_MAX,
+    Delivery,
+    MessageQueue,
+    NewMessage,
+)
+
+METHODS: Final = ("receive", "extend", "give_back", "acknowledge", "retention_s", "close")
+"""What every queue has, besides the properties `name` and `visibility_max_s`."""
+
+NAME_BYTES_MAX: Final = 1_024
+VISIBILITY_S_MIN: Final = 1.0
+"""A shorter longest lease could not be extended in time."""
+
+Answer = TypeVar("Answer")
+
+
+def missing_members(queue: object, *more: str) -> list[str]:
+    """What a class or an object lacks to be a queue."""
+    wanted = (*METHODS, *more)
+    return [name for name in wanted if not callable(getattr(queue, name, None))]
+
+
+def check_members(queue: object, shown: str, *more: str) -> None:
+    """`Invalid` for what has not the methods of a queue."""
+    if missing := missing_members(queue, *more):
+        raise Invalid(
+            f"{shown} has no {', '.join(missing)}: a queue has the methods of detent.transports.MessageQueue, and send "
+            "for the bus; detent.testing.TransportSuite tests them"
+        )
+
+
+class CheckedQueue:
+    """The same queue, with every answer checked."""
+
+    def __init__(self, queue: MessageQueue) -> None:
+        self.kind: Final = type(queue).__name__
+        check_members(queue, self.kind)
+        self._queue = queue
+        self.name: Final = self._checked_name()
+        self.visibility_max_s: Final = self._checked_visibility()
+
+    def __repr__(self) -> str:
+        return f"CheckedQueue({self.kind} {self.name!r})"
+
+    def receive(self, limit: int, wait_s: float, visibility_s: float) -> Sequence[Delivery]:
+        """Up to `limit` messages, each of them whole."""
+        found = self._call("receive", limit, wait_s, visibility_s)
+        deliveries = self._sequence("receive", found, "deliveries")
+        if len(deliveries) > limit:
+            raise self._wrong("receive", f"{len(deliveries)} deliveries where {limit} were asked for")
+        for delivery in deliveries:
+            self._check_delivery(delivery)
+        if len({delivery.receipt for delivery in deliveries}) < len(deliveries):
+            raise self._wrong("receive", "two deliveries with the same receipt: each delivery has its own")
+        return deliveries
+
+    def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
+        """Let leases last for longer; those for which that failed."""
+        return self._failed("extend", deliveries, self._call("extend", deliveries, visibility_s))
+
+    def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Let others have messages."""
+        self._call("give_back", deliveries)
+
+    def acknowledge(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Delete messages; those that were not."""
+        return self._failed("acknowledge", deliveries, self._call("acknowledge", deliveries))
+
+    def retention_s(self) -> float | None:
+        """How long the queue keeps a message."""
+        found = self._call("retention_s")
+        if found is None:
+            return None
+        if not _is_number(found) or found <= 0:
+            raise self._wrong("retention_s", f"{_shown(found)}: it is seconds, or None for a queue that does not say")
+        return float(found)
+
+    def send(self, messages: Sequence[NewMessage]) -> Mapping[int, DetentError]:
+        """Send messages; by index, why one was not sent."""
+        found = self._call("send", messages)
+        if not isinstance(found, Mapping):
+            raise self._wrong("send", f"{_shown(found)}: it is a dict of errors by index, {{}} if all were sent")
+        for index, error in found.items():
+            if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(messages):
+                raise self._wrong("send", f"the index {_shown(index)}, and {len(messages)} messages were given")
+            if not isinstance(error, DetentError):
+                raise self._wrong("send", f"{_shown(error)} for a message: it is one of detent.errors")
+        return found
+
+    def create(self) -> None:
+        """Make the queue, unless it is there."""
+        if not callable(getattr(self._queue, "create", None)):
+            raise Invalid(f"{self.kind} has no create(), so it makes no queues: make {self.name!r} yourself")
+        self._call("create")
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._call("close")
+
+    # -- checking -----------------------------------------------------------------------------------------------
+
+    def _call(self, method: str, *values: Any) -> Any:
+        """What a method answers. An exception of another library may pass as well as not: it is tried again."""
+        return self._told(method, lambda: getattr(self._queue, method)(*values))
+
+    def _told(self, what: str, call: Callable[[], Answer]) -> Answer:
+        try:
+            return call()
+        except DetentError:
+            raise
+        except Exception as error:
+            raise Unavailable(
+                f"{self.kind}.{what} failed with {type(error).__name__}: {error}; raise one of detent.errors there to "
+                "say whether it may pass"
+            ) from error
+
+    def _wrong(self, method: str, what: str) -> Invalid:
+        return Invalid(f"{self.kind}.{method} answered {what}")
+
+    def _checked_name(self) -> str:
+        found: object = self._told("name", lambda: self._queue.name)
+        if not isinstance(found, str) or not found.isprintable() or not 0 < _bytes(found) <= NAME_BYTES_MAX:
+            raise Invalid(
+                f"{self.kind}.name is {_shown(found)}: it is the queue's name, of up to {NAME_BYTES_MAX} bytes that "
+                "can be printed"
+            )
+        return found
+
+    def _checked_visibility(self) -> float:
+        found: object = self._told("visibility_max_s", lambda: self._queue.visibility_max_s)
+        if not _is_number(found) or not found >= VISIBILITY_S_MIN:  # type: ignore[operator]
+            raise Invalid(
+                f"{self.kind}.visibility_max_s is {_shown(found)}: it is the longest lease in seconds, "
+                f"{VISIBILITY_S_MIN:g} at least"
+            )
+        return float(found)  # type: ignore[arg-type]
+
+    def _sequence(self, method: str, found: object, of: str) -> Sequence[Delivery]:
+        if not isinstance(found, Sequence) or isinstance(found, str | bytes):
+            raise self._wrong(method, f"{_shown(found)}: it is a list of {of}, [] for none")
+        for one in found:
+            if not isinstance(one, Delivery):
+                raise self._wrong(method, f"{_shown(one)} where a detent.transports.Delivery belongs")
+        return found
+
+    def _failed(self, method: str, given: Sequence[Delivery], found: object) -> Sequence[Delivery]:
+        """Deliveries for which something failed; which are some of those that were given."""
+        failed = self._sequence(method, found, "those that failed")
+        known = {delivery.receipt for delivery in given}
+        for delivery in failed:
+            if delivery.receipt not in known:
+                raise self._wrong(method, f"a delivery of {delivery.message_id!r}, which it was not given")
+        return failed
+
+    def _check_delivery(self, delivery: Delivery) -> None:
+        message_id, receipt, body = delivery.message_id, delivery.receipt, delivery.body
+        if not isinstance(message_id, str) or not message_id.isprintable() or not _bytes(message_id) > 0:
+            raise self._wrong("receive", f"the message_id {_shown(message_id)}: it is text that can be printed")
+        if _bytes(message_id) > MESSAGE_ID_BYTES_MAX:
+            raise self._wrong(
+                "receive", f"a message_id of {_bytes(message_id)} bytes: {MESSAGE_ID_BYTES_MAX} are the most; hash it"
+            )
+        if not isinstance(receipt, str) or not 0 < _bytes(receipt) <= RECEIPT_BYTES_MAX:
+            raise self._wrong(
+                "receive", f"the receipt {_shown(receipt)}: it is text of 1 to {RECEIPT_BYTES_MAX:,} bytes"
+            )
+        if not isinstance(body, bytes):
+            raise self._wrong("receive", f"the body {_shown(body)} of {message_id!r}: it is bytes")
+        if len(body) > BODY_BYTES_MAX:
+            raise self._wrong("receive", f"a body of {len(body):,} bytes: {BODY_BYTES_MAX:,} are the most")
+        attempts = delivery.attempts
+        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 0:
+            raise self._wrong("receive", f"{_shown(attempts)} attempts at {message_id!r}: it is a count, or 0")
+        self._check_headers(delivery.headers, message_id)
+
+    def _check_headers(self, headers: object, message_id: str) -> None:
+        if not isinstance(headers, dict):
+            raise self._wrong("receive", f"the headers {_shown(headers)} of {message_id!r}: they are a dict of texts")
+        for name, value in headers.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise self._wrong(
+                    "receive", f"the header {_shown(name)}: {_shown(value)} of {message_id!r}: both are texts"
+                )
+
+
+def _is_number(found: object) -> bool:
+    return isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))
+
+
+def _shown(value: object) -> str:
+    """A value for a message: its type, and its beginning, which may be all of a message's body."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - it is a foreign object, and this is about what is wrong with it
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:100]}..."

@@ -439,7 +439,8 @@ class QueueCoordinator:
                 else:
                     one.messages += messages
             known = {key for key in asked if key in self.local}
-            self.local.release(old, messages)
+            if old not in asked:  # else it is again what it was, and its messages go on waiting for it
+                self.local.release(old, messages)
         self._ask({key: one for key, one in asked.items() if key not in known})
         self.acknowledge()
 

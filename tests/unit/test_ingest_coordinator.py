@@ -496,7 +496,8 @@ def test_only_files_that_are_allowed_are_read(make: Callable[..., World], tmp_pa
     (tmp_path / "good" / "link").symlink_to(tmp_path / "secret")
     world.queue.send(str(tmp_path / "good" / "link").encode())
     pipeline.work()
-    assert pipeline.counters.unreadable == 2
+    assert (pipeline.counters.unreadable, pipeline.counters.quarantined) == (1, 1)
+    assert world.states() == {"a": ("done", 0), "b": ("quarantined", 0)}
     assert len(world.landed()) == 1
 
 

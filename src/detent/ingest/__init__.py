@@ -22,6 +22,7 @@ A file, in the order in which things happen:
 
     envelope.py          finds the files in a message: S3 notification, URI, or the data itself
     announced.py         one announced file
+    understanding.py     each record of a message: a file to ask for, one to refuse, one to wait for
     identity.py          what makes it this file: its name, and by policy its version
     objects.py           looks it up, fetches it, lists what was never announced
     local_files.py       opens and copies a local file, through no link

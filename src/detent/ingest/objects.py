@@ -117,6 +117,7 @@ class Objects:
         if file.data is not None:
             to.write_bytes(file.data)
             return
+        self.check_allowed(file)  # what is allowed may have changed since its message was received
         self._check_known(file)
         if is_local(file.uri):
             self._copy(file, to)

@@ -61,6 +61,7 @@ POINTS: frozenset[str] = frozenset(
         "spark.once.before_commit",
         "spark.once.after_commit",
         "ingest.after_receive",
+        "ingest.after_refusal",
         "ingest.after_open",
         "ingest.after_read",
         "ingest.after_write",

@@ -440,18 +440,39 @@ def test_a_file_that_is_gone_when_it_is_looked_for_again_is_done(world: World) -
     path.write_text("content")
     world.queue.send(canonical_uri(str(path)).encode())
     pipeline.poll(0)
-    check = pipeline.objects.check_unchanged
+    fetch = pipeline.objects.fetch
 
-    def gone_meanwhile(file: Announced) -> None:
+    def gone_meanwhile(file: Announced, to: Path) -> None:
         path.write_text("other content")
         try:
-            check(file)
+            fetch(file, to)
         finally:
             path.unlink()
 
-    pipeline.objects.check_unchanged = gone_meanwhile  # type: ignore[method-assign]
+    pipeline.objects.fetch = gone_meanwhile  # type: ignore[method-assign]
     pipeline.work()
     assert (world.landed(), world.queue.entries) == ([], {})
+
+
+def test_message_waits_for_a_file_that_is_again_what_it_was(world: World) -> None:
+    pipeline = world.pipeline()
+    world.put("a")
+    pipeline.poll(0)
+    fetch = pipeline.objects.fetch
+
+    def other_meanwhile(file: Announced, to: Path) -> None:
+        world.bucket.put("a", "other content")
+        try:
+            fetch(file, to)
+        finally:
+            world.bucket.put("a", "content of a")
+            pipeline.objects.fetch = fetch  # type: ignore[method-assign]
+
+    pipeline.objects.fetch = other_meanwhile  # type: ignore[method-assign]
+    pipeline.run_batch(pipeline.begin())
+    assert (world.queue.acknowledged, len(pipeline.local)) == ([], 1)
+    pipeline.work()
+    assert (world.landed(), world.queue.entries) == (["a"], {})
 
 
 @pytest.mark.parametrize("uri", ["https://host/c/blob?sig=SECRET", "gs://bucket/key"])
@@ -475,7 +496,8 @@ def test_only_files_that_are_allowed_are_read(make: Callable[..., World], tmp_pa
     (tmp_path / "good" / "link").symlink_to(tmp_path / "secret")
     world.queue.send(str(tmp_path / "good" / "link").encode())
     pipeline.work()
-    assert pipeline.counters.unreadable == 2
+    assert (pipeline.counters.unreadable, pipeline.counters.quarantined) == (1, 1)
+    assert world.states() == {"a": ("done", 0), "b": ("quarantined", 0)}
     assert len(world.landed()) == 1
 
 

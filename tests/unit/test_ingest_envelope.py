@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from detent.errors import Invalid
 from detent.ingest import envelope
-from detent.ingest.announced import Announced
+from detent.ingest.announced import Announced, Malformed
 from detent.ingest.envelope import announced, canonical_uri
 
 
@@ -40,13 +40,28 @@ def sns(message: bytes, kind: str = "Notification") -> bytes:
     return json.dumps({"Type": kind, "MessageId": "1", "TopicArn": "arn:t", "Message": message.decode()}).encode()
 
 
+def files_of(body: bytes, kind: str = "auto") -> list[Announced]:
+    """The files of a message that has no malformed record."""
+    found = announced(body, kind=kind, name="q/1")
+    assert found.malformed == []
+    return found.files
+
+
 def uris(body: bytes, kind: str = "auto") -> list[str]:
-    return [file.uri for file in announced(body, kind=kind, name="q/1")]
+    return [file.uri for file in files_of(body, kind)]
 
 
 def refused(body: bytes, why: str = ".", kind: str = "auto") -> None:
     with pytest.raises(Invalid, match=why):
         announced(body, kind=kind, name="q/1")
+
+
+def malformed(wrong: Any, kind: str = "auto") -> Malformed:
+    """What is said of a record that stands between two good ones, which are understood."""
+    found = announced(notification(record("a"), wrong, record("b")), kind=kind, name="q/1")
+    assert [file.uri for file in found.files] == ["s3://landing/a", "s3://landing/b"]
+    (bad,) = found.malformed
+    return bad
 
 
 # -- notifications of S3 -------------------------------------------------------------------------------------------
@@ -55,14 +70,12 @@ def refused(body: bytes, why: str = ".", kind: str = "auto") -> None:
 @pytest.mark.parametrize("kind", ["auto", "s3", "sns"])
 def test_a_notification_says_all_that_is_known_of_the_file(kind: str) -> None:
     body = notification(record(eTag='"abc"', versionId="v1", sequencer="0055AED6DCD90281E5"))
-    assert announced(body, kind=kind, name="q/1") == [
-        Announced("s3://landing/in/a.json", 12, "abc", "v1", "0055AED6DCD90281E5")
-    ]
+    assert files_of(body, kind) == [Announced("s3://landing/in/a.json", 12, "abc", "v1", "0055AED6DCD90281E5")]
 
 
 def test_a_notification_may_say_little() -> None:
     body = notification({"eventName": "ObjectCreated:Put", "s3": {"bucket": {"name": "b"}, "object": {"key": "k"}}})
-    assert announced(body, name="q/1") == [Announced("s3://b/k")]
+    assert files_of(body) == [Announced("s3://b/k")]
 
 
 def test_all_records_count_and_one_file_counts_once() -> None:
@@ -71,7 +84,7 @@ def test_all_records_count_and_one_file_counts_once() -> None:
 
 
 def test_two_contents_of_one_file_are_two() -> None:
-    files = announced(notification(record(eTag="1", sequencer="1"), record(eTag="2", sequencer="2")), name="q/1")
+    files = files_of(notification(record(eTag="1", sequencer="1"), record(eTag="2", sequencer="2")))
     assert [file.etag for file in files] == ["1", "2"]
 
 
@@ -112,8 +125,8 @@ def test_keys_of_1024_bytes(letter: str) -> None:
     assert uris(notification(record(quote_plus(key)))) == [f"s3://landing/{key}"]
 
 
-def test_a_key_that_is_no_utf8_is_refused() -> None:
-    refused(notification(record("%ff%fe")), "UTF-8")
+def test_a_key_that_is_no_utf8_is_malformed() -> None:
+    assert "UTF-8" in malformed(record("%ff%fe")).reason
 
 
 def test_folders_of_the_console_announce_nothing() -> None:
@@ -122,7 +135,7 @@ def test_folders_of_the_console_announce_nothing() -> None:
 
 
 def test_the_version_of_suspended_versioning_says_nothing() -> None:
-    (file,) = announced(notification(record(versionId="null")), name="q/1")
+    (file,) = files_of(notification(record(versionId="null")))
     assert file.version == ""
 
 
@@ -159,8 +172,14 @@ def test_stores_that_speak_like_s3() -> None:
         [],
     ],
 )
-def test_a_wrong_record_refuses_the_whole_message(wrong: Any) -> None:
-    refused(notification(record("good"), wrong))
+@pytest.mark.parametrize("kind", ["auto", "s3", "sns"])
+def test_malformed_record_says_nothing_about_its_neighbours(wrong: Any, kind: str) -> None:
+    assert json.loads(malformed(wrong, kind).record) == wrong
+
+
+def test_malformed_record_counts_once() -> None:
+    found = announced(notification(None, None, "text"), name="q/1")
+    assert (found.files, [bad.record for bad in found.malformed]) == ([], ["null", '"text"'])
 
 
 def test_what_is_no_notification() -> None:
@@ -173,12 +192,12 @@ def test_what_is_no_notification() -> None:
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     many = notification(*(record(str(number)) for number in range(envelope.RECORDS_MAX)))
-    assert len(announced(many, name="q/1")) == envelope.RECORDS_MAX
+    assert len(files_of(many)) == envelope.RECORDS_MAX
     refused(notification(*[record()] * (envelope.RECORDS_MAX + 1)), "records")
     refused(b" " * (envelope.BODY_BYTES_MAX + 1), "bytes")
     assert uris(b"s3://b/k" + b" " * (envelope.BODY_BYTES_MAX - 8)) == ["s3://b/k"]
     monkeypatch.setattr(envelope, "DATA_BYTES_MAX", 4)
-    assert announced(b"1234", kind="data", name="q/1")
+    assert files_of(b"1234", "data")
     refused(b"12345", "limit", "data")
 
 
@@ -215,7 +234,7 @@ def test_wrong_envelopes() -> None:
 @pytest.mark.parametrize("kind", ["auto", "eventbridge"])
 def test_an_event_of_eventbridge(kind: str) -> None:
     body = event("a+b %41.json", **{"version-id": "v1", "sequencer": "00"})
-    assert announced(body, kind=kind, name="q/1") == [Announced("s3://landing/a+b %41.json", 12, "abc", "v1", "00")]
+    assert files_of(body, kind) == [Announced("s3://landing/a+b %41.json", 12, "abc", "v1", "00")]
     assert uris(event(kind="Object Deleted"), kind) == []
     assert uris(event("folder/", size=0), kind) == []
     assert uris(event(source="my.relay"), kind) == ["s3://landing/in/a.json"]
@@ -306,8 +325,8 @@ def test_signatures_are_not_repeated() -> None:
 
 
 def test_data() -> None:
-    assert announced(b'{"Records": []}', kind="data", name="q/1") == [Announced("q/1", 15, data=b'{"Records": []}')]
-    assert announced(b"", kind="data", name="q/1") == [Announced("q/1", 0, data=b"")]
+    assert files_of(b'{"Records": []}', "data") == [Announced("q/1", 15, data=b'{"Records": []}')]
+    assert files_of(b"", "data") == [Announced("q/1", 0, data=b"")]
     with pytest.raises(Invalid, match="name"):
         announced(b"x", kind="data", name="")
 
@@ -334,9 +353,10 @@ KINDS = st.sampled_from([kind for kind in envelope.KINDS if kind != "data"])
 def checked(body: bytes, kind: str) -> None:
     """Only ever a list of files with names in order, or `Invalid`."""
     try:
-        files = announced(body, kind=kind, name="q/1")
+        files, bad, _ = announced(body, kind=kind, name="q/1")
     except Invalid:
         return
+    assert all(one.reason and json.dumps(json.loads(one.record)) == one.record for one in bad)
     assert len(set(files)) == len(files)
     for file in files:
         assert file.uri.partition(":")[0] in envelope.SCHEMES
@@ -394,5 +414,4 @@ def test_what_no_database_could_keep_of_a_file_is_refused(wrong: dict[str, objec
         "eventName": "ObjectCreated:Put",
         "s3": {"bucket": {"name": "b"}, "object": about},
     }
-    with pytest.raises(Invalid):
-        announced(json.dumps({"Records": [record]}).encode(), name="q/1")
+    assert malformed(record)

@@ -249,6 +249,18 @@ def test_a_commit_moves_files_to_their_end_and_is_noted(database: Database) -> N
     assert database.batches() == [("b7", "p1", 2)]
 
 
+def test_shard_that_is_set_aside_is_in_quarantine_once(database: Database) -> None:
+    first, second = database.pipeline("p1"), database.pipeline("p2")
+    taken, bad = shard("taken"), shard("bad")
+    first.open([taken])
+    assert first.set_aside({bad: "x" * 3_000, taken: "late"}) == {bad: "x" * REASON_MAX}
+    assert second.set_aside({bad: "again"}) == {}
+    assert second.open([bad, taken]) == Opened({}, frozenset({bad.key}), frozenset({taken.key}))
+    row = database.row(bad)
+    assert (row.state, row.token, row.attempts, row.reason) == ("quarantined", "", 0, "x" * REASON_MAX)
+    assert database.row(taken).state == "open"
+
+
 @pytest.mark.parametrize("how", ["taken", "vanished", "finished", "released", "redriven", "never opened"])
 def test_a_commit_with_one_file_that_is_not_ours_leaves_nothing_and_names_it(database: Database, how: str) -> None:
     first, second = database.pipeline("p1"), database.pipeline("p2")

@@ -17,8 +17,10 @@ A file, in the order in which things happen:
 
     envelope.py          finds the files in a message: S3 notification, URI, or the data itself
     announced.py         one announced file
+    understanding.py     each record of a message: a file to ask for, one to refuse, one to wait for
     identity.py          what makes it this file: its name, and by policy its version
     objects.py           looks it up, fetches it, lists what was never announced
+    local_files.py       opens and copies a local file, through no link
     local_state.py       what this pipeline knows of recent messages
     shared_state.py      which pipeline has which file, and which are finished
     shard_sql.py         the tables and statements for that

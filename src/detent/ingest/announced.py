@@ -1,4 +1,4 @@
-"""What a message of a queue announces: a file, or the data itself."""
+"""What a message of a queue announces: files, or the data itself."""
 
 from __future__ import annotations
 
@@ -19,3 +19,20 @@ class Announced(NamedTuple):
     sequencer: str = ""
     data: bytes | None = None
     modified_ms: int | None = None
+
+
+class Malformed(NamedTuple):
+    """A record of a notification that cannot be understood: why, and the record itself, as JSON."""
+
+    reason: str
+    record: str
+
+
+class Announcement(NamedTuple):
+    """What a message announces: its files, each of them once, and the records that are malformed."""
+
+    files: list[Announced]
+    malformed: list[Malformed]
+
+    is_notification: bool = False
+    """Whether it is a list of records, each of which has an outcome of its own."""

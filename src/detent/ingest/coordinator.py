@@ -21,12 +21,12 @@ from detent.ingest.batching import DEATHS_MAX, next_batch
 from detent.ingest.committer import Committer, Output
 from detent.ingest.config import IngestConfig
 from detent.ingest.counters import Counters
-from detent.ingest.envelope import announced
-from detent.ingest.identity import MISSING, announced_of, missing, shard_of, version_of
+from detent.ingest.identity import MISSING, REFUSED, announced_of
 from detent.ingest.local_state import File, Message, QueueLocalState
 from detent.ingest.objects import Objects, Superseded
-from detent.ingest.shared_state import MESSAGE_SCHEME, Opened, QueueSharedState, Shard
+from detent.ingest.shared_state import Opened, QueueSharedState, Shard
 from detent.ingest.staging import FilesFailed
+from detent.ingest.understanding import Refusal, identified, understand
 from detent.ingest.visibility import VisibilitySchedule
 from detent.transports.contract import Delivery, MessageQueue
 
@@ -51,6 +51,14 @@ class _Asked:
 
     shard: Shard
     file: Announced
+    messages: list[Message] = field(default_factory=list)
+
+
+@dataclass
+class _Refused:
+    """A record that is about to be put into quarantine, and the messages that wait for that."""
+
+    refusal: Refusal
     messages: list[Message] = field(default_factory=list)
 
 
@@ -104,42 +112,50 @@ class QueueCoordinator:
         self.counters.received += len(deliveries)
         deadline = asked_at + self.schedule.receive_s
         asked: dict[bytes, _Asked] = {}
+        refused: dict[bytes, _Refused] = {}
         for delivery in deliveries:
-            self._understand(delivery, deadline, asked)
+            self._take_in(delivery, deadline, asked, refused)
+        self._refuse(refused)
         self._ask(asked)
         self.acknowledge()
         return len(deliveries)
 
-    def _understand(self, delivery: Delivery, deadline: float, asked: dict[bytes, _Asked]) -> None:
-        """Note the files of a message that have to be asked for."""
-        name = f"{MESSAGE_SCHEME}{self._queue.name}/{delivery.message_id}"
+    def _take_in(
+        self, delivery: Delivery, deadline: float, asked: dict[bytes, _Asked], refused: dict[bytes, _Refused]
+    ) -> None:
+        """Note what of a message has to be asked for, and what has to be refused."""
         try:
-            files = [self._identified(file) for file in announced(delivery.body, kind=self._config.message, name=name)]
+            understood = understand(delivery, self._queue.name, self._config, self.objects)
         except Invalid as error:
             self.counters.unreadable += 1
             _log.warning("the message %s is not understood: %s", delivery.message_id, error)
             return
-        except Unavailable as error:
-            _log.warning("the message %s waits: %s", delivery.message_id, error)
-            return
-        found = {shard.key: (shard, file) for shard, file in files}
-        message = Message(delivery, deadline, set(found))
+        files, refusals = understood.files, understood.refusals
+        message = Message(delivery, deadline, {*files, *refusals, *understood.waiting})
         with self._lock:
             wanted = self.local.receive(message)
-        self.counters.duplicates += len(found) - len(wanted)
-        for key in wanted:
-            shard, file = found[key]
+        for key in wanted & files.keys():
+            shard, file = files[key]
             asked.setdefault(key, _Asked(shard, file)).messages.append(message)
+        for key in wanted & refusals.keys():
+            refused.setdefault(key, _Refused(refusals[key])).messages.append(message)
+        self.counters.duplicates += len(files.keys() - wanted)
+
+    def _refuse(self, refused: dict[bytes, _Refused]) -> None:
+        """Put records into quarantine that nothing can be made of. Their messages go on with their other records."""
+        if not refused:
+            return
+        new = self.shared.set_aside({one.refusal.shard: one.refusal.reason for one in refused.values()})
+        crash.point("ingest.after_refusal")
+        for shard, reason in new.items():
+            _log.error("%s is in quarantine: %s", shard.uri, reason)
+        self.counters.quarantined += len(new)
+        with self._lock:
+            for key, one in refused.items():
+                self.local.complete([key], one.messages)
 
     def _identified(self, file: Announced) -> tuple[Shard, Announced]:
-        """A file with its identity; one that is not there gets one too, so that attempts at it are counted."""
-        self.objects.check_allowed(file)
-        if version_of(file, self._config.identity) is None or file.size is None:
-            try:
-                file = self.objects.look_up(file)
-            except (NotFound, Invalid, Denied):
-                return missing(file), file
-        return shard_of(file, self._config.identity), file
+        return identified(file, self._config.identity, self.objects)
 
     def announce(self, files: Iterable[Announced], forgotten_to: Callable[[], int] = lambda: 0) -> None:
         """Ask for files that no message announced. `forgotten_to` says, after they were asked for, up to which time of
@@ -163,10 +179,10 @@ class QueueCoordinator:
         came: list[Shard] = []
         for shard in self.shared.left_behind(limit):
             found, file = shard, announced_of(shard)
-            if shard.version == MISSING:
+            if shard.version in {MISSING, REFUSED}:
                 try:
                     found, file = self._identified(Announced(shard.uri))
-                except Invalid:  # its sequencer is not known any more
+                except Invalid:  # its sequencer is not known any more, or it may still not be read
                     file = Announced(shard.uri)
                 except Unavailable as error:
                     _log.warning("%s waits: %s", shard.uri, error)
@@ -439,7 +455,8 @@ class QueueCoordinator:
                 else:
                     one.messages += messages
             known = {key for key in asked if key in self.local}
-            self.local.release(old, messages)
+            if old not in asked:  # else it is again what it was, and its messages go on waiting for it
+                self.local.release(old, messages)
         self._ask({key: one for key, one in asked.items() if key not in known})
         self.acknowledge()
 

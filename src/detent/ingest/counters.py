@@ -31,6 +31,8 @@ class Counters:
     """Attempts at files that failed."""
 
     quarantined: int = 0
+    """Files, and records of notifications, that were put into quarantine."""
+
     superseded: int = 0
     lost: int = 0
     """Files that were taken by another pipeline before this one could commit them."""

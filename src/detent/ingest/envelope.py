@@ -7,6 +7,7 @@ message announces nothing, and is the data.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
@@ -15,7 +16,7 @@ from urllib.parse import unquote, unquote_plus
 import msgspec
 
 from detent.errors import Invalid
-from detent.ingest.announced import Announced
+from detent.ingest.announced import Announced, Announcement, Malformed
 from detent.sizes import SIZE_MAX
 
 BODY_BYTES_MAX: Final = 1 << 20
@@ -49,9 +50,10 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-def announced(body: bytes, *, kind: str = "auto", name: str) -> list[Announced]:
-    """The files that a message announces, each of them once; none if there is nothing to do for it, as for S3's test
-    event, or for a file that was removed. Then the message can be acknowledged. `Invalid` if it cannot be understood.
+def announced(body: bytes, *, kind: str = "auto", name: str) -> Announcement:
+    """The files that a message announces; none if there is nothing to do for it, as for S3's test event, or for a file
+    that was removed. Then the message can be acknowledged. `Invalid` if it cannot be understood. Of a notification that
+    can be, a record that cannot be is malformed, and says nothing about its neighbours.
 
     `kind` is what messages look like: "s3", "sns" (any of the others in an envelope, or without one, as SNS delivers
     them raw), "eventbridge", "uri", or "auto" for whichever of these it is; with "data" the message is the data, which
@@ -63,10 +65,11 @@ def announced(body: bytes, *, kind: str = "auto", name: str) -> list[Announced]:
     if kind not in KINDS:
         raise Invalid(f"messages are of a kind out of {', '.join(KINDS)}, not {kind!r}")
     if kind == "data":
-        return [_data(body, name)]
+        return Announcement([_data(body, name)], [])
     if len(body) > BODY_BYTES_MAX:
         raise Invalid(f"a message of {len(body)} bytes announces no file: there are at most {BODY_BYTES_MAX}")
-    return list(dict.fromkeys(_PARSERS[kind](body, 0)))
+    found = _PARSERS[kind](body, 0)
+    return found._replace(files=list(dict.fromkeys(found.files)), malformed=list(dict.fromkeys(found.malformed)))
 
 
 def _data(body: bytes, name: str) -> Announced:
@@ -80,7 +83,7 @@ def _data(body: bytes, name: str) -> Announced:
 # -- shapes --------------------------------------------------------------------------------------------------------
 
 
-def _of_any(body: bytes, depth: int) -> list[Announced]:
+def _of_any(body: bytes, depth: int) -> Announcement:
     """Of a message that shows by its shape what it is."""
     if not body.lstrip().startswith((b"{", b"[")):
         return _of_uri(body, depth)
@@ -97,23 +100,23 @@ def _of_any(body: bytes, depth: int) -> list[Announced]:
     )
 
 
-def _of_s3(body: bytes, _depth: int) -> list[Announced]:
+def _of_s3(body: bytes, _depth: int) -> Announcement:
     return _in_notification(_json(body))
 
 
-def _of_eventbridge(body: bytes, _depth: int) -> list[Announced]:
+def _of_eventbridge(body: bytes, _depth: int) -> Announcement:
     return _in_event(_json(body))
 
 
-def _of_uri(body: bytes, _depth: int) -> list[Announced]:
+def _of_uri(body: bytes, _depth: int) -> Announcement:
     try:
         text = body.decode().strip()
     except UnicodeDecodeError as error:
         raise Invalid(f"the message is neither JSON nor a URI: it is no UTF-8 ({error.reason})") from error
-    return [Announced(canonical_uri(text))]
+    return Announcement([Announced(canonical_uri(text))], [])
 
 
-_PARSERS: Final[Mapping[str, Callable[[bytes, int], list[Announced]]]] = {
+_PARSERS: Final[Mapping[str, Callable[[bytes, int], Announcement]]] = {
     "auto": _of_any,
     "sns": _of_any,  # raw delivery leaves the envelope out, so either way the shape decides
     "s3": _of_s3,
@@ -141,9 +144,9 @@ def _is_sns(message: dict[str, Any]) -> bool:
     return message.get("Type") in ("Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation")
 
 
-def _in_sns(envelope: dict[str, Any], depth: int) -> list[Announced]:
+def _in_sns(envelope: dict[str, Any], depth: int) -> Announcement:
     if envelope["Type"] == "UnsubscribeConfirmation":
-        return []
+        return Announcement([], [])
     if envelope["Type"] == "SubscriptionConfirmation":
         raise Invalid("an SNS topic asks whether it may send to this queue: confirm the subscription, and delete this")
     if depth == SNS_DEPTH_MAX:
@@ -154,15 +157,30 @@ def _in_sns(envelope: dict[str, Any], depth: int) -> list[Announced]:
 # -- notifications of S3 -------------------------------------------------------------------------------------------
 
 
-def _in_notification(message: dict[str, Any]) -> list[Announced]:
+def _in_notification(message: dict[str, Any]) -> Announcement:
     records = message.get("Records")
     if records is None and message.get("Event") == "s3:TestEvent":
-        return []  # S3 sends it once, when notifications are switched on
+        return Announcement([], [])  # S3 sends it once, when notifications are switched on
     if not isinstance(records, list):
         raise Invalid("the message is no notification of S3: it has no list of Records")
     if len(records) > RECORDS_MAX:
         raise Invalid(f"a notification has at most {RECORDS_MAX} records, not {len(records)}")
-    return [file for record in records if (file := _in_record(record)) is not None]
+    found = Announcement([], [], is_notification=True)
+    for record in records:
+        try:
+            file = _in_record(record)
+        except Invalid as error:
+            found.malformed.append(_malformed(record, error))
+        else:
+            found.files.extend([] if file is None else [file])
+    return found
+
+
+def _malformed(record: Any, error: Invalid) -> Malformed:
+    try:
+        return Malformed(str(error), json.dumps(record))
+    except RecursionError:
+        raise Invalid("a record of the notification is nested too deeply") from error
 
 
 def _in_record(record: Any) -> Announced | None:
@@ -188,18 +206,18 @@ def _in_record(record: Any) -> Announced | None:
 # -- events of EventBridge -----------------------------------------------------------------------------------------
 
 
-def _in_event(message: dict[str, Any]) -> list[Announced]:
+def _in_event(message: dict[str, Any]) -> Announcement:
     kind = _text(message, "detail-type", "the event")
     if kind != "Object Created":
         if message.get("source") != "aws.s3":  # what others mean by their events, nobody here can know
             raise Invalid(f"the event {_shown(kind)} is of {_shown(message.get('source'))}, and not of S3")
-        return []
+        return Announcement([], [])
     detail = _object(message, "detail", "the event")
     bucket = _text(_object(detail, "bucket", "the event's detail"), "name", "the event's bucket")
     entry = _object(detail, "object", "the event's detail")
     key = _text(entry, "key", "the event's object")  # as it is: only notifications encode it
     found = _file(bucket, key, entry, etag="etag", version="version-id")
-    return [] if found is None else [found]
+    return Announcement([] if found is None else [found], [])
 
 
 # -- what a record or an event says of a file ----------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Final
 
 from detent.errors import Invalid
 from detent.ingest.announced import Announced
-from detent.ingest.shared_state import Shard
+from detent.ingest.shared_state import MESSAGE_SCHEME, Shard
 
 POLICIES: Final = ("etag", "version", "sequencer", "uri")
 KEY_BYTES: Final = 16
@@ -24,6 +24,12 @@ KEY_BYTES: Final = 16
 
 MISSING: Final = "missing"
 """The version of a file that was announced and is not there."""
+
+REFUSED: Final = "refused"
+"""The version of a file of a notification that may not be read, or does not say enough of itself."""
+
+MALFORMED: Final = "malformed"
+"""The version of a record of a notification that cannot be understood, and so names no file."""
 
 _NO_VERSION: Final = ("", "null")
 """What buckets say that keep no versions."""
@@ -74,6 +80,17 @@ def announced_of(shard: Shard) -> Announced:
 def missing(file: Announced) -> Shard:
     """The shard of a file that is not there: attempts at it are counted, and if it comes later it is another one."""
     return Shard(key_of(file.uri, MISSING), file.uri, MISSING, 0)
+
+
+def refused(file: Announced) -> Shard:
+    """The shard of a file that is refused. When it is not any more, it is another one."""
+    return Shard(key_of(file.uri, REFUSED), file.uri, REFUSED, 0)
+
+
+def malformed(queue: str, message_id: str, record: str) -> Shard:
+    """The shard of a malformed record: the same for the same record, whichever message it comes in."""
+    queue_uri = f"{MESSAGE_SCHEME}{queue}"
+    return Shard(key_of(queue_uri, f"{MALFORMED}:{record}"), f"{queue_uri}/{message_id}", MALFORMED, 0)
 
 
 def key_of(uri: str, version: str) -> bytes:

@@ -20,7 +20,7 @@ from detent.ingest.config import IngestConfig, Transform
 from detent.ingest.local_state import File
 from detent.ingest.objects import Objects
 from detent.ingest.reading import Reader
-from detent.ingest.staging import FilesFailed, Staging
+from detent.ingest.staging import Staging
 from detent.ingest.writing import write
 
 if TYPE_CHECKING:
@@ -113,7 +113,6 @@ class Job:
             self._committer.prepare(frame.schema)
             with self._told(staging, folder):
                 written = write(frame, folder)
-                staging.check_unchanged()
         crash.point("ingest.after_write")
         return Output(batch, folder, written, frame.schema)
 
@@ -178,8 +177,6 @@ def has_ended(spark: SparkSession) -> bool:
 
 def _explained(error: Exception, staging: Staging) -> Exception:
     """An error of Spark's, with the files that it names."""
-    if isinstance(error, FilesFailed):
-        return error
     suspects = staging.named_in(str(error))
     text = _reason(error)
     for file, name in suspects:

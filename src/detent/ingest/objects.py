@@ -1,7 +1,8 @@
 """Where announced files are: looking one up, fetching it, listing what is under a prefix.
 
 Spark from pip reads local files only, so that objects are fetched to a folder first. That also pins what is read: an
-object is asked for by its etag or version, and one that was written over meanwhile is noticed.
+object is asked for by its etag or version, and one that was written over meanwhile is noticed. Local files are copied
+there as well: what was checked is then what is read, however often Spark reads it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import stat as modes
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any, Final
 
 from detent.errors import Denied, DetentError, Invalid, NotFound, Unavailable
 from detent.extras import install_command
+from detent.ingest import local_files
 from detent.ingest.announced import Announced
 from detent.ingest.envelope import canonical_uri
 from detent.ingest.identity import version_of
@@ -52,11 +55,6 @@ def path_of(uri: str) -> Path:
     return Path(uri.removeprefix("file://"))
 
 
-def local_etag(status: os.stat_result) -> str:
-    """What tells one writing of a local file from the next."""
-    return f"{status.st_mtime_ns:x}-{status.st_size:x}"
-
-
 @dataclass(frozen=True)
 class S3Options:
     """How S3 is reached, where the environment does not say."""
@@ -77,14 +75,26 @@ class Objects:
 
     def check_allowed(self, file: Announced) -> None:
         """`Invalid` for a file that is somewhere else than this ingest may read."""
-        scheme, _, rest = file.uri.partition(":")
+        scheme = file.uri.partition(":")[0]
         if file.data is not None:
             return
         if scheme not in {"file", "s3"}:  # without the rest, which may have a signature in it
             raise Invalid(f"files are read from s3: and file:, and not from {scheme}:")
-        uri = f"file://{os.path.realpath(rest[2:])}" if scheme == "file" else file.uri
+        if scheme == "file":
+            self._place_of(file)
+        else:
+            self._check_prefix(file.uri, file)
+
+    def _check_prefix(self, uri: str, file: Announced) -> None:
         if self._allow and not any(uri.startswith(prefix) for prefix in self._allow):
             raise Invalid(f"{file.uri} is under none of the places that `allow` names")
+
+    def _place_of(self, file: Announced) -> str:
+        """Where a local file is once links were followed; `Invalid` if that is not allowed. It is to be opened without
+        following links: then a link that is put in its way after this check leads nowhere."""
+        place = os.path.realpath(path_of(file.uri))
+        self._check_prefix(f"file://{place}", file)
+        return place
 
     def look_up(self, file: Announced) -> Announced:
         """The file with its size and etag; `NotFound` if it is not there."""
@@ -98,29 +108,31 @@ class Objects:
             version=file.version or found.get("VersionId", ""),
         )
 
-    @staticmethod
-    def _look_up_local(file: Announced) -> Announced:
-        try:
-            status = path_of(file.uri).stat()
-        except (FileNotFoundError, NotADirectoryError):
-            raise NotFound(f"{file.uri} was announced, and is not there") from None
-        except OSError as error:
-            raise Unavailable(f"{file.uri} cannot be looked up: {error}") from error
-        if not modes.S_ISREG(status.st_mode):
-            raise Invalid(f"{file.uri} is no file: announce each file by itself")
-        return file._replace(size=status.st_size, etag=local_etag(status))
+    def _look_up_local(self, file: Announced) -> Announced:
+        with _explained_local(file):
+            status = local_files.status_of(self._place_of(file))
+        return file._replace(size=status.st_size, etag=local_files.etag_of(status))
 
     def fetch(self, file: Announced, to: Path) -> None:
-        """Put a file where Spark can read it: a link to a local one, a copy of an object or of data in a message."""
+        """Put a copy of a file where Spark can read it."""
         if file.data is not None:
             to.write_bytes(file.data)
             return
+        self.check_allowed(file)  # what is allowed may have changed since its message was received
         self._check_known(file)
         if is_local(file.uri):
-            self.check_unchanged(file)
-            to.symlink_to(path_of(file.uri))
+            self._copy(file, to)
         else:
             self._download(file, to)
+
+    def _copy(self, file: Announced, to: Path) -> None:
+        """`Superseded` if a local file is not what was announced any more. One that is written to while it is copied is
+        tried again, as one that has just come: by then it is what was announced, or is not."""
+        with _explained_local(file), local_files.opened(self._place_of(file)) as descriptor:
+            if self._policy != "uri" and local_files.etag_of(os.fstat(descriptor)) != file.etag:
+                raise Superseded(f"{file.uri} was written over since it was announced")
+            if not local_files.copy(descriptor, to):
+                raise Unavailable(f"{file.uri} was written to while it was read")
 
     def _check_known(self, file: Announced) -> None:
         """A file that was missing when it was announced has no identity; if it has come since, it will get one, and
@@ -130,13 +142,6 @@ class Objects:
         if file.size is None or version_of(file, self._policy) is None:
             self.look_up(file)
             raise Unavailable(f"{file.uri} was missing until now")
-
-    def check_unchanged(self, file: Announced) -> None:
-        """`Superseded` if a local file is not what was announced any more, `NotFound` if it is gone."""
-        if file.data is None and is_local(file.uri) and self._policy != "uri":
-            now = self._look_up_local(file)
-            if now.etag != file.etag:
-                raise Superseded(f"{file.uri} was written over since it was announced")
 
     def _download(self, file: Announced, to: Path) -> None:
         bucket, key = _bucket_and_key(file.uri)
@@ -223,6 +228,18 @@ def _client(options: S3Options) -> Any:
     return boto3.client("s3", region_name=options.region, endpoint_url=options.endpoint, config=config)
 
 
+@contextmanager
+def _explained_local(file: Announced) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"{file.uri} was announced, and is not there") from None
+    except PermissionError as error:
+        raise Denied(f"{file.uri} may not be read: {error}") from error
+    except OSError as error:
+        raise Unavailable(f"{file.uri} cannot be read: {error}") from error
+
+
 def _explained(error: Any, file: Announced) -> DetentError:
     code = str(error.response.get("Error", {}).get("Code", ""))
     if code in _MISSING:
@@ -277,4 +294,4 @@ def _list_local(prefix: str) -> Iterator[Announced]:
                 continue
             if modes.S_ISREG(status.st_mode):
                 modified_ms = status.st_mtime_ns // 1_000_000
-                yield Announced(uri, status.st_size, local_etag(status), modified_ms=modified_ms)
+                yield Announced(uri, status.st_size, local_files.etag_of(status), modified_ms=modified_ms)

@@ -120,6 +120,7 @@ class Statements(NamedTuple):
     advance: TextClause
     finish: TextClause
     touch: TextClause
+    set_aside: TextClause
     enter: TextClause
 
 
@@ -158,6 +159,11 @@ _ENTERED: Final = (
     "VALUES (:source, :batch, :token, {now}, :shards, :files, :rows, :bytes) ON CONFLICT (source, batch) DO NOTHING"
 )
 
+_SET_ASIDE: Final = (
+    f"INSERT INTO detent_ingest_shards ({_COLUMNS}) VALUES (:source, :key, 'quarantined', '', '', {{now}}, {{now}}, 0, "
+    ":uri, :version, :size, '', :reason) ON CONFLICT (source, shard) DO NOTHING"
+)
+
 _SQLITE_NOW: Final = NOW["sqlite"]
 _POSTGRES_NOW: Final = NOW["postgresql"]
 
@@ -185,6 +191,7 @@ SQLITE: Final = Statements(
         f"UPDATE detent_ingest_shards SET updated_at = {_SQLITE_NOW} "
         "WHERE source = :source AND token = :token AND state = 'open' RETURNING shard"
     ),
+    set_aside=text(_SET_ASIDE.format(now=_SQLITE_NOW)),
     enter=text(_ENTERED.format(now=_SQLITE_NOW)),
 )
 
@@ -226,6 +233,7 @@ POSTGRES: Final = Statements(
         f"UPDATE detent_ingest_shards SET updated_at = {_POSTGRES_NOW} "
         "WHERE source = :source AND token = :token AND state = 'open' RETURNING shard"
     ),
+    set_aside=text(_SET_ASIDE.format(now=_POSTGRES_NOW)),
     enter=text(_ENTERED.format(now=_POSTGRES_NOW)),
 )
 

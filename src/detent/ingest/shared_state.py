@@ -280,6 +280,20 @@ class QueueSharedState:
             values = self._rows(some, batch=batch, reason=reason[:REASON_MAX])
             transact(self.engine, partial(Connection.execute, statement=self._sql.finish, parameters=values))
 
+    def set_aside(self, reasons: Mapping[Shard, str]) -> dict[Shard, str]:
+        """Put shards into quarantine that were never asked for; those that were not there, with their reasons."""
+
+        def enter(connection: Connection) -> dict[Shard, str]:
+            new = {}
+            for shard in _sorted(reasons):
+                kept = reasons[shard][:REASON_MAX]
+                values = {**shard._asdict(), "source": self.source, "reason": kept}
+                if connection.execute(self._sql.set_aside, values).rowcount:
+                    new[shard] = kept
+            return new
+
+        return transact(self.engine, enter)
+
     # -- redriving and forgetting ------------------------------------------------------------------------------------
 
     def left_behind(self, limit: int) -> list[Shard]:

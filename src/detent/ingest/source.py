@@ -16,6 +16,7 @@ from detent.durations import no_shorter_text, span_text
 from detent.errors import Corrupt, Invalid
 from detent.ingest.committer import BATCH, DATA_FOLDER
 from detent.ingest.config import IngestConfig
+from detent.ingest.identity import MALFORMED
 from detent.ingest.metastore import read, transact
 from detent.ingest.shard_sql import BATCHES, FILES, SHARDS, SOURCES
 from detent.ingest.shared_state import MESSAGE_SCHEME, now_ms
@@ -176,11 +177,12 @@ def _prune_some(connection: Connection, source: str, before_ms: int, limit: int)
 
 
 def _forget_messages(engine: Engine, source: str, before_ms: int) -> None:
-    """Data in messages that failed, and that the queue does not have any more."""
+    """Data in messages that failed, and records that are malformed: the queue does not have them any more."""
     columns = SHARDS.c
-    old = (columns.source == source, columns.state == "open", columns.token == "", columns.updated_at < before_ms)
+    old = (columns.source == source, columns.token == "", columns.updated_at < before_ms)
     named = columns.uri.startswith(MESSAGE_SCHEME, autoescape=True)
-    transact(engine, lambda connection: connection.execute(delete(SHARDS).where(*old, named)))
+    over = (columns.state == "open") | (columns.version == MALFORMED)
+    transact(engine, lambda connection: connection.execute(delete(SHARDS).where(*old, named, over)))
 
 
 def _forget_batches(engine: Engine, source: str, before_ms: int) -> None:

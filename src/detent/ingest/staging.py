@@ -1,4 +1,4 @@
-"""The files of a batch in one folder, for Spark to read: links to local files, copies of objects.
+"""The files of a batch in one folder, for Spark to read: copies of local files and of objects.
 
 One folder, because Spark looks at each path that it is given by itself, which for ten thousand files takes longer than
 reading them; and because names that mean something to it (hidden files, patterns) cannot do harm when they are ours.
@@ -75,17 +75,6 @@ class Staging:
         except DetentError as error:
             reasons[staged.file.shard.key] = error
 
-    def check_unchanged(self) -> None:
-        """`FilesFailed` if a local file was written over while it was read: its rows may be of both."""
-        reasons: dict[bytes, DetentError] = {}
-        for staged in self.files:
-            try:
-                self._objects.check_unchanged(staged.file.announced)
-            except DetentError as error:
-                reasons[staged.file.shard.key] = error
-        if reasons:
-            raise FilesFailed(reasons)
-
     def named_in(self, text: str) -> list[tuple[File, str]]:
         """The files that an error of Spark's names, and what it calls them."""
         return [(staged.file, staged.name) for staged in self.files if f"/{staged.name}" in text]
@@ -98,7 +87,7 @@ def staged_name(number: int, uri: str) -> str:
 
 
 def sweep_staging(folder: Path, older_than_s: float) -> None:
-    """Delete what crashed pipelines left in the folder of staged batches. It holds links and copies, and no data."""
+    """Delete what crashed pipelines left in the folder of staged batches. It holds copies, and no data."""
     limit = sweeping_time_s() - older_than_s
     with suppress(FileNotFoundError):
         for batch in folder.iterdir():

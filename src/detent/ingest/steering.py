@@ -9,6 +9,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, func, select, text, update
 
 from detent.errors import Invalid, NotFound
+from detent.ingest.identity import MALFORMED
 from detent.ingest.metastore import transact
 from detent.ingest.shard_sql import BATCHES, BY_DIALECT, SHARDS, SOURCES
 from detent.ingest.shared_state import now_ms
@@ -146,19 +147,27 @@ def _file(row: Any) -> FileStatus:
 
 def redrive(engine: Engine, source: str, uris: Sequence[str] = ()) -> int:
     """Put files in quarantine back, all of them or those of these names: whichever pipeline runs takes them, with all
-    attempts before them. How many."""
+    attempts before them. How many. Malformed records stay: there is no file to try again."""
     columns = SHARDS.c
-    chosen = [columns.source == source, columns.state == "quarantined"]
+    quarantined = [columns.source == source, columns.state == "quarantined"]
+    chosen = [*quarantined, columns.version != MALFORMED]
     if uris:
         chosen.append(columns.uri.in_(uris))
 
     def put_back(connection: Connection) -> int:
         if uris:
-            found = set(connection.execute(select(columns.uri).where(*chosen)).scalars())
-            unknown = sorted(set(uris) - found)
+            there = connection.execute(select(columns.uri, columns.version).where(*quarantined, columns.uri.in_(uris)))
+            versions = {row.uri: row.version for row in there}
+            unknown = sorted(set(uris) - versions.keys())
             if unknown:
                 raise NotFound(
                     f"not in quarantine: {', '.join(unknown[:10])}. `detent ingest quarantine` lists what is"
+                )
+            malformed = sorted(uri for uri, version in versions.items() if version == MALFORMED)
+            if malformed:
+                raise Invalid(
+                    f"malformed records of notifications: {', '.join(malformed[:10])}. They name no file that could be "
+                    "tried again: announce the file anew"
                 )
         now = text(BY_DIALECT[connection.dialect.name].now)
         values = {"state": "redriven", "attempts": 0, "deaths": 0, "token": "", "updated_at": now}

@@ -1,0 +1,160 @@
+"""Each record of a notification has an outcome of its own, and the message is done when all have one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detent.errors import Invalid
+from detent.ingest import source, steering
+from detent.ingest.steering import FileStatus
+from ingestfakes import RECEIVE_S, World
+
+DAYS_S = 86_400
+
+MALFORMED: list[Any] = [
+    None,
+    {"eventName": "ObjectCreated:Put"},
+    {"eventSource": "aws:dynamodb", "eventName": "INSERT"},
+]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    made: list[World] = []
+
+    def new(**settings: Any) -> World:
+        made.append(World(tmp_path, **settings))
+        return made[-1]
+
+    yield new
+    for world in made:
+        world.engine.dispose()
+
+
+@pytest.fixture
+def world(make: Callable[..., World]) -> World:
+    return make()
+
+
+def record(name: str, content: str | None = None) -> dict[str, Any]:
+    """A record of an object, whose size and etag are not said unless its content is."""
+    about: dict[str, Any] = {"key": name}
+    if content is not None:
+        about |= {"size": len(content), "eTag": hashlib.md5(content.encode()).hexdigest()}
+    return {
+        "eventSource": "aws:s3",
+        "eventName": "ObjectCreated:Put",
+        "s3": {"bucket": {"name": "landing"}, "object": about},
+    }
+
+
+def tell(world: World, *records: Any) -> str:
+    return world.queue.send(json.dumps({"Records": records}).encode())
+
+
+def quarantined(world: World) -> list[FileStatus]:
+    return list(steering.files(world.engine, "orders", state="quarantined"))
+
+
+@pytest.mark.parametrize("wrong", MALFORMED)
+def test_malformed_record_goes_to_quarantine_and_its_neighbours_land(world: World, wrong: Any) -> None:
+    pipeline = world.pipeline()
+    world.bucket.put("a", "A")
+    world.bucket.put("b", "B")
+    message = tell(world, record("a", "A"), wrong, record("b", "B"))
+    pipeline.poll(0)
+    assert world.queue.acknowledged == [], "its files have not landed"
+    pipeline.work()
+    assert (world.landed(), world.queue.acknowledged) == (["a", "b"], [message])
+    (bad,) = quarantined(world)
+    assert (bad.uri, bad.version, bad.attempts) == (f"message:landing/{message}", "malformed", 0)
+    assert json.dumps(wrong) in bad.reason
+    assert (pipeline.counters.quarantined, pipeline.counters.unreadable) == (1, 0)
+
+
+def test_message_of_malformed_records_alone_is_done_when_they_are_in_quarantine(world: World) -> None:
+    pipeline = world.pipeline()
+    message = tell(world, *MALFORMED)
+    pipeline.work()
+    assert (len(quarantined(world)), world.queue.acknowledged) == (len(MALFORMED), [message])
+
+
+def test_malformed_record_that_comes_again_is_in_quarantine_once(world: World) -> None:
+    tell(world, None)
+    world.pipeline("p1").work()
+    tell(world, None)
+    second = world.pipeline("p2")
+    second.work()
+    assert (len(quarantined(world)), second.counters.quarantined, world.queue.entries) == (1, 0, {})
+
+
+def test_record_that_is_not_allowed_goes_to_quarantine_and_its_neighbours_land(make: Callable[..., World]) -> None:
+    world = make(allow=["s3://landing/good/"])
+    pipeline = world.pipeline()
+    for name in ("good/a", "bad/b"):
+        world.bucket.put(name, "A")
+    tell(world, record("good/a", "A"), record("bad/b", "A"))
+    pipeline.work()
+    assert (world.landed(), world.queue.entries) == (["a"], {})
+    (bad,) = quarantined(world)
+    assert bad.uri == "s3://landing/bad/b"
+    assert "allow" in bad.reason
+
+
+def test_record_that_is_allowed_in_the_end_lands_when_it_is_redriven(
+    make: Callable[..., World], tmp_path: Path
+) -> None:
+    world = make(allow=["s3://landing/good/"])
+    world.bucket.put("bad/b", "B")
+    tell(world, record("bad/b", "B"))
+    world.pipeline("p1").work()
+    assert steering.redrive(world.engine, "orders", ["s3://landing/bad/b"]) == 1
+    refusing = world.pipeline("p2")
+    refusing.adopt(10)
+    refusing.work()
+    assert world.landed() == []
+    allowing = make()
+    allowing.bucket = world.bucket
+    steering.redrive(allowing.engine, "orders")
+    pipeline = allowing.pipeline("p3")
+    for _ in range(3):
+        allowing.sleep(RECEIVE_S)
+        pipeline.adopt(10)
+        pipeline.work()
+    assert (allowing.landed(), quarantined(allowing)) == (["b"], [])
+
+
+def test_record_that_cannot_be_looked_up_holds_the_message_and_no_neighbour(world: World) -> None:
+    pipeline = world.pipeline()
+    world.bucket.put("a", "A")
+    world.bucket.put("b", "B")
+    tell(world, record("a", "A"), record("b"))
+    world.bucket.answers = False
+    pipeline.poll(0)
+    world.bucket.answers = True
+    pipeline.run_batch(pipeline.begin())
+    assert (world.landed(), world.queue.acknowledged) == (["a"], [])
+    world.sleep(RECEIVE_S + 1)
+    pipeline.work()
+    assert (world.landed(), world.queue.entries) == (["a", "b"], {})
+
+
+def test_malformed_record_cannot_be_redriven_and_is_forgotten_after_the_window(world: World) -> None:
+    world.put("a")
+    tell(world, None)
+    world.pipeline().work()
+    assert steering.redrive(world.engine, "orders") == 0
+    (bad,) = quarantined(world)
+    with pytest.raises(Invalid, match="announce the file anew"):
+        steering.redrive(world.engine, "orders", [bad.uri])
+    source.prune(world.engine, world.config, None)
+    assert quarantined(world) == [bad]
+    world.sleep(16 * DAYS_S)
+    source.prune(world.engine, world.config, None)
+    assert quarantined(world) == []

@@ -263,6 +263,11 @@ DECODERS: list[DecoderCase] = [
     DecoderCase("journal listing", journal.Listing.decode, [journal.Listing(1, 2, 3, 4, 5, 6).encode()]),
     DecoderCase("journal head", journal.Head.decode, [journal.Head(*range(15)).encode()]),
     DecoderCase("producer", journal.Producer.decode, [journal.Producer(1, 2, -1, 4, 5, True).encode()]),
+    DecoderCase(
+        "open span",
+        journal.OpenSpan.decode,
+        [journal.OpenSpan(1).encode(), journal.OpenSpan(1, 2).encode(), journal.OpenSpan(1, 2, 3, 4).encode()],
+    ),
     DecoderCase("span", journal.decode_segments, [journal.encode_segments([journal.Segment(1, 2, 3, 4)] * 3)]),
     DecoderCase(
         "committed index",

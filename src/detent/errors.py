@@ -6,7 +6,8 @@
     ├── NotFound         what was named does not exist
     ├── Exists           what should be new is already there
     ├── Conflict         a check failed; nothing of the transaction was applied
-    │   └── AlreadyEntered   this batch took effect before; there is nothing to do
+    │   ├── AlreadyEntered   this batch took effect before; there is nothing to do
+    │   └── RollBackHeld     a checkpoint has promised the messages that would be rolled back
     ├── Fenced           this owner, author, producer or query was replaced
     │   ├── SessionExpired   this client was silent for too long; what it had sent before cannot be told any more
     │   ├── ProducerTaken    messages under a producer that belongs to another publisher, or that another one uses
@@ -98,6 +99,21 @@ class AlreadyEntered(Conflict):
         return self.message
 
 
+class RollBackHeld(Conflict):
+    """An acknowledgement would roll back pending messages which the checkpoint in the journal `holder` has promised to
+    acknowledge. Nothing was changed."""
+
+    details = ("holder",)
+
+    def __init__(self, message: str, holder: str = "") -> None:
+        super().__init__(message, holder)  # copies are made from what is given here
+        self.message = message
+        self.holder = holder
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class Fenced(DetentError):
     """This owner, author, producer or session was replaced by a newer one. Stop, and open again."""
 
@@ -181,6 +197,7 @@ BY_NAME: dict[str, type[DetentError]] = {
         Fenced,
         SessionExpired,
         ProducerTaken,
+        RollBackHeld,
         ClockBehind,
         ShardsLost,
         StaleReceipt,

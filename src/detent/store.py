@@ -20,6 +20,7 @@ from detent.journal import (
     JournalReader,
     Publisher,
 )
+from detent.journal import calls as journal_calls
 from detent.journal.producers import Given
 from detent.kv import Reader, absolute_url, open_reader, parse_url
 from detent.ledger import AsyncLedgers, Ledgers
@@ -258,9 +259,11 @@ class Store(Ledgers, Consumers):
         except Disconnected:
             self._connection.lost(owner)
 
-    def publisher(self) -> Publisher:
-        """A publisher with a producer of its own, for pending messages and acknowledgements."""
-        return Publisher(self.commit, give=self._new_producer)
+    def publisher(self, *, deadline: Duration = "0s") -> Publisher:
+        """A publisher with a producer of its own, for pending messages and acknowledgements. What it has pending may
+        wait for its acknowledgement as long as the journal's `transaction_deadline` says, or for `deadline` if that is
+        longer, 90 days at most; until then it holds back the journal's retention."""
+        return Publisher(self.commit, give=self._new_producer, deadline_ms=journal_calls.publisher_deadline(deadline))
 
     def _new_producer(self) -> Given:
         refuse_in_child(self._generation)
@@ -539,9 +542,10 @@ class AsyncStore(AsyncLedgers, AsyncConsumers):
         """The owner's half of the wire protocol, for a server on this event loop."""
         return self._store.owner_app()
 
-    def publisher(self) -> AsyncPublisher:
-        """A publisher with a producer of its own, for pending messages and acknowledgements."""
-        return AsyncPublisher(self._store.publisher())
+    def publisher(self, *, deadline: Duration = "0s") -> AsyncPublisher:
+        """A publisher with a producer of its own, for pending messages and acknowledgements; `deadline` as in
+        `Store.publisher`."""
+        return AsyncPublisher(self._store.publisher(deadline=deadline))
 
     def transaction(self) -> AsyncTransaction:
         """Several operations that take effect together or not at all."""

@@ -12,7 +12,7 @@ import pytest
 import detent
 from consumerworld import KINDS, RECORDED, SQL, TRANSACTION, cases, check, consumes, place_of
 from detent import crash
-from processes import Processes
+from processes import Processes, eventually
 
 STARTING = ("consumer.after_restore", "consumer.after_recover")
 ONCE_A_LIFE = {*STARTING, "state.sql.after_fence", "state.sql.after_restore", *RECORDED[:2]}
@@ -62,6 +62,30 @@ def test_killed_again_and_again(url: str, tmp_path: Path, processes: Processes, 
     for point in ("consumer.after_commit", "consumer.after_recover", "consumer.before_ack", "consumer.after_append"):
         child = processes.start(consumes, environment={"DETENT_CRASH_AT": point}, **given)
         assert child.was_killed(), point
+    again = processes.start(consumes, **given)
+    assert again.wait() == 0, again.errors()
+    with detent.open(url) as store:
+        check(store, "c", kind, place, SENT)
+
+
+@pytest.mark.parametrize(("kind", "deadline"), [("recorded", "0s"), ("sqlite", "14d")])
+def test_shard_that_was_dead_past_the_journals_deadline_delivers(
+    url: str, tmp_path: Path, processes: Processes, kind: str, deadline: str
+) -> None:
+    """Held by the log in the same store, without any deadline of its own; or by that deadline, for a database."""
+    place = place_of(kind, tmp_path)
+    options = {**SLOW, "output_deadline": deadline}
+    given = {"url": url, "name": "c", "kind": kind, "place": place, "once": True, "options": options}
+    child = processes.start(consumes, environment={"DETENT_CRASH_AT": "consumer.after_commit:2"}, **given)
+    assert child.was_killed(), child.errors()
+    with detent.open(url) as store:
+        store.publisher().publish_uncommitted("out", [b"of a plain publisher"])
+        for journal in ("out", "out/totals"):
+            store.journal(journal).configure(transaction_deadline="1ms")
+        eventually(lambda: store.journal("out").info().aborted_spans, what="the roll back")
+        assert store.journal("out").info().open_spans == 1, "that of the shard"
+        for journal in ("out", "out/totals"):
+            store.journal(journal).configure(transaction_deadline="1h")
     again = processes.start(consumes, **given)
     assert again.wait() == 0, again.errors()
     with detent.open(url) as store:

@@ -8,11 +8,14 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 import detent
 from detent import Store
+from detent.journal import operations as ops
+from processes import eventually
 
 
 def bodies(store: Store, journal: str = "j") -> list[bytes]:
@@ -202,6 +205,25 @@ class TestPublishers:
         publisher.acknowledge(intents)
         publisher.acknowledge(intents)  # again, as after a crash: nothing changes
         assert (bodies(store, "a"), bodies(store, "b")) == ([b"0", b"1", b"2"], [b"3"])
+
+    def test_promised_messages_outlive_the_journals_deadline(self, store: Store) -> None:
+        """Those of a publisher that asked for a longer one, and those that a checkpoint in the store has promised."""
+        patient, held, hasty = store.publisher(deadline="1h"), store.publisher(), store.publisher()
+        patient.publish_uncommitted("a", [b"patient"])
+        held.publish_uncommitted("a", [b"held"])
+        (promise,) = held.build_ack_intents()
+        store.commit([ops.Append("log", [promise.to_bytes()]), promise.hold("log")])
+        hasty.publish_uncommitted("a", [b"hasty"])
+        store.journal("a").configure(transaction_deadline="1ms")
+        eventually(lambda: store.journal("a").info().aborted_spans, what="the roll back")
+        with pytest.raises(detent.Fenced):
+            hasty.acknowledge(hasty.build_ack_intents())
+        older = msgspec.structs.replace(promise, clock=promise.begun - 1, begun=0)
+        with pytest.raises((detent.RollBackHeld, detent.ProducerTaken)):  # a server asks for its seal first
+            store.commit([older.operation()])
+        patient.acknowledge(patient.build_ack_intents())
+        store.publisher().acknowledge([promise])
+        assert bodies(store, "a") == [b"patient", b"held"]
 
     def test_what_the_publisher_forbids(self, store: Store) -> None:
         publisher = store.publisher()

@@ -332,7 +332,7 @@ def test_intents_of_deleted_journals_are_reported_and_the_rest_is_delivered(stor
 def test_an_acknowledgement_after_the_deadline_stops_the_shard_until_it_is_reset(store: detent.Store) -> None:
     """Its messages were rolled back: that must not pass in silence."""
     store.journal("out").create(transaction_deadline="1ms")
-    app = echo()
+    app = echo(output_deadline="0s")
     store.journal("in").append(b"a")
     fail_after_commit(shard_of(store, app))
     owner: Any = store._connection.current
@@ -345,9 +345,55 @@ def test_an_acknowledgement_after_the_deadline_stops_the_shard_until_it_is_reset
     assert committed(store, "out") == [b"a"]
 
 
+def roll_back_overdue(store: detent.Store) -> None:
+    """Have the owner roll back what is past its deadline: also one of a plain publisher, to know that it looked."""
+    store.journal("out").configure(transaction_deadline="1ms")
+    store.publisher().publish_uncommitted("out", [b"of a plain publisher"])
+    owner: Any = store._connection.current
+    before = store.journal("out").info().aborted_spans
+    eventually(lambda: owner.engine.tick() or store.journal("out").info().aborted_spans > before, what="the roll back")
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_shard_that_was_away_past_the_journals_deadline_delivers(other: bool) -> None:
+    """Its own store or another one: what it has committed waits for its acknowledgement."""
+    with detent.open("memory:") as store, detent.open("memory:") as far:
+        target = far if other else store
+        app = Consumer("c", read="in", state=PendingState(), outputs={"far": "memory:"} if other else {})
+        app.consume(lambda message, state, publish: publish("out", message.body, store="far" if other else ""))
+        store.journal("in").append(b"a")
+        outputs = {"far": far} if other else {}
+        fail_after_commit(shard_of(store, app, outputs=outputs))
+        roll_back_overdue(target)
+        shard_of(store, app, outputs=outputs).run(once=True)
+        assert committed(target, "out") == [b"a"]
+
+
+def test_recorded_checkpoint_holds_what_it_promises(store: detent.Store, tmp_path: Path) -> None:
+    """Without a deadline of its own, too: it is in the store of those messages, and stands."""
+    app = echo(state=RecordedState(tmp_path), output_deadline="0s")
+    store.journal("in").append(b"a")
+    fail_after_commit(shard_of(store, app))
+    roll_back_overdue(store)
+    shard_of(store, app).run(once=True)
+    assert committed(store, "out") == [b"a"]
+    assert store.journal("out").info().open_spans == 0
+
+
+def test_recovery_log_that_is_deleted_frees_what_it_held(store: detent.Store, tmp_path: Path) -> None:
+    app = echo(state=RecordedState(tmp_path), output_deadline="0s")
+    store.journal("in").append(b"a")
+    fail_after_commit(shard_of(store, app))
+    store.consumer("c").delete(force=True)
+    store.journal("c/recovery/0").delete()
+    store.journal("out").configure(transaction_deadline="1ms")
+    owner: Any = store._connection.current
+    eventually(lambda: owner.engine.tick() or store.journal("out").info().aborted_spans, what="the roll back")
+
+
 def test_shard_starts_when_only_a_later_transaction_of_its_producer_was_rolled_back(store: detent.Store) -> None:
     """It died between the append and the commit of a transaction, behind one that it had acknowledged."""
-    app = echo()
+    app = echo(output_deadline="0s")
     store.journal("in").append(b"a")
     dead = shard_of(store, app)
     commit = dead._state.commit

@@ -148,6 +148,36 @@ class Producer(NamedTuple):
 _PRODUCER: Final = struct.Struct("<QQqqqBQ")
 
 
+class OpenSpan(NamedTuple):
+    """When a producer's open transaction was begun; for how long it may stay open, where that is longer than its
+    journal says; and which journal's checkpoint has promised the acknowledgement with which clock (0: none)."""
+
+    opened_ms: int
+    deadline_ms: int = 0
+    holder: int = 0
+    held_clock: int = 0
+
+    def encode(self) -> bytes:
+        if not self.deadline_ms and not self.holder:
+            return encode_number(self.opened_ms)
+        return _OPEN_SPAN.pack(*self)
+
+    @classmethod
+    def decode(cls, value: bytes) -> OpenSpan:
+        if len(value) == _PLAIN_BYTES:
+            return cls(decode_number(value, "open span"))
+        reader = ByteReader(value, "open span")
+        span = cls(*reader.unpack(_OPEN_SPAN))
+        reader.finish()
+        if bool(span.holder) != bool(span.held_clock) or not (span.deadline_ms or span.holder):
+            raise Corrupt("an open span has impossible fields")
+        return span
+
+
+_OPEN_SPAN: Final = struct.Struct("<QQIQ")
+_PLAIN_BYTES: Final = 8
+
+
 class Segment(NamedTuple):
     """Pending messages of one producer: `rows` from `position` on, with clocks `clock`, `clock + step`, …"""
 

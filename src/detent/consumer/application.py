@@ -12,6 +12,7 @@ from detent import names
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid
 from detent.journal import Message
+from detent.journal import calls as journal_calls
 from detent.shard.operations import SHARDS_MAX
 from detent.state.base import State
 from detent.state.engine import EngineState
@@ -26,6 +27,10 @@ STANDBYS_MAX: Final = 8
 
 MAX_TRANSACTION: Final = "1s"
 MIN_TRANSACTION: Final = "0s"
+OUTPUT_DEADLINE: Final = "14d"
+"""How long what a transaction has published may wait for its acknowledgement: a shard that is down for a week, and then
+some, has lost nothing."""
+
 LEASE: Final = "10s"
 LEASE_MS_MIN: Final = 500
 """A lease is renewed three times before it runs out; a shorter one would be all that its holder does."""
@@ -108,7 +113,9 @@ class Consumer:
 
     A transaction has at least one message. It ends when no message is ready and it has lasted `min_transaction`, or
     when it has lasted `max_transaction`. `standbys` processes follow each shard of a `RecordedState`, ready to take
-    over. `lease` is how long a process that vanished keeps its shards.
+    over. `lease` is how long a process that vanished keeps its shards. `output_deadline` is how long a journal keeps
+    what a transaction has published and not acknowledged, where that is longer than the journal's own
+    `transaction_deadline`: a shard may be down for so long between the two.
     """
 
     def __init__(
@@ -126,6 +133,7 @@ class Consumer:
         max_transaction: Duration = MAX_TRANSACTION,
         standbys: int = 0,
         lease: Duration = LEASE,
+        output_deadline: Duration = OUTPUT_DEADLINE,
     ) -> None:
         names.check_name(name, "consumer")
         if len(name) > NAME_MAX:
@@ -151,6 +159,8 @@ class Consumer:
         self.lease_ms = milliseconds(lease)
         if self.lease_ms < LEASE_MS_MIN:
             raise Invalid(f"a lease lasts at least {LEASE_MS_MIN} ms, not {lease}")
+        journal_calls.publisher_deadline(output_deadline)
+        self.output_deadline = output_deadline
         self._consume: Callable[..., Any] | None = None
         self._finalize: Callable[..., Any] | None = None
         if application is not None:

@@ -12,6 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from detent.codec.block import MESSAGE_BYTES_MAX
+from detent.consumer.application import OUTPUT_DEADLINE
+from detent.durations import Duration
 from detent.engine import Operation
 from detent.errors import ClockBehind, Denied, Fenced, Invalid, NotFound
 from detent.journal import AckIntent, Publisher, calls
@@ -100,9 +102,12 @@ class Outbox:
 class Outlets:
     """The stores that a shard publishes to, each with a producer of its own, new for each start of the shard."""
 
-    def __init__(self, own: Store, others: Mapping[str, Store], *, with_engine: bool) -> None:
+    def __init__(
+        self, own: Store, others: Mapping[str, Store], *, with_engine: bool, deadline: Duration = OUTPUT_DEADLINE
+    ) -> None:
         self._stores: dict[str, Store] = {OWN: own, **others}
         self._with_engine = with_engine
+        self._deadline = deadline
         self._publishers: dict[str, Publisher] = {}
         self.names = frozenset(self._stores)
 
@@ -138,8 +143,9 @@ class Outlets:
         """Send a checkpoint's acknowledgements again, as they were. Answers those that could not be sent because their
         journal is gone.
 
-        An acknowledgement that comes after the journal's transaction deadline is refused, and its messages are lost.
-        That stops the shard, until somebody resets the consumer and so says that they know.
+        An acknowledgement that comes after the consumer's output deadline and the journal's transaction deadline is
+        refused, and its messages are lost, unless a checkpoint in the same store has held them. That stops the shard,
+        until a reset of the consumer says that this is known.
         """
         missing: list[str] = []
         for name, some in intents.items():
@@ -191,7 +197,7 @@ class Outlets:
     def _publisher(self, name: str) -> Publisher:
         known = self._publishers.get(name)
         if known is None:
-            known = self._publishers[name] = self._stores[name].publisher()
+            known = self._publishers[name] = self._stores[name].publisher(deadline=self._deadline)
         return known
 
 
@@ -205,8 +211,8 @@ def _checked(journal: str, body: bytes, key: bytes | None, headers: Mapping[str,
 def _lost(journal: str, error: Fenced) -> str:
     return (
         f"the last transaction published to {journal!r}, and its acknowledgement comes too late: {error}. If nobody "
-        "has acknowledged those messages before, they are lost. Raise the journal's transaction_deadline; to go on, "
-        "reset the consumer"
+        "has acknowledged those messages before, they are lost. Raise the consumer's output_deadline; to go on, reset "
+        "the consumer"
     )
 
 

@@ -82,7 +82,12 @@ class Shard:
         self._progress = progress
         self._bell = threading.Event()
         self._stopping = False
-        self._outlets = Outlets(assignment.store, assignment.outputs, with_engine=state.takes_outputs)
+        self._outlets = Outlets(
+            assignment.store,
+            assignment.outputs,
+            with_engine=state.takes_outputs,
+            deadline=self._app.output_deadline,
+        )
         self._sources = Sources(assignment.store, self._bell)
         self._committer: Committer | None = None
         self._number = 0

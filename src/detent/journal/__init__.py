@@ -14,7 +14,9 @@ An append, in the order in which things happen:
     operations.py     the operations themselves, and what each answers
     machine.py        in the owner: applies operations to memory, writes a group's changes
     appending.py      stamps, sequences and indexes the messages of an append
+    acknowledging.py  refuses the rest of a transaction whose beginning is gone
     chunks.py         packs the appends of many callers into few blocks
+    holding.py        which open transactions are not rolled back yet
     state.py          what the owner remembers of a journal, and how a refused change is undone
     watch.py          wakes waiting readers, after the commit
 

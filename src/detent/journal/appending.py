@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -10,13 +10,14 @@ import pyarrow as pa
 
 from detent.codec import block, foreign
 from detent.codec import journal as records
-from detent.codec.journal import Producer, Segment
+from detent.codec.journal import OpenSpan, Producer, Segment
 from detent.codec.keys import u64
 from detent.engine import Context
-from detent.errors import ClockAhead, ClockBehind, Conflict, Fenced, Invalid, LimitExceeded, NotFound, ProducerTaken
+from detent.errors import ClockAhead, ClockBehind, Conflict, Invalid, LimitExceeded, NotFound, ProducerTaken
 from detent.journal import operations as ops
+from detent.journal.acknowledging import ProducerStates, is_done
 from detent.journal.chunks import times
-from detent.journal.housekeeping import open_span_key
+from detent.journal.holding import open_span_key, refuse_roll_back
 from detent.journal.state import JournalState, Span
 from detent.kv import View
 from detent.message import (
@@ -31,7 +32,6 @@ from detent.message import (
     SequencedBlock,
     as_unix_ns,
     clock_of_ns,
-    is_forgotten,
     latest_clock,
     sequence_block,
 )
@@ -110,6 +110,8 @@ def append_stamped(machine: JournalMachine, op: ops.AppendStamped, context: Cont
     rows, size, _ = ops.check_append(op)
     if len(op.producers) != rows * block.PRODUCER_BYTES or len(op.clocks) != rows or len(op.flags) != rows:
         raise Invalid("each message needs 6 bytes of producer, a clock and flags")
+    if not 0 <= op.deadline_ms <= ops.SPAN_DEADLINE_MS_MAX:
+        raise Invalid(f"a transaction stays open for at most {ops.SPAN_DEADLINE_MS_MAX} ms, not {op.deadline_ms}")
     if not all(0 <= clock < 1 << 64 for clock in op.clocks) or not all(0 <= flags <= FLAGS_MAX for flags in op.flags):
         raise Invalid("a clock has 64 bits, flags have 10")
     if op.journal not in machine.names and all(flags == ACK_TXN for flags in op.flags):
@@ -125,11 +127,11 @@ def append_stamped(machine: JournalMachine, op: ops.AppendStamped, context: Cont
         np.array(op.flags, np.uint16),
     )
     _check_clocks(state, columns, context.now_ms)
-    if op.begun and _is_done(machine, state, op, producers[0]):
+    if op.begun and is_done(machine, state, op, producers[0]):
         return ops.Appended(state.next_position, 0, state.next_offset, 0)
     position = state.next_position
     state.rows_chunk().add(op.bodies, op.keys, op.headers, op.producers, op.clocks, op.flags, size)
-    return _sequence(machine, state, position, columns, size, context, fresh=op.fresh)
+    return _sequence(machine, state, position, columns, size, context, fresh=op.fresh, deadline_ms=op.deadline_ms)
 
 
 def append_batch(machine: JournalMachine, op: ops.AppendBatch, context: Context) -> ops.Appended:
@@ -201,74 +203,6 @@ def _check_clocks(state: JournalState, columns: tuple[Any, Any, Any], now_ms: in
         )
 
 
-def _is_done(machine: JournalMachine, state: JournalState, op: ops.AppendStamped, producer: int) -> bool:
-    """Refuse the rest of a transaction whose beginning is not pending. True for an acknowledgement that was taken
-    before and must not be stored again: another transaction is open by now, which it would roll back; or its producer
-    is forgotten, or refused since a later transaction of it was rolled back."""
-    if op.flags == [ACK_TXN] and _was_taken(machine, state, op.clocks[0], producer):
-        return True
-    if len(set(op.flags)) != 1 or op.producers != op.producers[:6] * len(op.flags):
-        raise Invalid("messages of one transaction are of one producer, and all pending or all acknowledgements")
-    with machine.read() as view:
-        known = _States(state, view).get(producer)
-        span = state.span(producer, view).segments if known is not None and known.is_open else []
-    if span and span[0].clock == op.begun:
-        return False
-    if op.flags[0] == ACK_TXN and known is not None and op.clocks[0] <= known.last_ack:
-        return bool(span)
-    if clock_of_ns(state.listing.created_ms * 1_000_000) > op.begun:
-        raise NotFound(f"the journal {state.name!r} was made anew, and the messages of this transaction are gone")
-    raise Fenced(
-        f"the first messages of a transaction of producer {producer:012x} are not pending in {state.name!r}: it was "
-        "rolled back, or the store was restored from an older copy; nothing of it will be committed. Start over with "
-        "a new publisher"
-    )
-
-
-def _was_taken(machine: JournalMachine, state: JournalState, clock: int, producer: int) -> bool:
-    """Whether the acknowledgement with this clock was taken before its producer was forgotten or refused. A producer
-    with an open transaction is never forgotten, so the one that is acknowledged was closed; and what was rolled back is
-    above the last clock that was acknowledged."""
-    with machine.read() as view:
-        known = state.producer(producer, view)
-        if known is None:
-            last = state.rolled_back(producer, view)
-            return 0 < clock <= (state.clock_floor if last is None else last)
-    if known.aborted:
-        return clock <= known.last_ack
-    return known.begin == NO_SPAN and known.max_clock <= state.clock_floor and 0 < clock <= state.clock_floor
-
-
-class _States(Mapping[int, ProducerState]):
-    """The journal's producers as the sequencing functions want them, read when asked for."""
-
-    def __init__(self, state: JournalState, view: View) -> None:
-        self._state = state
-        self._view = view
-
-    def __getitem__(self, producer: int) -> ProducerState:
-        known = self._state.producer(producer, self._view)
-        if known is None:
-            aborted = self._state.rolled_back(producer, self._view) is not None
-        else:
-            aborted = known.aborted
-        if aborted:
-            raise Fenced(
-                f"a transaction of producer {producer:012x} in {self._state.name!r} passed its deadline and was rolled "
-                "back; this producer is refused: start over with a new one"
-            )
-        found = None if known is None else ProducerState(known.last_ack, known.max_clock, known.begin)
-        if found is None or is_forgotten(found, self._state.clock_floor):
-            raise KeyError(producer)
-        return found
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._state.producers)
-
-    def __len__(self) -> int:
-        return len(self._state.producers)
-
-
 def _sequence(
     machine: JournalMachine,
     state: JournalState,
@@ -278,20 +212,23 @@ def _sequence(
     context: Context,
     *,
     fresh: bool = False,
+    deadline_ms: int = 0,
 ) -> ops.Appended:
     """Decide what each message does, and let it do that. `size` is about what all of them occupy; with `fresh` none may
-    be a duplicate."""
+    be a duplicate. Transactions that begin here may stay open for `deadline_ms`, if that is longer than the journal
+    says."""
     producers, clocks, flags = columns
     offset, rows = state.next_offset, len(clocks)
     state.settle_own(context.now_ms)
     with machine.read() as view:
-        done = sequence_block(producers, clocks, flags, position, _States(state, view), floor=state.clock_floor)
+        done = sequence_block(producers, clocks, flags, position, ProducerStates(state, view), floor=state.clock_floor)
         _refuse(state, done, columns)
         if fresh:
             _refuse_duplicates(state, done, producers)
+        refuse_roll_back(machine, state, done.closed, columns)
         _commit(state, done, position, view)
         _close_spans(state, done, view, context)
-        _remember_producers(machine, state, done, size // rows, context)
+        _remember_producers(machine, state, done, size // rows, deadline_ms, context)
         _keep_pending(state, done, position, clocks, view, context)
     state.next_position += rows
     return ops.Appended(position, rows, offset, state.next_offset - offset)
@@ -384,7 +321,12 @@ def _close_spans(state: JournalState, done: SequencedBlock, view: View, context:
 
 
 def _remember_producers(
-    machine: JournalMachine, state: JournalState, done: SequencedBlock, row_bytes: int, context: Context
+    machine: JournalMachine,
+    state: JournalState,
+    done: SequencedBlock,
+    row_bytes: int,
+    deadline_ms: int,
+    context: Context,
 ) -> None:
     now_ms = context.now_ms
     for producer, new in done.states.items():
@@ -400,7 +342,7 @@ def _remember_producers(
         known = Producer(new.last_ack, new.max_clock, new.begin, opened, now_ms, False, pending)
         state.set_producer(producer, known, context.undo)
         state.newest_clock = max(state.newest_clock, new.max_clock)
-        _note_span(machine, state, producer, new, opened, context)
+        _note_span(machine, state, producer, new, OpenSpan(opened, deadline_ms), context)
 
 
 def _keep_pending(
@@ -416,7 +358,7 @@ def _keep_pending(
 
 
 def _note_span(
-    machine: JournalMachine, state: JournalState, producer: int, new: ProducerState, opened: int, context: Context
+    machine: JournalMachine, state: JournalState, producer: int, new: ProducerState, opened: OpenSpan, context: Context
 ) -> None:
     """Keep the list of open spans, which the deadline is measured from and which retention must not pass."""
     known = state.open.get(producer)
@@ -427,7 +369,7 @@ def _note_span(
         state.reclaim_due = True  # the span may have been all that kept some blocks
     state.put(machine.open_spans, name, None if new.begin == NO_SPAN else opened, context.undo)
     state.put(state.open, producer, None if new.begin == NO_SPAN else new.begin, context.undo)
-    value = None if new.begin == NO_SPAN else records.encode_number(opened)
+    value = None if new.begin == NO_SPAN else opened.encode()
     state.put(state.writes, open_span_key(*name), value, context.undo)
 
 

@@ -110,6 +110,15 @@ def _fields(settings: Settings) -> dict[str, int]:
     return fields
 
 
+def publisher_deadline(value: Duration) -> int:
+    """How long a publisher's pending messages may wait, in milliseconds."""
+    deadline_ms = milliseconds(value)
+    if deadline_ms > ops.SPAN_DEADLINE_MS_MAX:
+        days = ops.SPAN_DEADLINE_MS_MAX // 86_400_000
+        raise Invalid(f"pending messages wait at most {days} days for their acknowledgement, not {value}")
+    return deadline_ms
+
+
 def create(journal: str, exist_ok: bool, settings: Settings) -> Operation:
     """A new journal."""
     return ops.CreateJournal(journal, exist_ok=exist_ok, **_fields(settings))

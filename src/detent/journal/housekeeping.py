@@ -17,6 +17,7 @@ from detent.codec.keys import u32
 from detent.engine import Context, Done, Operation, Result
 from detent.errors import Corrupt
 from detent.journal import operations as ops
+from detent.journal.holding import holder_of, is_overdue, open_span_key
 from detent.journal.state import JournalState
 from detent.kv import View
 from detent.message import NO_SPAN, idle_below
@@ -37,10 +38,6 @@ says for good that it is refused: what it sends later would be half of that tran
 logger = logging.getLogger("detent.journal")
 
 
-def open_span_key(journal: int, producer: int) -> bytes:
-    return records.OPEN_SPAN.key(u32(journal), producer.to_bytes(6, "big"))
-
-
 class Housekeeper:
     """Decides what is due, and applies it."""
 
@@ -49,6 +46,7 @@ class Housekeeper:
         self._next_retain: dict[int, int] = {}
         self._next_prune: dict[int, int] = {}
         self._prune_from: dict[int, bytes] = {}
+        self._told: set[tuple[int, int]] = set()
         self.handlers: dict[type[Operation], Callable[[Any, Context], Result]] = {
             ops.Retain: self._retain,
             ops.AbortSpan: self._abort,
@@ -61,6 +59,7 @@ class Housekeeper:
         self._next_retain.clear()
         self._next_prune.clear()
         self._prune_from.clear()
+        self._told.clear()
 
     def set_back(self, by_ms: int) -> None:
         """Open spans were begun by a clock that was ahead: have them begun as much earlier."""
@@ -72,18 +71,21 @@ class Housekeeper:
             with machine.read() as view:
                 known = state.producer(producer, view)
             assert known is not None, "an open span is of a producer that is known"
-            begun = max(0, opened - by_ms)
-            state.set_producer(producer, known._replace(opened_ms=begun), undo)
+            begun = opened._replace(opened_ms=max(0, opened.opened_ms - by_ms))
+            state.set_producer(producer, known._replace(opened_ms=begun.opened_ms), undo)
             state.put(machine.open_spans, (journal, producer), begun, undo)
-            state.put(state.writes, open_span_key(journal, producer), records.encode_number(begun), undo)
+            state.put(state.writes, open_span_key(journal, producer), begun.encode(), undo)
 
     def due(self, now_ms: int) -> Iterator[Operation]:
         """What should be done now."""
         machine = self._machine
-        for (journal, producer), opened in list(machine.open_spans.items()):
-            deadline = machine.names[machine.by_id[journal]].span_deadline_ms
-            if deadline and now_ms - opened > deadline:
-                yield ops.AbortSpan(journal, producer)
+        for (journal, producer), span in list(machine.open_spans.items()):
+            if is_overdue(machine, journal, span, now_ms):
+                holder = holder_of(machine, span)
+                if holder is None:
+                    yield ops.AbortSpan(journal, producer)
+                else:
+                    self._tell_held(journal, producer, holder)
         for journal in list(machine.deleted):
             yield ops.Reap(journal)
         for listing in list(machine.names.values()):
@@ -254,12 +256,14 @@ class Housekeeper:
         after this would commit a torn transaction."""
         machine = self._machine
         state = machine.state(machine.by_id[op.journal])
+        opened = machine.open_spans.get((op.journal, op.producer))
+        if opened is None or holder_of(machine, opened) is not None:
+            return Done()  # acknowledged, or held, by a transaction of this very group
         state.touch(context.undo)
         with machine.read() as view:
             known = state.producer(op.producer, view)
             span = state.span(op.producer, view)
-        if known is None or known.begin == NO_SPAN:
-            return Done()
+        assert known is not None, "an open span is of a producer that is known"
         for key in span.keys:
             state.put(state.writes, key, None, context.undo)
         state.put(state.spans, op.producer, None, context.undo)
@@ -275,9 +279,20 @@ class Housekeeper:
         logger.warning(
             "journal %s: the transaction of producer %012x, open since position %d, passed its deadline of %d ms: "
             "it was rolled back, and the producer is refused from now on",
-            state.name, op.producer, known.begin, state.listing.span_deadline_ms,
+            state.name, op.producer, known.begin, max(state.listing.span_deadline_ms, opened.deadline_ms),
         )  # fmt: skip
         return Done()
+
+    def _tell_held(self, journal: int, producer: int, holder: str) -> None:
+        """Warn once of what stays open past its deadline: it holds back the journal's retention."""
+        if (journal, producer) in self._told:
+            return
+        self._told.add((journal, producer))
+        logger.warning(
+            "journal %s: the transaction of producer %012x passed its deadline, and stays open: the checkpoint in the "
+            "journal %s has promised it. Start that consumer, or delete it with its recovery log",
+            self._machine.by_id[journal], producer, holder,
+        )  # fmt: skip
 
     def _prune(self, op: ops.PruneProducers, context: Context) -> Result:
         """Forget producers that are idle by the journal's own clock. The floor keeps their duplicates out."""

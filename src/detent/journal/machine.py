@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, Final
 
 from detent.codec import journal as records
-from detent.codec.journal import Fragment, Listing
+from detent.codec.journal import Fragment, Listing, OpenSpan
 from detent.codec.keys import u32
 from detent.engine import Context, Done, Operation, Result
 from detent.errors import Conflict, Corrupt, Exists, Fenced, Invalid, LimitExceeded, NotFound
-from detent.journal import appending, fragments, housekeeping
+from detent.journal import appending, fragments, holding, housekeeping
 from detent.journal import operations as ops
 from detent.journal.state import JournalState, set_undoably
 from detent.journal.watch import Watch
@@ -37,6 +37,7 @@ class JournalMachine:
         ops.AppendPacked,
         ops.AppendStamped,
         ops.AppendBatch,
+        ops.HoldSpan,
         ops.AdoptFragments,
         ops.CheckHead,
         ops.CheckRegisters,
@@ -55,7 +56,7 @@ class JournalMachine:
         self.names: dict[str, Listing] = {}
         self.by_id: dict[int, str] = {}
         self.deleted: set[int] = set()
-        self.open_spans: dict[tuple[int, int], int] = {}
+        self.open_spans: dict[tuple[int, int], OpenSpan] = {}
         self.next_id = 1
         self.horizon_ms = 0
         # A new producer at every start: an old one's late messages can never be mistaken for ours.
@@ -73,6 +74,7 @@ class JournalMachine:
             ops.AppendPacked: partial(appending.append_packed, self),
             ops.AppendStamped: partial(appending.append_stamped, self),
             ops.AppendBatch: partial(appending.append_batch, self),
+            ops.HoldSpan: partial(holding.hold, self),
             ops.AdoptFragments: self._adopt,
             ops.CheckHead: self._check_head,
             ops.CheckRegisters: self._check_registers,
@@ -96,7 +98,7 @@ class JournalMachine:
             if len(key) != 13:
                 raise Corrupt(f"an open-span key of {len(key)} bytes")
             journal, producer = int.from_bytes(key[3:7], "big"), int.from_bytes(key[7:], "big")
-            self.open_spans[journal, producer] = records.decode_number(value, "open span")
+            self.open_spans[journal, producer] = OpenSpan.decode(value)
         self.next_id = self._number(view, records.NEXT_ID.raw, 1)
         self.horizon_ms = self._number(view, records.HORIZON.raw, 0)
         self.housekeeper.reset()

@@ -30,6 +30,10 @@ FRAGMENTS_PER_OPERATION_MAX: Final = 10_000
 SPAN_DEADLINE_MS: Final = 3600 * 1000
 """How long a transaction may stay unacknowledged before it is rolled back and its producer refused."""
 
+SPAN_DEADLINE_MS_MAX: Final = 90 * 24 * 3600 * 1000
+"""The longest deadline that a publisher may ask for its own transactions: an open one holds back its journal's
+retention."""
+
 PRODUCER_HORIZON_MS: Final = 24 * 3600 * 1000
 """How long, on the journal's own clock, an idle producer is remembered one by one."""
 
@@ -107,7 +111,8 @@ class AppendStamped(Append, frozen=True, tag=True, array_like=True):
     `producers` are 6 bytes a message, one after another. `begun` is the clock of the first message that the transaction
     of these already has in the journal: unless it is pending there, nothing is appended. With `fresh` nothing is
     appended if any of these messages would be taken for a duplicate. `proof` says that the sender may use the producer:
-    see :mod:`detent.journal.producers`.
+    see :mod:`detent.journal.producers`. `deadline_ms` is how long the transaction that these begin may stay open, where
+    that is longer than the journal says.
     """
 
     producers: bytes = b""
@@ -115,6 +120,19 @@ class AppendStamped(Append, frozen=True, tag=True, array_like=True):
     flags: list[Annotated[int, msgspec.Meta(ge=0, le=0x3FF)]] = msgspec.field(default_factory=list)
     begun: Annotated[int, msgspec.Meta(ge=0)] = 0
     fresh: bool = False
+    proof: bytes = b""
+    deadline_ms: Annotated[int, msgspec.Meta(ge=0, le=SPAN_DEADLINE_MS_MAX)] = 0
+
+
+class HoldSpan(_JournalOperation, frozen=True, tag=True, array_like=True):
+    """Keep what one producer has pending until it is acknowledged: a checkpoint that this transaction appends to the
+    journal `holder` promises the acknowledgement with this `clock`. It stands as long as that journal. `proof` is the
+    seal of the promise."""
+
+    producer: bytes
+    clock: Annotated[int, msgspec.Meta(ge=0)]
+    begun: Annotated[int, msgspec.Meta(ge=0)]
+    holder: str
     proof: bytes = b""
 
 

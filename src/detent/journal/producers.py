@@ -72,6 +72,8 @@ class Producers:
         for operation in operations:
             if isinstance(operation, ops.AppendStamped):
                 self._admit(operation, holder)
+            elif isinstance(operation, ops.HoldSpan):
+                self._admit_hold(operation)
             elif isinstance(operation, ops.AppendBatch) and operation.stamped:
                 raise ProducerTaken("rows with producers of their own are appended by the owner's own process")
 
@@ -91,6 +93,14 @@ class Producers:
             f"the producer {producer.hex()} was not given to this client, or was given to another one; a publisher is "
             "made with store.publisher(), and an acknowledgement intent is written as it was built"
         )
+
+    def _admit_hold(self, op: ops.HoldSpan) -> None:
+        """A hold is of a promise, and has its seal: nobody else's transaction can be kept open."""
+        expected = seal(self._sealing(op.producer), op.journal, op.clock, op.begun)
+        if not hmac.compare_digest(op.proof, expected):
+            raise ProducerTaken(
+                f"what the producer {op.producer.hex()} has pending is held with the seal of its acknowledgement intent"
+            )
 
     def _is_older(self, op: ops.AppendStamped, producer: bytes) -> bool:
         """Whether an acknowledgement without a seal may be one that an earlier release has promised: its transaction is

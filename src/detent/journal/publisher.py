@@ -60,6 +60,11 @@ class AckIntent(msgspec.Struct, frozen=True, array_like=True):
             self.journal, [b""], None, None, self.producer, [self.clock], [ACK_TXN], begun=self.begun, proof=self.seal
         )
 
+    def hold(self, holder: str) -> Operation:
+        """What keeps the messages from being rolled back before the promise is kept: for the transaction that appends
+        the checkpoint to the journal `holder` of the same store."""
+        return ops.HoldSpan(self.journal, self.producer, self.clock, self.begun, holder, self.seal)
+
 
 def encode_intents(intents: Iterable[AckIntent]) -> bytes:
     """Intents as bytes, for a checkpoint."""
@@ -97,6 +102,8 @@ class Publisher:
     >>> publisher.acknowledge(intents)
 
     Made by hand, without `give`, it draws its producer itself. That is enough in the process of the owner.
+    `deadline_ms` is how long its pending messages may wait for their acknowledgement, where that is longer than the
+    journal's own deadline.
     """
 
     def __init__(
@@ -106,8 +113,10 @@ class Publisher:
         give: Callable[[], Given] | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         random: Callable[[int], bytes] = os.urandom,
+        deadline_ms: int = 0,
     ) -> None:
         self._commit = commit
+        self._deadline_ms = deadline_ms
         self._give = give or (lambda: Given(new_producer_id(random(6)), b"", b""))
         self._given: Given | None = None
         self._giving = threading.Lock()
@@ -212,6 +221,7 @@ class Publisher:
             begun=self._pending.get(plain.journal, 0) if flags == CONTINUE_TXN else 0,
             fresh=True,
             proof=given.proof,
+            deadline_ms=self._deadline_ms if flags == CONTINUE_TXN else 0,
         )
 
     def _send(self, operations: Mapping[str, ops.AppendStamped]) -> dict[str, ops.Appended]:

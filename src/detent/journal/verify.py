@@ -130,7 +130,7 @@ class JournalSurvey:
             self._tally.saw(key, value)
             journal = int.from_bytes(key[PREFIX_BYTES : PREFIX_BYTES + ID_BYTES], "big")
             try:
-                records.decode_number(value, "open span")
+                records.OpenSpan.decode(value)
             except Corrupt as error:
                 yield Finding(record_at(key, self._ids.get(journal)), str(error))
             if len(key) != PREFIX_BYTES + ID_BYTES + 6:

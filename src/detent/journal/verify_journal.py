@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 import pyarrow as pa
@@ -165,8 +166,9 @@ class JournalCheck:
     def _read_open(self) -> None:
         """The registry of open spans; its malformed records are found where the store's own records are checked."""
         for key, value in self._view.scan(*records.OPEN_SPAN.range(u32(self._id))):
-            if len(key) == 13 and len(value) == 8:
-                self._open[int.from_bytes(key[7:], "big")] = records.decode_number(value, "open span")
+            with suppress(Corrupt):
+                if len(key) == 13:
+                    self._open[int.from_bytes(key[7:], "big")] = records.OpenSpan.decode(value).opened_ms
 
     # -- the committed index ------------------------------------------------------------------------------------
 

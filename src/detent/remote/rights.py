@@ -86,6 +86,7 @@ NEEDS: Final[dict[type[Operation], Need]] = {
     journals.AppendPacked: _journal_publish,
     journals.AppendStamped: _journal_publish,
     journals.AppendBatch: _journal_publish,
+    journals.HoldSpan: Need("publish", "journal", "journal", also="holder"),
     journals.AdoptFragments: _journal_publish,
     journals.CheckHead: _journal_publish,
     journals.CheckRegisters: _journal_publish,

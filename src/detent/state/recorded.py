@@ -29,6 +29,9 @@ from detent.state.state_file import StateFile
 if TYPE_CHECKING:
     from detent.store import Store
 
+OWN_STORE: Final = ""
+"""The name that a checkpoint has for the consumer's own store."""
+
 HANDOFF_TRIES: Final = 1_000
 """How often somebody tries to take over a log that its author keeps writing to, between two looks at its end."""
 
@@ -144,7 +147,11 @@ class RecordedShardState(ShardState):
     def commit(self, sealed: Changes, checkpoint: Checkpoint, outputs: Sequence[Operation]) -> None:
         assert not outputs, "messages of a recorded state are pending until they are acknowledged"
         puts, deletes = puts_and_deletes(sealed)
-        self._record(log.Recorded(self._author, self._next, self._playback.digest, checkpoint.encode(), puts, deletes))
+        record = log.Recorded(self._author, self._next, self._playback.digest, checkpoint.encode(), puts, deletes)
+        # The log is in the store of these messages: what it promises must not be rolled back as long as it stands.
+        promised = checkpoint.intents.get(OWN_STORE, [])
+        held = [intent.hold(self._journal) for intent in promised if intent.begun]
+        self._record(record, held)
         due = max(self._snapshot_bytes, SNAPSHOT_FACTOR * self._snapshot_size)
         if self._playback.bytes_since_snapshot >= due:
             self._write_snapshot()
@@ -161,9 +168,9 @@ class RecordedShardState(ShardState):
     def _next(self) -> int:
         return self._playback.sequence + 1
 
-    def _record(self, record: log.Record) -> None:
+    def _record(self, record: log.Record, more: Sequence[Operation]) -> None:
         body = log.encode_record(record)
-        self._append([body], ())
+        self._append([body], more)
         self._playback.play(body)
 
     def _append(self, bodies: list[bytes], more: Sequence[Operation]) -> int:

@@ -289,6 +289,7 @@ class Model(ReaderRules):
                 raise Invalid("filter")
             keys = [None if key is None else f"{queue.number}\0{key}" for key in keys]
         self.check_groups(headers)
+        self.check_priorities(headers)
         visible_ms = (self.now_ms if op.visible_ms is None else op.visible_ms) + op.delay_ms
         deadline_ms = self.now_ms + op.retention_s * 1000 if op.retention_s else FOREVER
         expires_ms = self.now_ms + max(self.window_ms, op.retention_s * 1000) if op.retention_s else FOREVER
@@ -322,6 +323,13 @@ class Model(ReaderRules):
                 too_long = len(each.get(queue.group_header, "").encode()) > 128
                 if too_long and queue.cursor is None and queue.group_header and queue.matches(each):
                     raise Invalid("group")
+
+    def check_priorities(self, headers: list[dict[str, str]]) -> None:
+        for each in headers:
+            found = {q.priority_header for q in self.queues.values() if q.cursor is None and q.matches(each)}
+            for name in found or {"priority"}:
+                if each.get(name, "0") not in map(str, range(256)):
+                    raise Invalid("priority")
 
     def deliver(self, number: int) -> None:
         message = self.messages[number]

@@ -280,6 +280,7 @@ def test_what_cannot_be_published(store: detent.Store, url: str) -> None:
     assert "is no duration" in wrong("x", "--delay", "noon", code=1)
     assert "is no URI" in wrong("--uri", "nowhere", code=1)
     wrong("--file", "/nowhere", code=2)
+    assert "the header 'priority' is a priority" in wrong("x", "--header", "priority=high", code=1)
     text = refused("queue", "publish", url, "q", code=1, stdin=b"small\n" + b"x" * ((16 << 20) + 1))
     assert "over the limit" in text
     store.queue("gold").create(filter='headers.tier == "gold"')

@@ -477,6 +477,16 @@ class TestClaiming:
         assert found.count(b"slow") == 4
         assert set(found[:15]) == {b"fast"}
 
+    def test_wrong_priority_is_refused(self, store: Store, queue: Queue) -> None:
+        for headers in ({"priority": "high"}, {"priority": "256"}):
+            with pytest.raises(detent.Invalid, match=r"the header 'priority' is a priority, a number from 0 .* to 255"):
+                queue.publish(b"x", headers=headers)
+            with pytest.raises(detent.Invalid, match="is a priority"):
+                queue.publish_many([b"x", Outgoing(b"y", headers)])
+            with pytest.raises(detent.Invalid, match="is a priority"), store.transaction() as transaction:
+                transaction.publish(b"x", queue=queue.name, headers=headers)
+        assert queue.info().available == 0
+
     def test_another_header_says_the_priority(self, store: Store) -> None:
         queue = store.queue("u")
         queue.create(priority_header="urgency")

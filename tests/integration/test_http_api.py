@@ -173,6 +173,8 @@ def test_other_paths_and_methods_are_refused(memory: HttpServer) -> None:
 def test_messages_are_published_as_text_base64_json_or_uri_and_come_out_the_same(server: HttpServer) -> None:
     client = server.client
     good(client.put("/v1/queues/q", json={}), 201)
+    wrong = {"payload": "x", "headers": {"priority": "high"}}
+    refused(client.post("/v1/queues/q/messages", json=wrong), 400, "Invalid", "the header 'priority' is a priority")
     one = good(client.post("/v1/queues/q/messages", json={"payload": "täxt", "headers": {"priority": "7"}}))
     assert one == {"messages": [{"id": 0, "duplicate_of": None}]}
     many = b'[{"payload": {"base64": "AP8="}}, {"payload": {"json": {"n": 12345678901234567890123 }}}, {"uri": "s3://b/k"}]'

@@ -381,6 +381,8 @@ def test_filters_priorities_and_dedup_are_a_matter_of_attributes(sqs: Any) -> No
     first = send("slow", "200", "iron", "1")
     send("fast", "1", "gold", "2")
     assert send("slow again", "200", "iron", "1") == first
+    with pytest.raises(ClientError, match="the header 'urgency' is a priority, a number from 0"):
+        send("never", "256", "iron", "3")
     assert [message["Body"] for message in receive(sqs, url)] == ["fast", "slow"]
     assert [message["Body"] for message in receive(sqs, filtered)] == ["fast"]
 

@@ -54,14 +54,47 @@ def test_a_claim_takes_the_most_urgent_first_and_then_the_oldest(world: Queues) 
     assert world.claim(10).messages == [high, high_too, usual, plain, low]
 
 
-@pytest.mark.parametrize(
-    ("text", "priority"),
-    [("0", 0), ("255", 255), ("256", 128), ("-1", 128), ("", 128), ("1.0", 128), ("٣", 128), ("0007", 128), ("007", 7)],
-)
-def test_what_is_no_priority_is_the_usual_one(world: Queues, text: str, priority: int) -> None:
+WRONG_PRIORITIES = ["256", "-1", "", "1.0", "٣", "0007", "high", " 5"]
+
+
+@pytest.mark.parametrize(("text", "priority"), [("0", 0), ("255", 255), ("007", 7)])
+def test_priority_is_that_of_the_queues_header(world: Queues, text: str, priority: int) -> None:
     world.create(priority_header="urgency")
-    world.publish(headers=[{"queue": "q", "urgency": text, "priority": "9"}])
+    world.publish(headers=[{"queue": "q", "urgency": text, "priority": "high"}])  # which is any text here
     assert world.claim().priorities == bytes([priority])
+
+
+@pytest.mark.parametrize("text", WRONG_PRIORITIES)
+@pytest.mark.parametrize("to", ["", "q"])
+def test_header_that_is_not_a_priority_is_refused(world: Queues, text: str, to: str) -> None:
+    world.create(priority_header="urgency")
+    world.create("usual")
+    for header, queue in (("urgency", "q"), ("priority", "usual")):
+        wrong = [{"queue": queue, header: "1"}, {"queue": queue, header: text}]
+        with pytest.raises(Invalid, match=f"the header '{header}' is a priority, a number from 0"):
+            world.commit(ops.Publish([b"a", b"b"], wrong, to=queue if to else ""))
+    assert not world.claim().messages
+    assert not world.claim(queue="usual").messages
+
+
+def test_wrong_priority_is_refused_for_message_that_no_queue_takes(world: Queues) -> None:
+    with pytest.raises(Invalid, match="'priority' is a priority"):
+        world.commit(ops.Publish([b"a"], [{"priority": "high"}]))
+    world.commit(ops.Publish([b"a"], [{"urgency": "high"}]))
+
+
+def test_message_that_comes_later_to_another_priority_header_has_the_usual_priority(world: Queues) -> None:
+    world.commit(ops.Publish([b"a"], [{"urgency": "high"}]))
+    world.commit(ops.CreateQueue("late", ops.Settings(filter="true", priority_header="urgency"), earliest=True))
+    world.ticks()
+    assert world.claim(queue="late").priorities == bytes([128])
+
+
+def test_header_that_addresses_no_possible_queue_is_refused(world: Queues) -> None:
+    for name in ("", "a b", "x" * 2000):
+        with pytest.raises(Invalid, match="the header 'queue' says to which queue a message goes"):
+            world.commit(ops.Publish([b"a"], [{"queue": name}]))
+    world.commit(ops.Publish([b"a"], [{"queue": "not-there-yet"}]))
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -61,8 +61,8 @@ HEADERS = (
     {"queue": "orders"},
     {"queue": "orders", "priority": "3"},
     {"queue": "orders", "priority": "200"},
-    {"queue": "orders", "priority": "no", "tier": "gold"},
-    {"tier": "gold", "queue": "gold", "urgency": "1", "priority": "256"},
+    {"queue": "orders", "tier": "gold"},
+    {"tier": "gold", "queue": "gold", "urgency": "1", "priority": "0"},
     {"a": "1", "tier": "lead", "urgency": "7"},
     {"queue": "all", "a": "2"},
     {"queue": "orders", "group": "x"},
@@ -73,6 +73,7 @@ HEADERS = (
     {"queue": "orders", "group": "", "tier": "gold"},
 )
 TOO_LONG = {"queue": "orders", "group": "é" * 65, "a": "x"}
+WRONG_PRIORITY = {"queue": "orders", "priority": "no", "urgency": "256", "tier": "gold"}
 TIMES = (*[0] * 16, 1, 1, 400, 400, 1_000, 1_000, 2_000, 6_000, 31_000, 3_700_000, 2 * 86_400_000)
 SETTINGS_CHANGES = (
     ops.Settings(filter="true"),
@@ -119,7 +120,7 @@ numbers = st.integers(0, 1_000)
 leases = st.sampled_from((None, 1, 500, 60_000))
 publishes = st.fixed_dictionaries(
     {
-        "headers": st.lists(st.sampled_from((*HEADERS * 3, TOO_LONG)), min_size=1, max_size=5),
+        "headers": st.lists(st.sampled_from((*HEADERS * 3, TOO_LONG, WRONG_PRIORITY)), min_size=1, max_size=5),
         "shared": st.booleans(),
         "keys": st.lists(st.sampled_from((None, "k1", "k2", "k3")), max_size=5),
         "delay_ms": st.sampled_from((0, 0, 0, 1, 700, 40_000)),

@@ -128,6 +128,14 @@ def test_the_address_that_a_message_came_by_is_replaced(store: detent.Store) -> 
     assert claimed(store, "mail")[0].headers == {"a": "1", "queue": "mail"}
 
 
+def test_row_with_wrong_priority_is_refused(store: detent.Store) -> None:
+    columns = RowsToPublish.of(schema(payload=BinaryType(), headers=HEADERS), "mail")
+    headers = pa.array([[("priority", "high")]], pa.map_(pa.string(), pa.string()))
+    with pytest.raises(Invalid, match="the header 'priority' is a priority"):
+        publish(store, columns, pa.RecordBatch.from_arrays([pa.array([b"x"]), headers], names=["payload", "headers"]))
+    assert claimed(store, "mail") == []
+
+
 def test_without_a_queue_the_filters_decide(store: detent.Store) -> None:
     store.queue("all").create(filter="true")
     publish(store, RowsToPublish.of(PAYLOAD, None), payloads(b"x"))

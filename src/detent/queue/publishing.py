@@ -18,11 +18,15 @@ from detent.queue import operations as ops
 from detent.queue.filters import addressed_queue
 from detent.queue.holdings import Segment, Undo
 from detent.queue.router import Target, filter_of
+from detent.queue.settings import PRIORITY_HEADER, PRIORITY_MAX, is_priority
 
 if TYPE_CHECKING:
     from detent.queue.machine import QueueMachine
 
 _NO_HEADERS: Final[dict[str, str]] = {}
+ADDRESS: Final = "queue"
+"""The header by which queues with the default filter know what is theirs."""
+
 TIME_MS_MAX: Final = 1 << 53
 """Times beyond this (285,000 years) are mistakes."""
 
@@ -39,6 +43,9 @@ def publish(machine: QueueMachine, op: ops.Publish, context: Context) -> ops.Pub
         check_address(machine, op)
     if machine.router.group_headers and op.headers is not None:
         _check_groups(machine, op.headers, op.to)
+    if op.headers is not None:
+        _check_addresses(op.headers, op.to)
+        _check_priorities(machine, op.headers, op.to)
     undo = None if context.last else context.undo
     payloads, headers = op.payloads, op.headers
     keys: Sequence[str | None] = ()
@@ -94,6 +101,42 @@ def _check_groups(machine: QueueMachine, given: list[dict[str, str]], to: str | 
                 if state.name != to:
                     error.quoting("queue", state.name, f"{header} a queue that it goes to, and {size}")
                 raise error
+
+
+def _check_addresses(given: list[dict[str, str]], to: str) -> None:
+    """A header that says to which queue a message goes is a name that a queue can have."""
+    for headers in given:
+        address = headers.get(ADDRESS)
+        if address is None or (to and address == to):
+            continue
+        try:
+            ops.check_name(address)
+        except Invalid as error:
+            raise Invalid(f"the header {ADDRESS!r} says to which queue a message goes: {error}") from error
+
+
+def _check_priorities(machine: QueueMachine, given: list[dict[str, str]], to: str | None) -> None:
+    """A header that says the priority in some queue that would get the message is a priority. For a message that no
+    queue takes, it is the header that queues have unless they say otherwise."""
+    names = machine.router.priority_headers
+    for headers in given:
+        wrong = {name for name in names if name in headers and not is_priority(headers[name])}
+        if not wrong:
+            continue
+        targets = machine.router.targets(headers)
+        if not targets and PRIORITY_HEADER in wrong:
+            raise Invalid(_no_priority(PRIORITY_HEADER, headers))
+        for state, _, _ in targets:
+            name = state.config.priority_header
+            if name in wrong:
+                error = Invalid(_no_priority(name, headers))
+                if state.name != to and name != PRIORITY_HEADER:
+                    error.quoting("queue", state.name, "a header is not a priority in a queue that the message goes to")
+                raise error
+
+
+def _no_priority(name: str, headers: dict[str, str]) -> str:
+    return f"the header {name!r} is a priority, a number from 0 (first) to {PRIORITY_MAX}, and not {headers[name]!r}"
 
 
 def write_segment(machine: QueueMachine, segment: Segment, now_ms: int, undo: Undo | None) -> None:

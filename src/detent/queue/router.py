@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from detent.queue.filters import Filter, addressed_queue
-from detent.queue.settings import group_of, priority_of
+from detent.queue.settings import PRIORITY_HEADER, group_of, priority_of
 from detent.queue.state import QueueState
 
 Target = tuple[QueueState, int, bytes | None]
@@ -21,12 +22,16 @@ class Router:
         self._filtered: list[QueueState] = []
         self._names: dict[int, str | None] = {}  # by number, under which name a queue is addressed
         self.group_headers: dict[int, str] = {}  # by number, of the queues that have groups
+        self._priority_headers: dict[int, str] = {}  # by number
+        self.priority_headers = Counter({PRIORITY_HEADER: 1})  # in how many queues; the usual one always counts
 
     def add(self, state: QueueState) -> None:
         """A queue takes part in publishes from now on, with the filter that it has now."""
         self.remove(state)
         if state.config.group_header:
             self.group_headers[state.number] = state.config.group_header
+        self._priority_headers[state.number] = state.config.priority_header
+        self.priority_headers[state.config.priority_header] += 1
         name = self._names[state.number] = addressed_queue(state.config.filter)
         if name is None:
             self._filtered.append(state)
@@ -39,6 +44,10 @@ class Router:
             return
         name = self._names.pop(state.number)
         self.group_headers.pop(state.number, None)
+        header = self._priority_headers.pop(state.number)
+        self.priority_headers[header] -= 1
+        if not self.priority_headers[header]:
+            del self.priority_headers[header]
         if name is None:
             self._filtered.remove(state)
             return

@@ -15,6 +15,11 @@ FAILED_POLICIES: Final = ("keep", "discard")
 
 HEADER_NAME_BYTES_MAX: Final = 255
 
+PRIORITY_HEADER: Final[str] = Config._field_defaults["priority_header"]
+"""The header that holds the priority, unless a queue says otherwise."""
+
+PRIORITY_MAX: Final = 255
+
 
 def new_config(name: str, number: int, now_ms: int, settings: ops.Settings) -> Config:
     """The settings of a new queue."""
@@ -100,13 +105,16 @@ def backoff_ms(config: Config, attempts: int) -> int:
     return min(config.backoff_ms << doublings, config.backoff_max_ms)
 
 
+def is_priority(text: str) -> bool:
+    """Whether a header's text is a priority."""
+    return len(text) <= 3 and text.isascii() and text.isdigit() and int(text) <= PRIORITY_MAX
+
+
 def priority_of(config: Config, headers: dict[str, str]) -> int:
-    """The priority that a message's header gives it; lower is more urgent."""
+    """The priority that a message's header gives it; lower is more urgent. Another text is refused when a message is
+    published; a message that comes to the queue later all the same has the usual priority."""
     text = headers.get(config.priority_header)
-    if text is None or len(text) > 3 or not (text.isascii() and text.isdigit()):
-        return ops.DEFAULT_PRIORITY
-    number = int(text)
-    return number if number <= 255 else ops.DEFAULT_PRIORITY
+    return ops.DEFAULT_PRIORITY if text is None or not is_priority(text) else int(text)
 
 
 def group_of(config: Config, headers: dict[str, str]) -> bytes | None:

@@ -1,4 +1,5 @@
-"""What every transport promises: queues of a store in memory, in a file and behind a server, SQS on two servers."""
+"""What every transport promises: queues of a store in memory, in a file and behind a server, SQS on two servers, and
+classes of `detent.transports`, by the example of Redis."""
 
 from __future__ import annotations
 
@@ -15,15 +16,18 @@ import boto3
 import pytest
 
 import detent
+import redisserver
 import s3server
 import sqsserver
 from detent import Outgoing
 from detent.bus.envelope import Envelope, Incoming
 from detent.bus.topics import parse_filter
 from detent.bus.transport import Transport
+from detent.bus.transport_external import ExternalTransport
 from detent.bus.transport_queue import QueueTransport
 from detent.bus.transport_sqs import ATTEMPTS, ERROR, SqsTransport
 from detent.errors import Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
+from detent.transports import NewMessage, RedisQueue
 from processes import eventually
 from remoteserver import serving
 from servers import free_port
@@ -38,6 +42,8 @@ class World:
     """A kind of transport. Each test has apps of new names."""
 
     keeps_order = True
+    delays = True
+    """Whether messages can be kept back."""
     body_max = 16 << 20
 
     def __init__(self) -> None:
@@ -112,12 +118,39 @@ class SqsWorld(World):
         return [(one.body, one.headers[ERROR], one.headers[ATTEMPTS]) for one in found]
 
 
+class ExternalWorld(World):
+    """A class of `detent.transports` under the bus: streams of Redis."""
+
+    delays = False
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url = url
+
+    def queue(self, name: str) -> RedisQueue:
+        return RedisQueue(self.url, name)
+
+    def make(self, queue: str, topics: Mapping[str, list[str]], **options: Any) -> ExternalTransport:
+        options = {"create": True, "replies": f"{queue}-replies", **options}
+        return ExternalTransport(self.queue, topics=topics, **options)
+
+    def foreign(self, queue: str, body: str, headers: dict[str, str]) -> None:
+        with contextlib.closing(self.queue(queue)) as found:
+            assert found.send([NewMessage("", body.encode(), headers)]) == {}
+
+    def failed(self, queue: str) -> list[tuple[bytes, str, str]]:
+        with contextlib.closing(self.queue(f"{queue}-failed")) as reader:
+            found = reader.receive(10, SEEN_S, 60)
+        return [(one.body, one.headers[ERROR], one.headers[ATTEMPTS]) for one in found]
+
+
 KINDS = [
     pytest.param("memory", marks=pytest.mark.xdist_group("bus_stores")),
     pytest.param("file", marks=pytest.mark.xdist_group("bus_stores")),
     pytest.param("http", marks=pytest.mark.xdist_group("bus_stores")),
     pytest.param("moto", marks=[pytest.mark.s3, pytest.mark.xdist_group("s3")]),
     pytest.param("endpoint", marks=pytest.mark.xdist_group("bus_sqs")),
+    pytest.param("redis", marks=pytest.mark.xdist_group("redis")),
 ]
 
 
@@ -133,6 +166,8 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             patch.setenv("AWS_ACCESS_KEY_ID", "test")
             patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
             yield SqsWorld(server.url)
+        elif request.param == "redis":
+            yield ExternalWorld(redisserver.shared_server().url)
         elif request.param == "http":
             url = stack.enter_context(serving(f"file:{folder}")).url
             yield QueueWorld(url, stack.enter_context(detent.open(url)))
@@ -332,6 +367,13 @@ def test_bad_names_are_refused(world: World, name: str) -> None:
 
 def test_delayed(world: World, name: str) -> None:
     app = world.app(name)
+    if not world.delays:
+        errors = app.send([envelope(f"queue:{name}", visible_ms=int((time.time() + 60) * 1000))])
+        assert "use an outbox" in str(errors[0])
+        assert isinstance(errors[0], Invalid)
+        assert app.send([envelope(f"queue:{name}", b"past", visible_ms=1)]) == {}
+        assert bodies(app, 1) == [b"past"]
+        return
     later_ms = int((time.time() + 1.5) * 1000)
     assert app.send([envelope(f"queue:{name}", b"later", visible_ms=later_ms)]) == {}
     assert app.send([envelope(f"queue:{name}", b"past", visible_ms=1)]) == {}

@@ -250,7 +250,7 @@ class _Lossy:
     def receive(self, limit: int, wait_s: float, visibility_s: float) -> list[Delivery]:
         return self._messages[:limit]
 
-    def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> list[Delivery]:
+    def extend(self, deliveries: Sequence[Delivery], visibility_s: float = 0) -> list[Delivery]:
         return []
 
     acknowledge = extend

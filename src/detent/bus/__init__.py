@@ -48,6 +48,8 @@ Sending, and the outbox:
 
 Transports:
 
+    transport_urls.py      transports by URL
+    transport_external.py  queues of other systems, of any class of `detent.transports`
     transport_queue.py     queues of a Detent store
     subscriptions.py       which topics a queue takes
     topics.py              names of topics, and the filters that they become
@@ -104,6 +106,7 @@ if TYPE_CHECKING:
     from detent.bus.tracker_sql import SqlTracker
     from detent.bus.transaction import BusTransaction
     from detent.bus.transport import Transport
+    from detent.bus.transport_external import ExternalTransport
     from detent.bus.transport_queue import QueueTransport
     from detent.bus.transport_sqs import SqsTransport
     from detent.bus.unit_dbapi import DbApiUnitOfWork
@@ -130,6 +133,7 @@ _HOMES = {
     "detent.bus.tracker_sql": ("SqlTracker",),
     "detent.bus.transaction": ("BusTransaction",),
     "detent.bus.transport": ("Transport",),
+    "detent.bus.transport_external": ("ExternalTransport",),
     "detent.bus.transport_queue": ("QueueTransport",),
     "detent.bus.transport_sqs": ("SqsTransport",),
     "detent.bus.message_types": ("message",),
@@ -151,6 +155,7 @@ __all__ = [
     "DjangoUnitOfWork",
     "EngineUnitOfWork",
     "Envelope",
+    "ExternalTransport",
     "FailedEnvelope",
     "IdempotencyConfig",
     "InMemoryTracker",

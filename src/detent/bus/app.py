@@ -25,7 +25,7 @@ from detent.bus.sending import TIMEOUT, Sending
 from detent.bus.serializers import Serializer
 from detent.bus.transaction import BusTransaction
 from detent.bus.transport import Transport
-from detent.bus.transport_queue import QueueTransport
+from detent.bus.transport_urls import open_transport
 from detent.bus.unit_engine import EngineUnitOfWork
 from detent.bus.unit_of_work import UnitOfWork
 from detent.bus.worker import checked_concurrency
@@ -50,10 +50,11 @@ class Bus(Sending):
     ...     context.publish(InvoiceSent(order.id))
     >>> bus.run()
 
-    `transport` is a `QueueTransport`, an `SqsTransport`, or the URL of a store. With `unit_of_work` each message has a
-    transaction of your database; `idempotency` has repeated messages skipped, by a mark in that transaction; `outbox`
-    keeps what handlers send in it. `routes` says to which queue a class of messages is sent, `retries` how often one is
-    tried. `serializer` writes messages; those of JSON and MessagePack are read in any case, and so are `serializers`.
+    `transport` is a `QueueTransport`, an `SqsTransport`, an `ExternalTransport`, or a URL: of a store, or of another
+    system such as ``pubsub:?project=shop``. With `unit_of_work` each message has a transaction of your database;
+    `idempotency` has repeated messages skipped, by a mark in that transaction; `outbox` keeps what handlers send in it.
+    `routes` says to which queue a class of messages is sent, `retries` how often one is tried. `serializer` writes
+    messages; those of JSON and MessagePack are read in any case, and so are `serializers`.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Bus(Sending):
         subscribe: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        chosen = QueueTransport(transport) if isinstance(transport, str) else transport
+        chosen = open_transport(transport) if isinstance(transport, str) else transport
         tracker = getattr(idempotency, "tracker", None)
         check_parts(
             transport=chosen, unit_of_work=unit_of_work, idempotency=idempotency, tracker=tracker, outbox=outbox
@@ -124,6 +125,13 @@ class Bus(Sending):
         self.all_handlers.append(handler)
         self._handlers_of.clear()
         return target
+
+    def use(self, transport: Transport | str) -> None:
+        """Have messages carried by this transport instead of the one that it was made with; before it starts."""
+        self._running.refuse_if_open("say what carries its messages before that")
+        chosen = open_transport(transport) if isinstance(transport, str) else transport
+        check_parts(transport=chosen)
+        self.transport = chosen
 
     def provide(self, key: type | str, value: Any) -> None:
         """Give this to handlers that ask for it, by a parameter of that type or of that name."""

@@ -21,7 +21,7 @@ _lock = threading.Lock()
 
 
 _PARTS: Final = {
-    "transport": (("receive", "send"), "a QueueTransport, an SqsTransport or the URL of a store"),
+    "transport": (("receive", "send"), "a QueueTransport, an SqsTransport, an ExternalTransport or a URL"),
     "unit_of_work": (("begin", "provided"), "a unit of work, such as SqlAlchemyUnitOfWork(session_factory)"),
     "idempotency": (("tracker", "should_stop_invocation"), "IdempotencyConfig(SqlTracker())"),
     "tracker": (("track", "committed"), "a tracker, such as SqlTracker()"),

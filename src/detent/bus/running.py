@@ -58,6 +58,11 @@ class Running:
         if self._is_started:
             raise Invalid(f"{self._bus.name!r} has started: {why}")
 
+    def refuse_if_open(self, why: str) -> None:
+        """What carries messages is decided before the first one is sent."""
+        if self._is_open:
+            raise Invalid(f"{self._bus.name!r} is open: {why}")
+
     def declared(self) -> None:
         """A handler is declared: what was checked and subscribed to is not all any more."""
         self.refuse_if_started("declare handlers before that")

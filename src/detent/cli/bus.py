@@ -78,12 +78,18 @@ def bus() -> None:
 @bus.command()
 @click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
 @click.option("--concurrency", type=click.IntRange(1), help="How many messages each app handles at once.")
+@click.option(
+    "--transport", metavar="URL", help="What carries messages, instead of what the file says: file:./data, "
+    "sqs:?region=R, redis://HOST/0, pubsub:?project=P, MODULE:CLASS:?OPTION=VALUE.",
+)  # fmt: skip
 @click.option("--once", is_flag=True, help="Handle what there is, one message after the other, then stop.")
 @click.option("--verbose", is_flag=True, help="Show the log too: where in the code a handler failed.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print an object a line: what happens, and a status now and then."
 )
-def run(targets: tuple[str, ...], concurrency: int | None, once: bool, verbose: bool, as_json: bool) -> None:
+def run(
+    targets: tuple[str, ...], concurrency: int | None, transport: str | None, once: bool, verbose: bool, as_json: bool
+) -> None:
     """Run apps: handle their messages, and forward their outboxes.
 
     All of it happens in this process.
@@ -101,12 +107,15 @@ def run(targets: tuple[str, ...], concurrency: int | None, once: bool, verbose: 
       detent bus run shop.py:billing
       detent bus run shop.py warehouse.py --concurrency 16
       detent bus run shop.apps:billing --once --json
+      detent bus run shop.py:billing --transport shop_queues:RabbitQueue:?host=h
     """
     from detent.bus.loading import load_buses
 
     buses = load_buses(targets)
     for one in buses:
         one.concurrency = concurrency or one.concurrency
+        if transport is not None:
+            one.use(transport)
     if once:
         view: View = JsonView() if as_json else LineView()
         with _logs(view, verbose=verbose, as_json=as_json):
@@ -215,8 +224,9 @@ def _number(counts: dict[str, int | None], key: str) -> str:
 
 @bus.command()
 @click.argument("target")
+@click.option("--transport", metavar="URL", help="What carries messages, instead of what the file says.")
 @json_option
-def show(target: str, as_json: bool) -> None:
+def show(target: str, transport: str | None, as_json: bool) -> None:
     """Show an app, and check it.
 
     Shows its queue, its handlers, where they write, and what waits in its outbox. The check is the one that the app
@@ -236,6 +246,8 @@ def show(target: str, as_json: bool) -> None:
     from detent.bus.looking import look_at_queue, making_nothing
 
     app = load_bus(target)
+    if transport is not None:
+        app.use(transport)
     with making_nothing():
         problem, warnings = checked(app)
         queue = look_at_queue(app)

@@ -74,11 +74,11 @@ def _checked(found: object, shown: str) -> type:
 
 def make(cls: type, name: str, options: Mapping[str, Any]) -> CheckedQueue:
     """A queue of a class by its name, with the options of a URL; checked from now on."""
-    _check_options(cls, name, options)
+    check_options(cls, name, options)
     return CheckedQueue(cls(name, **options))
 
 
-def _check_options(cls: type, name: str, options: Mapping[str, Any]) -> None:
+def check_options(cls: type, name: str, options: Mapping[str, Any]) -> None:
     """`Invalid` says which options there are. Values are not repeated: they may be passwords."""
     try:
         signature = inspect.signature(cls)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from detent.errors import DetentError, Invalid, NotFound, Unavailable
+from detent.errors import DetentError, Invalid, LimitExceeded, NotFound, Unavailable
 from detent.extras import install_command
 from detent.transports.contract import Delivery, NewMessage
 
@@ -40,6 +40,9 @@ RECEIVE_MAX: Final = 1_000
 
 SETTLE_MAX: Final = 1_000
 """Entries that one script extends or acknowledges."""
+
+SEND_BYTES_MAX: Final = 16 << 20
+"""The largest message, as in Detent's own queues: Redis has all of them in memory."""
 
 SCAN_MAX: Final = 20_000
 """Pending entries that one script looks at, for some whose deadline has passed; the next one goes on from there."""
@@ -259,19 +262,18 @@ class RedisQueue:
 
     def send(self, messages: Sequence[NewMessage]) -> Mapping[int, DetentError]:
         """Add entries. Redis answers when it has them in memory: its settings say when they are on a disk."""
-        found: dict[int, DetentError] = {}
-        for at in range(0, len(messages), SETTLE_MAX):
+        found = {at: error for at, message in enumerate(messages) if (error := _refusal(message)) is not None}
+        ready = [at for at in range(len(messages)) if at not in found]
+        for start in range(0, len(ready), SETTLE_MAX):
+            batch = ready[start : start + SETTLE_MAX]
             pipeline = self._client.pipeline(transaction=False)
-            for message in messages[at : at + SETTLE_MAX]:
-                fields: Any = {**message.headers, BODY: message.body}
+            for at in batch:
+                fields: Any = {**messages[at].headers, BODY: messages[at].body}
                 pipeline.xadd(self.name, fields, nomkstream=True)
             with self._errors():
                 answers = pipeline.execute(raise_on_error=True)
-            for index, answer in enumerate(answers, at):
-                if answer is None:
-                    found[index] = NotFound(
-                        f"Redis has no stream {self.name!r}: a reader makes it, or create() of RedisQueue"
-                    )
+            missing = NotFound(f"Redis has no stream {self.name!r}: its reader makes it, or create() of RedisQueue")
+            found |= {at: missing for at, answer in zip(batch, answers, strict=True) if answer is None}
         return found
 
     def create(self) -> None:
@@ -304,6 +306,15 @@ class RedisQueue:
             raise Unavailable(f"Redis refuses to work on the stream {self.name!r}: {error}") from error
         except (RedisError, OSError) as error:
             raise Unavailable(f"Redis does not answer for the stream {self.name!r}: {error}") from error
+
+
+def _refusal(message: NewMessage) -> DetentError | None:
+    """Why a message cannot be an entry."""
+    if BODY.decode() in message.headers:
+        return Invalid(f"the header {BODY.decode()!r} is the field of an entry that has the message: call it otherwise")
+    if len(message.body) > SEND_BYTES_MAX:
+        return LimitExceeded(f"a message of {len(message.body)} bytes is over the limit of {SEND_BYTES_MAX}")
+    return None
 
 
 def _client(url: str) -> Redis:

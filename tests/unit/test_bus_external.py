@@ -1,0 +1,357 @@
+"""Any class of `detent.transports` under the bus: what it need not do itself, and how a URL names it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+from click.testing import CliRunner
+
+from detent.bus import Bus, ExternalTransport, Outcome, QueueTransport, Retries, SqsTransport
+from detent.bus.envelope import Envelope, Incoming
+from detent.bus.transport_external import COUNTED_MAX, QUEUES_MAX
+from detent.bus.transport_urls import open_transport
+from detent.cli import cli
+from detent.errors import DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
+from detent.transports import Delivery, NewMessage
+
+
+class ListQueue:
+    """A queue in lists, which counts no attempts. What a test puts into `failing` is not settled."""
+
+    visibility_max_s = 600.0
+    lists: ClassVar[dict[str, list[NewMessage]]] = {}
+
+    def __init__(self, name: str, *, host: str = "localhost", header_max: int = 10_000) -> None:
+        self.name, self.host, self.header_max = name, host, header_max
+        self.failing: set[str] = set()
+        self.hidden_s: list[float] = []
+        self.error: Exception | None = None
+        self.taken: dict[str, NewMessage] = {}
+        self.deliveries = 0
+
+    @property
+    def messages(self) -> list[NewMessage]:
+        if self.name not in self.lists:
+            raise NotFound(f"there is no list {self.name}")
+        return self.lists[self.name]
+
+    def receive(self, limit: int, wait_s: float, visibility_s: float) -> list[Delivery]:
+        found = []
+        while self.messages and len(found) < limit:
+            message = self.messages.pop(0)
+            self.deliveries += 1
+            self.taken[str(self.deliveries)] = message
+            headers = dict(message.headers)
+            found.append(Delivery(message.id, str(self.deliveries), message.body, headers=headers))
+        return found
+
+    def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> list[Delivery]:
+        self.hidden_s.append(visibility_s)
+        for delivery in deliveries if not visibility_s else ():
+            if delivery.receipt not in self.failing:
+                self.messages.append(self.taken.pop(delivery.receipt))
+        return [delivery for delivery in deliveries if delivery.receipt in self.failing]
+
+    def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        self.extend(deliveries, 0)
+
+    def acknowledge(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        return [one for one in deliveries if one.receipt in self.failing or not self.taken.pop(one.receipt, None)]
+
+    def send(self, messages: Sequence[NewMessage]) -> Mapping[int, DetentError]:
+        if self.error is not None:
+            raise self.error
+        errors = {}
+        for at, message in enumerate(messages):
+            if any(len(value) > self.header_max for value in message.headers.values()):
+                errors[at] = LimitExceeded("a header is too long")
+            else:
+                self.messages.append(message)
+        return errors
+
+    def create(self) -> None:
+        self.lists.setdefault(self.name, [])
+
+    def retention_s(self) -> float | None:
+        assert self.messages is not None
+        return 86_400
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    ListQueue.lists = {}
+    module = types.ModuleType("list_queues")
+    module.ListQueue = ListQueue  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "list_queues", module)
+
+
+class Opened:
+    """A transport of the app ``billing`` that is open, and its queue."""
+
+    def __init__(self, **options: Any) -> None:
+        self.queues: dict[str, ListQueue] = {}
+        self.transport = ExternalTransport(self._make, create=True, **options)
+        self.transport.open("billing")
+        self.transport.open_input()
+
+    def _make(self, name: str) -> ListQueue:
+        return self.queues.setdefault(name, ListQueue(name))
+
+    def hold(self, *bodies: bytes) -> list[Incoming]:
+        envelopes = [Envelope(body.decode(), "queue:billing", {}, body) for body in bodies]
+        assert self.transport.send(envelopes) == {}
+        return self.transport.receive(10, 0)
+
+    @property
+    def queue(self) -> ListQueue:
+        return self.queues["billing"]
+
+
+# -- what the queue need not do ----------------------------------------------------------------------------------------
+
+
+def test_attempts_are_counted_where_the_queue_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Opened()
+    (held,) = opened.hold(b"one")
+    for attempts in (1, 2, 3):
+        assert held.attempts == attempts
+        opened.transport.retry(held, 0, "")
+        (held,) = opened.transport.receive(10, 0)
+    opened.transport.acknowledge(held)
+    assert opened.hold(b"one")[0].attempts == 1  # what is done is forgotten
+    monkeypatch.setattr("detent.bus.transport_external.COUNTED_MAX", 2)
+    opened.hold(b"a", b"b", b"c")
+    assert len(opened.transport._counted) == 2 < COUNTED_MAX
+
+
+def test_a_lease_is_lost_if_the_queue_answers_for_others() -> None:
+    opened = Opened()
+    one, two = opened.hold(b"one", b"two")
+    opened.queue.failing = {one.receipt.delivery.receipt}
+    opened.transport.extend([one, two])
+    assert (one.lost, two.lost) == (True, False)
+
+
+def test_a_lease_is_kept_until_its_end_if_the_queue_does_not_answer() -> None:
+    opened = Opened()
+    (held,) = opened.hold(b"one")
+    opened.queue.failing = {held.receipt.delivery.receipt}
+    with pytest.raises(Unavailable, match="1 leases were not extended"):
+        opened.transport.extend([held])
+    assert not held.lost
+    held.receipt.until = 0.0
+    opened.transport.extend([held])
+    assert held.lost
+
+
+def test_what_was_not_settled_is_a_stale_receipt() -> None:
+    opened = Opened()
+    (held,) = opened.hold(b"one")
+    opened.queue.failing = {held.receipt.delivery.receipt}
+    for settle in (lambda: opened.transport.acknowledge(held), lambda: opened.transport.retry(held, 0, "")):
+        with pytest.raises(StaleReceipt, match="did not settle the message one"):
+            settle()
+    assert not held.receipt.settled
+
+
+def test_a_delay_between_attempts_is_cut_to_the_longest_lease() -> None:
+    opened = Opened()
+    (held,) = opened.hold(b"one")
+    opened.transport.retry(held, 7_200, "")
+    assert opened.queue.hidden_s == [600.0]
+
+
+def test_a_lease_is_cut_to_the_longest_one() -> None:
+    assert Opened(lease="1h").transport.extend_every_s == 200.0
+
+
+def test_a_message_is_given_up_without_a_reason_that_does_not_fit() -> None:
+    opened = Opened()
+    opened.queues["billing-failed"].header_max = 20
+    for number, reason in enumerate(("short", "x" * 30)):
+        (held,) = opened.hold(b"%d" % number)
+        opened.transport.give_up(held, reason)
+    first, second = ListQueue.lists["billing-failed"]
+    assert (first.headers["detent-error"], first.headers["detent-attempts"]) == ("short", "1")
+    assert (second.body, "detent-error" in second.headers) == (b"1", False)
+    assert ListQueue.lists["billing"] == []
+
+
+def test_a_message_that_the_failed_queue_does_not_take_is_not_acknowledged() -> None:
+    opened = Opened()
+    (held,) = opened.hold(b"one")
+    opened.queues["billing-failed"].error = Unavailable("gone")
+    with pytest.raises(Unavailable):
+        opened.transport.give_up(held, "broken")
+    assert opened.queue.taken
+
+
+def test_behind_what_may_pass_later_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("detent.bus.transport_external.SEND_MAX", 2)
+    opened = Opened()
+    opened.queue.error = Unavailable("gone")
+    envelopes = [Envelope(str(at), "queue:billing", {}, b"x") for at in range(5)]
+    errors = opened.transport.send([*envelopes, Envelope("5", "queue:billing-failed", {}, b"x")])
+    assert {at: type(error) for at, error in errors.items()} == dict.fromkeys(range(5), Unavailable)
+    assert len(ListQueue.lists["billing-failed"]) == 1
+
+
+def test_few_queues_stay_open() -> None:
+    opened = Opened()
+    for number in range(QUEUES_MAX + 10):
+        opened.transport.send([Envelope("1", f"queue:other-{number}", {}, b"x")])
+    assert len(opened.transport._open) == QUEUES_MAX
+
+
+def test_a_queue_that_cannot_send_is_refused() -> None:
+    class Silent(ListQueue):
+        send = None  # type: ignore[assignment]
+
+    transport = ExternalTransport(Silent)
+    transport.open("billing")
+    with pytest.raises(Invalid, match="Silent has no send: the bus needs"):
+        transport.open_input()
+
+
+def test_a_missing_queue_says_what_to_do() -> None:
+    transport = ExternalTransport(ListQueue)
+    transport.open("billing")
+    with pytest.raises(NotFound, match=r"needs the queue 'billing', and ListQueue finds none .* create=True"):
+        transport.open_input()
+
+
+@pytest.mark.parametrize("given", [None, 7, ListQueue("billing")])
+def test_what_makes_no_queues_is_refused(given: Any) -> None:
+    with pytest.raises(Invalid, match="a class or a function"):
+        ExternalTransport(given)
+
+
+# -- by URL ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class OrderPlaced:
+    number: int
+
+
+def test_a_url_names_a_class_and_the_options_of_both() -> None:
+    url = (
+        "list_queues:ListQueue:bills?host=h&create=true&failed=lost&replies=r&lease=5s"
+        "&topic.OrderPlaced=bills,mail&topic.Other="
+    )
+    transport = open_transport(url)
+    assert isinstance(transport, ExternalTransport)
+    transport.open("billing")
+    transport.open_input()
+    assert (transport.input_name, transport.failed_name, transport.reply_name) == ("bills", "lost", "r")
+    assert transport.place == "list_queues#bills"
+    assert transport.extend_every_s == pytest.approx(5 / 3)
+    transport.subscribe(["OrderPlaced"])
+    assert transport.retention_s() == 86_400
+    with pytest.raises(Invalid, match=r"topic.Other=bills in a URL"):
+        transport.subscribe(["Other"])
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "place"),
+    [
+        ("file:./data", QueueTransport, "file:./data#"),
+        ("https://host:7410", QueueTransport, "https://host:7410#"),
+        ("detent:file:./data#q", QueueTransport, "file:./data#q"),
+        ("sqs:bills?region=eu-west-1&create=true", SqsTransport, "#bills"),
+        ("redis://:hush@host/0?lease=5s#bills", ExternalTransport, "redis#bills"),
+        ("redis://host/0", ExternalTransport, "redis#"),
+    ],
+)
+def test_each_url_has_its_transport(url: str, kind: type, place: str) -> None:
+    transport = Bus("billing", url).transport
+    assert isinstance(transport, kind)
+    assert transport.place.endswith(place)
+    assert "hush" not in transport.place
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("rabbit:x", "'rabbit' is no kind of transport: write .*MODULE:CLASS:QUEUE"),
+        ("list_queues:ListQueue:?hots=h", "did you mean host"),
+        ("list_queues:ListQueue:?create=yes", "create is true or false"),
+        ("list_queues:ListQueue:?topic.a b=x", "no name to publish under"),
+        ("list_queues:ListQueue:?failed=a/b", "no name of a queue"),
+        ("sqs:https://sqs.eu-west-1.amazonaws.com/1/q", "a name and no URL"),
+        ("sqs:q?secret=hush", "options region, endpoint"),
+    ],
+)
+def test_a_wrong_url_says_what_to_write(url: str, why: str) -> None:
+    with pytest.raises(Invalid, match=why) as caught:
+        Bus("billing", url)
+    assert "hush" not in str(caught.value)
+
+
+def test_the_transport_is_chosen_before_the_first_message() -> None:
+    bus = Bus("billing", "memory:", send_only=True)
+    bus.use("list_queues:ListQueue:")
+    bus.open()
+    with pytest.raises(Invalid, match="is open: say what carries its messages before that"):
+        bus.use("memory:")
+    bus.stop()
+
+
+def test_an_app_handles_retries_and_gives_up_on_a_class_of_lists() -> None:
+    bus = Bus("billing", "list_queues:ListQueue:?create=true&topic.OrderPlaced=billing", retries=Retries(1, ()))
+    seen = []
+
+    @bus.handler
+    def invoice(placed: OrderPlaced) -> None:
+        seen.append(placed.number)
+        if placed.number < 0:
+            raise ValueError("less than nothing")
+
+    bus.prepare()
+    bus.publish(OrderPlaced(1))
+    bus.publish(OrderPlaced(-1))
+    assert bus.drain() == [Outcome.HANDLED, Outcome.RETRIED, Outcome.GIVEN_UP]
+    assert seen == [1, -1, -1]
+    (failed,) = ListQueue.lists["billing-failed"]
+    assert (json.loads(failed.body), "less than nothing" in failed.headers["detent-error"]) == ({"number": -1}, True)
+    bus.stop()
+
+
+APP = """
+from dataclasses import dataclass
+from detent.bus import Bus
+
+@dataclass
+class OrderPlaced:
+    number: int
+
+billing = Bus("billing", "memory:")
+
+@billing.handler
+def invoice(placed: OrderPlaced):
+    print("invoice for", placed.number)
+"""
+
+
+def test_the_command_takes_a_transport_by_name(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list_shop.py").write_text(APP)
+    url = "list_queues:ListQueue:?create=true&topic.OrderPlaced=billing"
+    headers = {"detent-type": "OrderPlaced", "detent-id": "1"}
+    ListQueue.lists["billing"] = [NewMessage("1", b'{"number": 7}', headers)]
+    found = CliRunner().invoke(cli, ["bus", "run", "list_shop.py", "--once", "--json", "--transport", url])
+    assert found.exit_code == 0, found.output
+    assert "invoice for 7" in found.output
+    shown = CliRunner().invoke(cli, ["bus", "show", "list_shop.py", "--json", "--transport", url])
+    assert json.loads(shown.output)["transport"] == "list_queues#billing"
+    wrong = CliRunner().invoke(cli, ["bus", "run", "list_shop.py", "--transport", "rabbit:x"])
+    assert wrong.exit_code != 0
+    assert "no kind of transport" in wrong.output + str(wrong.exception)

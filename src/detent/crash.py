@@ -66,6 +66,7 @@ POINTS: frozenset[str] = frozenset(
         "ingest.after_read",
         "ingest.after_write",
         "ingest.before_publish",
+        "ingest.delta_after_create",
         "ingest.delta_after_commit",
         "ingest.after_publish",
         "ingest.before_ack",

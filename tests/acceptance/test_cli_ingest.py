@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -16,13 +17,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from acceptance.test_cli import PATIENCE_S, environment, ok, refused
+from acceptance.test_cli import PATIENCE_S, detent_command, environment, ok, refused
 from detent.ingest import metastore, source
 from detent.ingest.config import IngestConfig
 from detent.ingest.counters import Counters
 from detent.ingest.shared_state import QueueSharedState, Shard
 
-COMMANDS = ["run", "status", "files", "quarantine", "redrive", "prune"]
+COMMANDS = ["run", "status", "files", "quarantine", "redrive", "prune", "reset"]
 LONG = "it is torn at byte 7, " * 20 + "and that is all"
 PLAIN = 'name = "orders"\nqueue = "detent:./queue#files"\ntable = "lake/orders"\n'
 
@@ -123,6 +124,24 @@ def test_prune_says_what_it_deletes_and_leaves_young_orphans(config: str, tmp_pa
     assert "--older-than: 'soon' is no duration: write '2h', '1d'" in wrong
 
 
+def test_reset_forgets_when_the_table_is_gone_and_the_name_is_said(config: str, tmp_path: Path) -> None:
+    assert "would come twice" in refused("ingest", "reset", config, "--yes", "orders", code=1)
+    shutil.rmtree(tmp_path / "lake")
+    text = refused("ingest", "run", config, "--once", "--json", code=1)
+    assert "is gone" in text
+    assert "`detent ingest reset` forgets these files" in text
+    assert "forgets 4 files of orders; say --yes orders" in refused("ingest", "reset", config, code=2)
+    assert "say --yes orders" in refused("ingest", "reset", config, "--yes", "others", code=2)
+    assert document("status", config)["done"] == 1
+    found = document("reset", config, "--yes", "orders")
+    assert found == {"ingest": "orders", "files": 4, "batches": 0, "rows": 0, "table": str(tmp_path / "lake/orders")}
+    assert document("status", config)["done"] == 0
+    done = detent_command("ingest", "reset", config, "--yes", "orders")
+    assert done.stdout == b"0 files forgotten\n"
+    assert b"with 0 rows of 0 commits" in done.stderr
+    assert b"--backfill PREFIX` brings them in again" in done.stderr
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_configuration_that_is_not_there_is_told(command: str, tmp_path: Path) -> None:
     more = {"redrive": ["--all"], "prune": ["--yes"]}.get(command, [])
@@ -156,7 +175,14 @@ def test_match_is_about_a_backfill(config: str) -> None:
 def test_an_ingest_that_never_ran_is_told(tmp_path: Path) -> None:
     path = tmp_path / "new.toml"
     path.write_text(PLAIN)
-    for command in (["status"], ["files"], ["quarantine"], ["redrive", "--all"], ["prune", "--yes"]):
+    for command in (
+        ["status"],
+        ["files"],
+        ["quarantine"],
+        ["redrive", "--all"],
+        ["prune", "--yes"],
+        ["reset", "--yes", "orders"],
+    ):
         verb, *options = command
         assert "no ingest ever ran on sqlite:///" in refused("ingest", verb, str(path), *options, code=1)
     assert os.listdir(tmp_path) == ["new.toml"]

@@ -16,10 +16,10 @@ from processes import Processes
 
 pytestmark = [*ingestworld.MARKS, pytest.mark.timeout(600)]
 
-REFUSAL = "ingest.after_refusal"
-"""Where a record was refused, which test_ingest_records_killed.py has."""
+ELSEWHERE = {"ingest.after_refusal", "ingest.delta_after_create"}
+"""Those that test_ingest_records_killed.py and test_ingest_ownership.py have."""
 
-POINTS = sorted(point for point in crash.POINTS if point.startswith("ingest.") and point != REFUSAL)
+POINTS = sorted(point for point in crash.POINTS if point.startswith("ingest.") and point not in ELSEWHERE)
 FILES = 3
 
 SOAK = os.environ.get("DETENT_SOAK") == "1"

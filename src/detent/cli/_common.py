@@ -294,6 +294,18 @@ def confirm(question: str, what: str, *, yes: bool) -> None:
         click.get_current_context().exit(1)
 
 
+def confirm_name(what: str, name: str, given: str | None) -> None:
+    """Have a name said before something is lost that cannot be had again: typed, or given as ``--yes NAME``."""
+    if given is None:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"this {what}; say --yes {name} if that is meant")
+        given = click.prompt(f"This {what}. Type {name} to go on", default="", show_default=False, err=True)
+        if given != name:
+            click.get_current_context().exit(1)
+    if given != name:
+        raise click.UsageError(f"--yes {given}: this {what}; say --yes {name} if that is meant")
+
+
 def infos(store: Store, prefix: str = "") -> list[JournalInfo]:
     """All journals; one that is deleted while we look is left out."""
     found = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from detent.cli._common import confirm, json_option
+from detent.cli._common import confirm, confirm_name, json_option
 from detent.cli._help import Commands
 from detent.cli._output import (
     age_text,
@@ -316,6 +316,39 @@ def _prune(settings: IngestConfig, orphan_s: float | None) -> tuple[int, int]:
         swept = committer_of(settings, shared).sweep(orphan_s, settings.window_s)
         sweep_staging(settings.staging_folder, orphan_s)
         return pruned, swept
+
+
+@ingest.command("reset")
+@_config
+@click.option("--yes", "named", metavar="NAME", help="Do not ask. NAME is that of the ingest.")
+@json_option
+def reset_ingest(config: Path, named: str | None, as_json: bool) -> None:
+    """Forget what was ingested into a table that is gone, to begin anew.
+
+    A run is refused when its table was deleted, or another one stands in its place: the files that were in it count as
+    done. This forgets all of these files, also those in quarantine, and the schema. It deletes nothing else. A table
+    that is there is left alone: move or delete its folder first.
+
+    \b
+    Examples:
+      detent ingest reset orders.toml
+      detent ingest reset orders.toml --yes orders
+      detent ingest run orders.toml --backfill s3://bucket/orders/
+    """
+    from detent.ingest import resetting
+
+    settings = _read(config)
+    with _database(settings) as engine:
+        found = resetting.look(engine, settings)
+        if not as_json:
+            note(f"the table was {found.table}, with {found.rows:,} rows of {found.batches:,} commits")
+        confirm_name(f"forgets {found.files:,} files of {settings.name}", settings.name, named)
+        found = resetting.reset(engine, settings)
+    if as_json:
+        print_json({"ingest": settings.name, **found._asdict()})
+        return
+    click.echo(f"{found.files} files forgotten")
+    note(f"`detent ingest run {config} --backfill PREFIX` brings them in again")
 
 
 def _read(config: Path) -> IngestConfig:

@@ -26,6 +26,7 @@ A file, in the order in which things happen:
     shard_sql.py         the tables and statements for that
     metastore.py         the database that they are in
     source.py            what all pipelines of a source agree on, and what is forgotten
+    ownership.py         which table a source has, and what it had if that is gone
     visibility.py        extends messages while their files are in work
     batching.py          when a batch is due, and which files are in it
     staging.py           the batch's files in one folder
@@ -50,6 +51,7 @@ The commit, of data files and finished shards together:
 Looking and steering:
 
     steering.py          list files, put them back, forget them
+    resetting.py         begin anew when the table is gone
     counters.py          what a pipeline has done
     views.py             how that is shown
 """

@@ -75,10 +75,14 @@ class DeltaCommitter(Committer):
         except self._delta.exceptions.TableNotFoundError:
             return None
 
+    def identity(self) -> str | None:
+        return _id_of(self._open_if_there())
+
     # -- the table's columns -----------------------------------------------------------------------------------------
 
     def prepare(self, schema: StructType) -> None:
         table = self._open_if_there()
+        self.require_same(_id_of(table))
         wanted = delta_schema(schema)
         if table is None:
             days = int(self._window_s // 86400) + 1
@@ -92,7 +96,9 @@ class DeltaCommitter(Committer):
                 },
             )
             sync_log(Path(self.location), 0)
+            crash.point("ingest.delta_after_create")
             table = self._open()
+            self.require_same(_id_of(table))
         self._check_memory(table)
         check_writable(table, self.location)
         self._check_plain(table)
@@ -162,12 +168,14 @@ class DeltaCommitter(Committer):
         return known_applications(table, Path(self.location) / "_delta_log", names)
 
     def publish(self, shards: Sequence[Shard], output: Output) -> None:
+        self.require_owned()
         adds = self._adds(shards, output)
         if not adds and self._open_if_there() is None:
             self._publish_nothing(shards, output)
             return
         for _ in range(COMMIT_ATTEMPTS):
             table = self._open()
+            self.require_same(_id_of(table))
             self._check_ours(table, shards, output.batch)
             try:
                 table.create_write_transaction(
@@ -279,3 +287,7 @@ class DeltaCommitter(Committer):
             sync_log(Path(self.location), table.version())  # before its files go
             return True
         return False
+
+
+def _id_of(table: DeltaTable | None) -> str | None:
+    return None if table is None else str(table.metadata().id)

@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sqlalchemy import Connection, event, select
+from sqlalchemy import Connection, delete, event, select
 from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
@@ -38,7 +38,7 @@ from detent.ingest.iceberg_metadata import (
     path_of,
     reached_files,
 )
-from detent.ingest.metastore import transact
+from detent.ingest.metastore import read, transact
 from detent.ingest.shared_state import QueueSharedState, Shard
 from detent.spark.delta_files import sync_folder
 
@@ -124,12 +124,34 @@ class IcebergCommitter(Committer):
         except NoSuchTableError:
             raise NotFound(f"the database of the shards knows no Iceberg table {self._name}") from None
 
+    def identity(self) -> str | None:
+        while True:
+            location = read(self.state.engine, self._located)
+            try:
+                return _id_of(self.table())
+            except NotFound:
+                return None
+            except FileNotFoundError:  # a commit may have replaced the metadata while it was read
+                if read(self.state.engine, self._located) == location:
+                    return None
+
+    def _located(self, connection: Connection) -> str | None:
+        location: str | None = connection.execute(self._pointer()).scalar_one_or_none()
+        return location
+
+    def forget_table(self, connection: Connection) -> None:
+        """A table whose metadata was deleted is in the catalog still, and another one cannot be made in its place."""
+        from pyiceberg.catalog.sql import IcebergTables
+
+        connection.execute(delete(IcebergTables).where(*self._pointing()))
+
     # -- making and widening the table -------------------------------------------------------------------------------
 
     def prepare(self, schema: StructType) -> None:
         from detent.ingest.iceberg_schema import iceberg_schema
 
         wanted = iceberg_schema(schema)
+        self.require_owned()
         self._repeat(lambda: self._fit(wanted))
 
     def _fit(self, wanted: Schema) -> None:
@@ -137,6 +159,7 @@ class IcebergCommitter(Committer):
 
         table = self._load_or_create(wanted)
         self._check_ours(table)
+        self.require_same(_id_of(table))
         is_lacking = lacks_columns(table.schema(), wanted, self._name)
         properties = {SOURCE_PROPERTY: self.state.source}
         if table.name_mapping() is None:  # Spark's files know columns by their names only
@@ -179,6 +202,7 @@ class IcebergCommitter(Committer):
 
     def publish(self, shards: Sequence[Shard], output: Output) -> None:
         publication = _Publication(self.state, shards, output)
+        self.require_owned()
         if output.files:
             files = self._describe(shards, output)
             self._repeat(lambda: publication.attempt(lambda: self._append(files, publication)), publication)
@@ -206,6 +230,7 @@ class IcebergCommitter(Committer):
 
     def _append(self, files: list[DataFile], publication: _Publication) -> None:
         table = self.table()
+        self.require_same(_id_of(table))
         before = table.metadata
         table.metadata = lightened(before)
         transaction = table.transaction()
@@ -261,8 +286,14 @@ class IcebergCommitter(Committer):
     def _pointer(self) -> Select[Any]:
         from pyiceberg.catalog.sql import IcebergTables
 
+        return select(IcebergTables.__table__.c.metadata_location).where(*self._pointing())
+
+    def _pointing(self) -> tuple[Any, ...]:
+        """What chooses the table's row of the catalog."""
+        from pyiceberg.catalog.sql import IcebergTables
+
         columns = IcebergTables.__table__.c
-        return select(columns.metadata_location).where(
+        return (
             columns.catalog_name == CATALOG_NAME,
             columns.table_namespace == self._namespace,
             columns.table_name == self._name.rpartition(".")[2],
@@ -318,6 +349,10 @@ class IcebergCommitter(Committer):
                 delete_files(str(self._metadata_folder / name) for name in old if name not in reached)
 
         transact(self.state.engine, delete)
+
+
+def _id_of(table: Table) -> str:
+    return str(table.metadata.table_uuid)
 
 
 class _Publication:

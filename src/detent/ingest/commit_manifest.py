@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, insert, select, text
@@ -19,6 +20,7 @@ from detent.ingest.metastore import connect_existing, transact
 from detent.ingest.schemas import check_fits, kept_schema
 from detent.ingest.shard_sql import BY_DIALECT, FILES
 from detent.ingest.shared_state import Shard, in_portions
+from detent.ingest.source import owner_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,10 +35,16 @@ class ManifestCommitter(Committer):
 
     kind = "manifest"
 
+    def identity(self) -> str | None:
+        return owner_of(Path(self.location))
+
     def prepare(self, schema: StructType) -> None:
+        self.require_owned()
         check_fits(self.state, "table", schema)
 
     def publish(self, shards: Sequence[Shard], output: Output) -> None:
+        self.require_owned()
+
         def commit(connection: Connection) -> None:
             self.state.advance(connection, shards, output.record(len(shards)))
             self._list(connection, output)

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from detent.engine import OwnerTime
+from detent.errors import Invalid
+from detent.ingest.ownership import require_table
 from detent.ingest.shared_state import BatchRecord, QueueSharedState, Shard
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+    from sqlalchemy import Connection
 
 DATA_FOLDER: Final = "data"
 BATCH: Final = re.compile(r"[0-9a-f]{32}-\d+")
@@ -63,6 +66,7 @@ class Committer(ABC):
     def __init__(self, location: str, state: QueueSharedState) -> None:
         self.location = location
         self.state = state
+        self._owned: str | None = None
 
     @property
     def data_folder(self) -> Path:
@@ -72,6 +76,33 @@ class Committer(ABC):
     def folder_of(self, batch: str) -> str:
         """Where Spark writes a batch."""
         return str(self.data_folder / batch)
+
+    @abstractmethod
+    def identity(self) -> str | None:
+        """What tells this table from every other that could stand in its place; None if there is none."""
+
+    def require_owned(self) -> None:
+        """`Conflict` if the table is not there that the source has committed to, or another one is. One that was never
+        noted is noted."""
+        self.require_same(self.identity())
+
+    def require_same(self, found: str | None) -> None:
+        """The same, of a table that was just looked at."""
+        if found is None or found != self._owned:
+            require_table(self.state.engine, self.state.source, self.location, found)
+            self._owned = found
+
+    def require_gone(self, noted: str | None) -> None:
+        """`Invalid` if the table is there that the source has noted."""
+        found = self.identity()
+        if found is not None and noted in {None, found}:
+            raise Invalid(
+                f"the table {self.location} is there, and is that of the ingest {self.state.source!r}. If the ingest "
+                "forgot its files now, their rows would come twice: move the table away or delete it first"
+            )
+
+    def forget_table(self, connection: Connection) -> None:  # noqa: B027  most tables are nowhere but in their folder
+        """Forget, in a transaction, what the database of the shards knows of a table that is gone."""
 
     @abstractmethod
     def prepare(self, schema: StructType) -> None:
@@ -104,6 +135,7 @@ class Committer(ABC):
         """Delete what losers and crashed pipelines left behind; how many batches. A batch is made uncommittable before
         its files go, so one whose pipeline only slept is refused when it wakes up. Those older than `known_s` stay:
         whether they were committed, and then compacted by somebody, may be forgotten."""
+        self.require_owned()  # another table has none of our batches, and that makes them no orphans
         live = self.live_batches()
         swept = 0
         for folder in self._left_behind(older_than_s, known_s):

@@ -118,6 +118,9 @@ class Ingest:
                 closing.callback(queue.close)
             retention_s = queue.retention_s()
             source.check_window(self._config, queue, retention_s)
+            shared = QueueSharedState(engine, self._config.name, uuid.uuid4().hex, round(self._config.grace_s * 1000))
+            committer = committer_of(self._config, shared)
+            committer.require_owned()  # before Spark starts, which takes long
             if signals:
                 closing.enter_context(stop_on_signals(self._stopping))
             spark = self._given_spark or self._session(closing)
@@ -125,7 +128,7 @@ class Ingest:
                 return Counters()
             if signals:
                 closing.enter_context(stop_on_signals(self._stopping))  # again: Spark has its own idea of Ctrl-C
-            worker = self._worker(engine, queue, spark, load_transform(spark), closing)
+            worker = self._worker(queue, committer, spark, load_transform(spark), closing)
             limits = _Until(self._stopping, once, backfill, match)
             return _Run(self._config, worker, engine, retention_s, limits, self._watch).run()
 
@@ -148,15 +151,17 @@ class Ingest:
         return spark
 
     def _worker(
-        self, engine: Engine, queue: MessageQueue, spark: SparkSession, transform: Transform | None, closing: ExitStack
+        self,
+        queue: MessageQueue,
+        committer: Committer,
+        spark: SparkSession,
+        transform: Transform | None,
+        closing: ExitStack,
     ) -> QueueCoordinator:
-        config = self._config
-        token = uuid.uuid4().hex
-        shared = QueueSharedState(engine, config.name, token, round(config.grace_s * 1000))
+        config, shared = self._config, committer.state
         objects = Objects(config.identity, config.s3_options, config.allow)
         closing.callback(objects.close)
-        committer = committer_of(config, shared)
-        job = Job(spark, config, engine, objects, committer, transform)
+        job = Job(spark, config, shared.engine, objects, committer, transform)
         closing.callback(job.close)
         return QueueCoordinator(config, queue, shared, committer, objects, job)
 

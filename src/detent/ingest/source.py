@@ -7,6 +7,7 @@ import logging
 import os
 import uuid
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from detent.ingest.committer import BATCH, DATA_FOLDER
 from detent.ingest.config import IngestConfig
 from detent.ingest.identity import MALFORMED
 from detent.ingest.metastore import read, transact
+from detent.ingest.ownership import MARKED, lost, note, noted, require_nothing_lost
 from detent.ingest.shard_sql import BATCHES, FILES, SHARDS, SOURCES
 from detent.ingest.shared_state import MESSAGE_SCHEME, now_ms
 from detent.spark.delta_files import sync_folder
@@ -34,7 +36,8 @@ PRUNE_ROWS: Final = 5_000
 
 def register(engine: Engine, config: IngestConfig) -> None:
     """Note the source, or check that it is the same: with another identity or table, files would come twice. And mark
-    the table's folder as this source's, or check that it is: what one source sweeps would be another's data."""
+    the table's folder as this source's, or check that it is: what one source sweeps would be another's data. `Conflict`
+    if the folder had the mark and has it no more: what it had counts as done."""
     fixed = {
         "identity": config.identity,
         "committer": config.committer,
@@ -42,49 +45,80 @@ def register(engine: Engine, config: IngestConfig) -> None:
         "iceberg_table": config.iceberg_table,
     }
 
-    def enter(connection: Connection) -> str:
-        row = connection.execute(select(SOURCES.c.settings).where(SOURCES.c.source == config.name)).first()
-        if row is None:
+    def enter(connection: Connection) -> tuple[str, bool]:
+        before = noted(connection, config.name)
+        if before is None:
             owner = uuid.uuid4().hex
             values = {"source": config.name, "settings": json.dumps({**fixed, "owner": owner})}
             connection.execute(insert(SOURCES).values(**values, pruned_at=0, swept_at=0, forgotten_to=0))
-            return owner
-        before = json.loads(row.settings)
+            return owner, False
         changed = [
-            f"{name} was {before[name]!r}, now {value!r}" for name, value in fixed.items() if before[name] != value
+            f"{name} was {before[name]!r}, now {value!r}"
+            for name, value in fixed.items()
+            if before.get(name, value) != value
         ]
         if changed:
             raise Invalid(
                 f"the ingest {config.name} is another one in this database: {'; '.join(changed)}. Give it another name "
                 "and another table"
             )
-        return str(before["owner"])
+        if not fixed.keys() <= before.keys():  # it was reset
+            note(connection, config.name, {**before, **fixed})
+        return str(before["owner"]), bool(before.get(MARKED))
 
-    _own(Path(config.location), config.name, transact(engine, enter))
+    owner, is_marked = transact(engine, enter)
+    location = Path(config.location)
+    if owner_of(location) is None:
+        if is_marked:
+            raise lost(engine, config.name, f"the folder of the table {location} is gone, or its mark is")
+        require_nothing_lost(engine, config.name, config.location)
+    _own(location, config.name, owner)
+    if not is_marked:
+        transact(engine, partial(_note_mark, source=config.name))
+
+
+def _note_mark(connection: Connection, source: str) -> None:
+    settings = noted(connection, source)
+    if settings is not None:
+        note(connection, source, {**settings, MARKED: True})
+
+
+def owner_of(location: Path) -> str | None:
+    """The owner that a table's folder is marked with; None if there is no mark."""
+    mark = location / DATA_FOLDER / OWNER_FILE
+    try:
+        found = json.loads(mark.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError:
+        raise Corrupt(f"{mark} is not JSON, and says whose table this is") from None
+    return str(found.get("owner"))
 
 
 def _own(location: Path, name: str, owner: str) -> None:
-    """Mark a folder; `Invalid` if it is marked by somebody else, or has what nobody marked."""
+    """Mark a folder; `Invalid` if it has the mark of another ingest, or data without a mark."""
     folder = location / DATA_FOLDER
     mark = folder / OWNER_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Invalid(f"the table {location} cannot be made: {error}") from error
-    try:
-        found = json.loads(mark.read_bytes())
-    except FileNotFoundError:
-        if any(BATCH.fullmatch(path.name) for path in folder.iterdir()):
+    if owner_of(location) is None:
+        if has_batches(location):
             raise Invalid(
                 f"{folder} has data of an ingest that this database does not know: name another table, or the database "
                 "that it was made with"
-            ) from None
+            )
         _write_mark(mark, json.dumps({"ingest": name, "owner": owner}).encode())
-        found = json.loads(mark.read_bytes())  # another pipeline may have been faster
-    except ValueError:
-        raise Corrupt(f"{mark} is no JSON, and says whose table this is") from None
-    if found.get("owner") != owner:
+    if owner_of(location) != owner:  # another pipeline may have been faster
+        found = json.loads(mark.read_bytes())
         raise Invalid(f"the table {location} is that of the ingest {found.get('ingest')!r}: name another folder")
+
+
+def has_batches(location: Path) -> bool:
+    """Whether a table's folder has data of batches in it, be they committed or not."""
+    folder = location / DATA_FOLDER
+    return folder.is_dir() and any(BATCH.fullmatch(path.name) for path in folder.iterdir())
 
 
 def _write_mark(mark: Path, content: bytes) -> None:

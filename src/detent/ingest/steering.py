@@ -82,7 +82,7 @@ def status(engine: Engine, source: str) -> SourceStatus:
             name=source,
             **counts,
             **_unfinished(connection, source),
-            **_commits(connection, source),
+            **commits(connection, source),
             forgotten_to=kept[0],
         )
 
@@ -95,7 +95,8 @@ def _unfinished(connection: Connection, source: str) -> dict[str, int]:
     return {"pipelines": pipelines, "oldest_open_ms": 0 if oldest is None else max(0, now_ms(connection) - oldest)}
 
 
-def _commits(connection: Connection, source: str) -> dict[str, int]:
+def commits(connection: Connection, source: str) -> dict[str, int]:
+    """What an ingest has committed, as far back as its database remembers."""
     columns = BATCHES.c
     query = select(
         func.count(),

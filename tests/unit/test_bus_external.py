@@ -255,7 +255,7 @@ def test_a_url_names_a_class_and_the_options_of_both() -> None:
     assert transport.place == "list_queues#bills"
     assert transport.extend_every_s == pytest.approx(5 / 3)
     transport.subscribe(["OrderPlaced"])
-    assert transport.retention_s() == 86_400
+    assert transport.redelivery_s() == 2 * 86_400
     with pytest.raises(Invalid, match=r"topic.Other=bills in a URL"):
         transport.subscribe(["Other"])
 

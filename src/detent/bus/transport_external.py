@@ -158,9 +158,11 @@ class ExternalTransport:
         self._lease_s = min(self._lease_s, own.visibility_max_s)
         self._open_own(self.failed_name)
 
-    def retention_s(self) -> float | None:
-        """How long the app's queue keeps a message; None if it keeps them for ever, or does not say."""
-        return self._input().retention_s()
+    def redelivery_s(self) -> float | None:
+        """The time for which the app's queue keeps a message, then that of the queue for what is given up; None if one
+        of them keeps messages for ever, or does not say."""
+        kept, kept_failed = self._input().retention_s(), self._open_own(self.failed_name).retention_s()
+        return None if kept is None or kept_failed is None else kept + kept_failed
 
     def _open_own(self, name: str) -> CheckedQueue:
         """A queue that this app cannot do without. It stays open."""

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from detent.cli._common import URL_VARIABLE, as_url, json_option, may_take_store, names_server
+from detent.cli._common import URL_VARIABLE, json_option, may_take_store, names_server
 from detent.cli._output import line_text, print_json
 from detent.errors import Denied, DetentError
+from detent.paths import as_url
 from detent.sizes import size_text
 
 if TYPE_CHECKING:

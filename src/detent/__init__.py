@@ -37,7 +37,8 @@ What several layers share:
     errors.py       every exception, drawn as a tree
     crash.py        named places where a test kills the process
     names.py        what journals, queues, ledgers and consumers can be called
-    durations.py    "30s", "5m", `timedelta`
+    durations.py    "30s", "5m", seconds, `timedelta`
+    paths.py        a path where a store's URL is expected
     sizes.py        "256MiB"
     finite.py       JSON that refuses infinity and NaN
     grid.py         tables for a terminal, in which no word is cut

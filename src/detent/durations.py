@@ -1,4 +1,7 @@
-"""Durations as people write them: a `timedelta`, or text such as "250ms", "30s", "5m", "2h", "7d"."""
+"""Durations as people write them: text such as "250ms", "30s", "5m", "2h", "7d", a number of seconds, a `timedelta`.
+
+One parser reads them wherever one is taken: in Python, on the command line, over HTTP and in files of settings.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,37 @@ from typing import Final
 from detent.errors import Invalid
 
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
+_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d|w)?")
 DURATION_MS_MAX: Final = 1 << 52
 
 _1970: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-Duration = timedelta | str
+Duration = timedelta | str | float
+"""A number, and text that is only a number, is of seconds."""
 
 
 def milliseconds(value: Duration) -> int:
     """A duration in milliseconds; `Invalid` shows how to write one."""
     if isinstance(value, timedelta):
-        result = round(value.total_seconds() * 1000)
+        exact = value.total_seconds() * 1000
     elif isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
-        result = round(
-            min(float(match[1]) * _UNITS_MS[match[2]], DURATION_MS_MAX + 1)
-        )  # hundreds of digits are infinity
+        exact = float(match[1]) * _UNITS_MS[match[2] or "s"]  # hundreds of digits are infinity
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        exact = _limited(value) * 1000
     else:
-        raise Invalid(f"{value!r} is no duration: write '250ms', '30s', '5m', '2h' or '7d', or pass a timedelta")
-    if not 0 <= result <= DURATION_MS_MAX:
+        raise Invalid(
+            f"{value!r} is no duration: write '250ms', '30s', '5m', '2h' or '7d', or a number of seconds, or pass a "
+            "timedelta"
+        )
+    if not 0 <= exact <= DURATION_MS_MAX:
         raise Invalid(f"the duration {value!r} is negative or too long")
-    return result
+    return round(exact)
+
+
+def _limited(seconds: float) -> float:
+    """A number of seconds that can be multiplied: integers have no limit, floats have one. What is not a duration is
+    negative, NaN too."""
+    return max(-1.0, min(seconds, DURATION_MS_MAX))
 
 
 def span_text(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -24,6 +25,7 @@ from detent.journal import calls as journal_calls
 from detent.journal.producers import Given
 from detent.kv import Reader, absolute_url, open_reader, parse_url
 from detent.ledger import AsyncLedgers, Ledgers
+from detent.paths import as_url
 from detent.queue import (
     AsyncQueue,
     MessageInfo,
@@ -71,8 +73,11 @@ IN_FLIGHT_MAX: Final = 4_096
 """Asynchronous transactions of one store under way; more wait their turn."""
 
 
-def open(url: str, *, role: Role = "auto", timeout: Duration = TIMEOUT, force: bool = False) -> Store:
-    """Open a store: ``memory:``, ``file:PATH``, ``s3://BUCKET/PREFIX``, or a server's, ``https://HOST:PORT``.
+def open(
+    url: str | os.PathLike[str], *, role: Role = "auto", timeout: Duration = TIMEOUT, force: bool = False
+) -> Store:
+    """Open a store: ``memory:``, ``file:PATH``, ``s3://BUCKET/PREFIX``, or a server's, ``https://HOST:PORT``. A path
+    such as ``./data`` is short for ``file:./data``.
 
     The first process that opens a ``file:`` store owns it; the next ones talk to the owner, through this same API.
     `role` narrows that: "client" never becomes the owner, "reader" only reads and needs no owner at all. `force` ends
@@ -84,7 +89,9 @@ def open(url: str, *, role: Role = "auto", timeout: Duration = TIMEOUT, force: b
     return Store(url, role=role, timeout=timeout, force=force)
 
 
-def open_async(url: str, *, role: Role = "auto", timeout: Duration = TIMEOUT, force: bool = False) -> OpeningStore:
+def open_async(
+    url: str | os.PathLike[str], *, role: Role = "auto", timeout: Duration = TIMEOUT, force: bool = False
+) -> OpeningStore:
     """Open a store for asyncio: ``async with detent.open_async(url) as store``, or ``await`` it. See :func:`open`."""
     return OpeningStore(url, role=role, timeout=timeout, force=force)
 
@@ -92,7 +99,7 @@ def open_async(url: str, *, role: Role = "auto", timeout: Duration = TIMEOUT, fo
 class OpeningStore:
     """A store that is being opened: await it, or enter it with ``async with``."""
 
-    def __init__(self, url: str, **options: Any) -> None:
+    def __init__(self, url: str | os.PathLike[str], **options: Any) -> None:
         self._url = url
         self._options = options
         self._store: AsyncStore | None = None
@@ -119,7 +126,7 @@ class Store(Ledgers, Consumers):
 
     def __init__(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         role: Role = "auto",
         timeout: Duration = TIMEOUT,
@@ -130,6 +137,7 @@ class Store(Ledgers, Consumers):
         they move."""
         self._generation = forks.generation
         self._timeout_s = milliseconds(timeout) / 1000
+        url = as_url(url)
         self.url = url if server_address(url) is not None else absolute_url(url)
         self._connection = Connection(self.url, role, force=force, now_ms=now_ms)
         self._session = ClientSession()

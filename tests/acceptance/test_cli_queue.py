@@ -240,9 +240,9 @@ def test_times_and_duplicates(store: detent.Store, url: str) -> None:
     assert ok("queue", "publish", url, "q", "--format", "ndjson", stdin=keyed) == (
         b"published 2 messages (1 to 2), and left out 1 duplicates\n"
     )
-    ok("queue", "publish", url, "q", "late", "--delay", "1h", "--retention", "forever")
+    ok("queue", "publish", url, "q", "late", "--delay", "3600", "--retention", "forever")
     ok("queue", "publish", url, "q", "later", "--visible-at", "2100-01-01T00:00:00")
-    mixed = b'{"payload": "own", "delay": "0s"}\n{"payload": "shared"}\n'
+    mixed = b'{"payload": "own", "delay": 0, "retention": 60.5}\n{"payload": "shared"}\n'
     ok("queue", "publish", url, "q", "--format", "ndjson", "--visible-at", "2100-01-01T01:00:00+01:00", stdin=mixed)
     info = store.queue("q").info()
     assert (info.available, info.delayed) == (4, 3)
@@ -376,7 +376,7 @@ def test_receipts(store: detent.Store, url: str) -> None:
         assert "RECEIPT is missing" in refused("queue", verb, url, code=2)
     assert "DETENT_URL" in refused("queue", "ack", a, code=2)
     assert "nothing to --delay" in refused("queue", "fail", url, c, "--final", "--delay", "1s", code=2)
-    assert "is no duration" in refused("queue", "extend", url, c, "--lease", "1", code=1)
+    assert "is no duration" in refused("queue", "extend", url, c, "--lease", "1y", code=1)
     assert ok("queue", "ack", c, env=environment(DETENT_URL=url)) == b"acknowledged 1 message\n"
 
 

@@ -129,6 +129,8 @@ def test_a_queue_is_configured_listed_and_deleted(server: HttpServer) -> None:
     refused(client.patch("/v1/queues/b%2Fx", json={"paused": True}), 404, "NotFound")
     refused(client.patch("/v1/queues/a", json={}), 400, "Invalid", "nothing to change")
     refused(client.patch("/v1/queues/a", json={"filter": "headers."}), 400, "Invalid")
+    for lease in (45, "45", "45s", 45.0):
+        assert good(client.patch("/v1/queues/a", json={"lease": lease}))["lease"] == "45s"
     refused(client.patch("/v1/queues/a", json={"lease": "soon"}), 400, "Invalid", "no duration")
     refused(client.patch("/v1/queues/a", json={"lease": 1e300}), 400, "Invalid")
 

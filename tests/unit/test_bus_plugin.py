@@ -48,7 +48,7 @@ def test_the_clock_stands_still_until_it_is_moved() -> None:
     assert clock.advance("10m") == clock.now == start + timedelta(minutes=10)
     clock.advance(timedelta(milliseconds=1))
     assert clock() == start.timestamp() + 600.001
-    for wrong in (10, 1.5, "soon", timedelta(seconds=-1)):
+    for wrong in (-10, None, "soon", timedelta(seconds=-1)):
         with pytest.raises(Invalid):
             clock.advance(wrong)  # type: ignore[arg-type]
     with pytest.raises(Invalid):

@@ -69,7 +69,7 @@ def test_what_is_not_said_has_a_value_that_works() -> None:
         ({"batch_bytes": -5}, "a file and a byte"),
         ({"batch_bytes": "1 zebibyte"}, "is no size"),
         ({"batch_bytes": 1.5}, "is no size"),
-        ({"batch_age": 10}, "is no duration"),
+        ({"batch_age": True}, "is no duration"),
         ({"visibility": "soon"}, "is no duration"),
         ({"window": "-1d"}, "is no duration"),
         ({"retry_delay": None}, "is no duration"),
@@ -416,7 +416,7 @@ def test_a_log_that_cannot_be_read_plainly_is_left_to_the_library(tmp_path: Path
     ("change", "text"),
     [
         ({"window": "banana"}, "window: 'banana' is no duration: write '15d', '30s'"),
-        ({"batch_age": 5}, "[batch] age: 5 is no duration: write '15d', '30s'"),
+        ({"batch_age": -5}, "[batch] age: the duration -5 is negative or too long: write '15d', '30s'"),
         (
             {"orphan_age": timedelta(days=-1)},
             "orphan_age: the duration datetime.timedelta(days=-1) is negative or too long: write '15d', '30s'",

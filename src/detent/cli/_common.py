@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from detent.errors import Denied, Invalid, NotFound
+from detent.paths import as_url
 
 if TYPE_CHECKING:
     from detent.journal import Journal, JournalInfo
@@ -122,28 +123,6 @@ def _named_twice(argument: str, hint: str = "") -> click.UsageError:
 
 def _is_url(text: str) -> bool:
     return text.lower().startswith(SCHEMES)
-
-
-def _is_path(text: str) -> bool:
-    """Whether a text is a path: it has a slash, begins with a dot, or is a directory's name; and it has no scheme."""
-    if text.startswith((".", "/")):
-        return True
-    return ":" not in text.split("/", 1)[0] and ("/" in text or os.path.isdir(text))
-
-
-def as_url(text: str) -> str:
-    """A store's URL, or a path as one: commands take ./data for file:./data.
-
-    >>> as_url("./data"), as_url("s3://bucket/data"), as_url("data")
-    ('file:./data', 's3://bucket/data', 'data')
-    """
-    return path_url(text) if _is_path(text) else text
-
-
-def path_url(path: str) -> str:
-    """The URL of a directory. A percent sign is one, and two slashes in front are no host."""
-    plain = f"/{path.lstrip('/')}" if path.startswith("/") else path
-    return "file:" + plain.replace("%", "%25")
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")

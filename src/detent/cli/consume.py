@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from detent.cli._common import URL_VARIABLE, as_url, check_kept, force_option
+from detent.cli._common import URL_VARIABLE, check_kept, force_option
 from detent.cli._consume_views import JsonView, LineView, view_of
 from detent.cli._consumers import consumer_fields, look, shown_journals
 from detent.cli._logs import set_up_logs
 from detent.cli._output import print_table
 from detent.errors import DetentError, Invalid
+from detent.paths import as_url
 
 if TYPE_CHECKING:
     from detent.cli._consumers import Seen

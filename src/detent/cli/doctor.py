@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from detent.cli._common import URL_VARIABLE, as_url, count_text, json_option, may_take_store, names_server
+from detent.cli._common import URL_VARIABLE, count_text, json_option, may_take_store, names_server
 from detent.cli._output import line_text, print_json
 from detent.errors import Denied, DetentError
 from detent.extras import install_command
+from detent.paths import as_url
 from detent.sizes import size_text
 
 if TYPE_CHECKING:

@@ -9,17 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from detent.cli._common import (
-    URL_VARIABLE,
-    as_url,
-    check_kept,
-    is_server,
-    json_option,
-    parse_time,
-)
+from detent.cli._common import URL_VARIABLE, check_kept, is_server, json_option, parse_time
 from detent.cli._help import Commands
 from detent.cli._output import print_json
 from detent.errors import Invalid, NotFound
+from detent.paths import as_url
 
 if TYPE_CHECKING:
     from detent.processor.graph import Graph

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from detent.cli._common import (
-    as_url,
     confirm,
     count_text,
     force_option,
@@ -22,6 +21,7 @@ from detent.cli._common import (
 )
 from detent.cli._help import Commands
 from detent.cli._output import line_text, print_json, print_table
+from detent.paths import as_url
 
 if TYPE_CHECKING:
     from detent.spark.pipeline import Pipeline

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import click
 
-from detent.cli._common import count_text, force_option, may_take_store, names_server, path_url
+from detent.cli._common import count_text, force_option, may_take_store, names_server
 from detent.cli._logs import set_up_logs
 from detent.errors import Invalid
 from detent.extras import install_command
+from detent.paths import path_url
 
 
 @click.command()

@@ -1,12 +1,14 @@
-"""Store URLs: ``memory:NAME``, ``file:PATH``, ``s3://BUCKET/PREFIX``, ``gs://…``, ``az://…``."""
+"""Store URLs: ``memory:NAME``, ``file:PATH`` (or the path alone), ``s3://BUCKET/PREFIX``, ``gs://…``, ``az://…``."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from detent.errors import Invalid
+from detent.paths import as_url
 
 OBJECT_STORE_SCHEMES = frozenset({"s3", "gs", "az"})
 URL_MAX = 4096
@@ -26,16 +28,18 @@ class Location:
         return Path(self.path).absolute()
 
 
-def absolute_url(url: str) -> str:
+def absolute_url(url: str | os.PathLike[str]) -> str:
     """The same store from wherever the process stands later: a relative path is made absolute now."""
+    url = as_url(url)
     location = parse_url(url)
     if location.scheme != "file":
         return url
     return "file:" + str(location.directory).replace("%", "%25")
 
 
-def parse_url(url: str) -> Location:
-    """Take a store URL apart; `Invalid` says what a right one looks like."""
+def parse_url(url: str | os.PathLike[str]) -> Location:
+    """Take a store URL, or a path, apart; `Invalid` says what a right one looks like."""
+    url = as_url(url)
     if not isinstance(url, str):
         raise Invalid(f"a store URL is text such as 'file:./data', not {type(url).__name__}")
     if len(url) > URL_MAX or "\x00" in url:

@@ -23,7 +23,7 @@ from detent.server.limits import (
     check_count,
     page_of,
 )
-from detent.server.models import JOURNAL_DURATIONS, Input, JournalSettings, Number, given_settings
+from detent.server.models import Input, JournalSettings, Number, given_settings
 from detent.server.models_journals import (
     Appended,
     Entry,
@@ -86,7 +86,7 @@ def _infos(reader: JournalReader, names: Any) -> list[JournalInfo]:
 async def create_journal(call: Call[Any, None]) -> Response:
     """Create a journal: 201. One that exists is left as it is: 200 if the settings that were given are its own, else
     409; `PATCH` changes them. (The first append to a journal creates it as well.)"""
-    given = given_settings(call.body, JOURNAL_DURATIONS)
+    given = given_settings(call.body)
     done: ops.Created = (await call.store.commit([calls.create(call.name, True, given)]))[0]
     info = await call.store.journal(call.name).info()
     if not done.new:
@@ -102,7 +102,7 @@ async def create_journal(call: Call[Any, None]) -> Response:
 
 async def configure_journal(call: Call[Any, None]) -> JournalDescription:
     """Change settings; what is not named stays."""
-    given = given_settings(call.body, JOURNAL_DURATIONS)
+    given = given_settings(call.body)
     if not given:
         raise Invalid("there is nothing to change: name a setting")
     journal = call.store.journal(call.name)
@@ -194,7 +194,7 @@ async def read(call: Call[None, ReadQuery]) -> Response:
 async def _wait(call: Call[None, ReadQuery]) -> None:
     """Wait for the last message that was asked for, or for the first one if it was not said how many."""
     query = call.query
-    wait_ms = call.query_wait_ms(query.wait)
+    wait_ms = call.wait_ms(query.wait)
     if not wait_ms:
         return
     if query.isolation != "committed":

@@ -35,13 +35,11 @@ from detent.server.limits import (
     page_of,
 )
 from detent.server.models import (
-    QUEUE_DURATIONS,
     Input,
     NewQueue,
     QueueSettings,
     duration_text,
     given_settings,
-    optional_duration,
     time_text,
 )
 from detent.server.models_queues import (
@@ -103,7 +101,7 @@ def check_settings(caller: Caller, queue: str, given: Mapping[str, Any]) -> None
 async def create_queue(call: Call[Any, None]) -> Response:
     """Create a queue: 201. One that exists is left as it is: 200 if the settings that were given are its own, else
     409; `PATCH` changes them. A `filter` also needs the right `consume` on all queues."""
-    named = given_settings(call.body, QUEUE_DURATIONS)
+    named = given_settings(call.body)
     check_settings(call.caller, call.name, named)
     given = calls.settings(call.name, named)
     create = ops.CreateQueue(call.name, given, call.body.earliest, exist_ok=True)
@@ -125,7 +123,7 @@ async def _description(call: Call[Any, Any]) -> ops.QueueDescription:
 async def configure_queue(call: Call[Any, None]) -> Any:
     """Change settings; what is not named stays. A new filter applies to what the queue has not read yet; `paused` stops
     and resumes it. A `filter` also needs the right `consume` on all queues."""
-    given = given_settings(call.body, QUEUE_DURATIONS)
+    given = given_settings(call.body)
     check_settings(call.caller, call.name, given)
     await call.store.queue(call.name).configure(**given)
     return describe_queue(queue_info(await _description(call)))
@@ -271,7 +269,7 @@ async def _claim_step(call: Call[ClaimRequest, None], count: int) -> list[AsyncD
     if consumer is None:
         consumer = f"{call.caller.name} at {call.request.client}"[: ops.CONSUMER_BYTES_MAX // 4]
     queue = call.store.queue(call.name)
-    return await queue.claim(count, lease=optional_duration(wanted.lease), consumer=consumer)
+    return await queue.claim(count, lease=wanted.lease, consumer=consumer)
 
 
 async def _receipts(call: Call[Any, None], texts: list[str]) -> list[Receipt]:
@@ -296,7 +294,7 @@ async def fail(call: Call[FailRequest, None]) -> FailedReceipts:
     """It did not work: the message is tried again after the queue's back-off, or after `delay`; or, with `final`,
     never."""
     (receipt,) = await _receipts(call, [call.body.receipt])
-    delay = optional_duration(call.body.delay)
+    delay = call.body.delay
     await call.store.commit([fail_operation(receipt, call.body.reason, delay, call.body.final)])
     return FailedReceipts(failed=[str(receipt)])
 
@@ -304,7 +302,7 @@ async def fail(call: Call[FailRequest, None]) -> FailedReceipts:
 async def extend(call: Call[ExtendRequest, None]) -> Extended:
     """Hold a message for longer: from now on for `lease`, or the queue's default."""
     (receipt,) = await _receipts(call, [call.body.receipt])
-    done = await call.store.commit([extend_operation(receipt, optional_duration(call.body.lease))])
+    done = await call.store.commit([extend_operation(receipt, call.body.lease)])
     length, until = duration_text(done[0].length_ms), time_text(done[0].lease_ms)
     return Extended(receipt=str(receipt), lease=length, lease_until=until)
 

@@ -23,7 +23,6 @@ from detent.server.models import (
     Output,
     TimeText,
     duration_text,
-    optional_duration,
     time_text,
 )
 from detent.server.models_journals import Appended, Entry
@@ -79,7 +78,7 @@ class Fail(FailRequest, tag_field="op", tag="fail"):
     async def build(self, call: AnyCall) -> Built:
         receipt = Receipt.parse(self.receipt)
         await _require_consume(call, [receipt])
-        return [fail_operation(receipt, self.reason, optional_duration(self.delay), self.final)]
+        return [fail_operation(receipt, self.reason, self.delay, self.final)]
 
     def result(self, results: list[Any]) -> Output:
         del results
@@ -92,7 +91,7 @@ class Extend(ExtendRequest, tag_field="op", tag="extend"):
     async def build(self, call: AnyCall) -> Built:
         receipt = Receipt.parse(self.receipt)
         await _require_consume(call, [receipt])
-        return [extend_operation(receipt, optional_duration(self.lease))]
+        return [extend_operation(receipt, self.lease)]
 
     def result(self, results: list[Any]) -> Output:
         return ExtendDone(lease=duration_text(results[0].length_ms), lease_until=time_text(results[0].lease_ms))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Union, get_args, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from detent.durations import Duration
 from detent.errors import Invalid
 from detent.journal.calls import Settings as JournalSettingNames
 from detent.queue.calls import Settings as QueueSettingNames
@@ -25,7 +25,7 @@ NUMBER_MAX: Final = (1 << 62) - 1
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 Seconds = Annotated[float, Meta(ge=0)]
 GivenText = Annotated[
-    str, Meta(extra_json_schema={"pattern": r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d|w)$", "examples": ["30s"]})
+    str, Meta(extra_json_schema={"pattern": r"^ *[0-9]+(\.[0-9]+)? *(ms|s|m|h|d|w)? *$", "examples": ["30s"]})
 ]
 GivenDuration = GivenText | Seconds
 """A duration as a request has it: text such as "30s", or a number of seconds."""
@@ -83,21 +83,6 @@ def to_text(value: bytes) -> str | Binary:
         return Binary(base64=base64.b64encode(value).decode())
 
 
-def duration(value: str | float) -> Duration:
-    """A duration as the library takes it."""
-    if isinstance(value, str):
-        return value
-    try:
-        return timedelta(seconds=value)
-    except (OverflowError, ValueError) as error:
-        raise Invalid(f"{value!r} seconds are too long: {error}") from error
-
-
-def optional_duration(value: str | float | None) -> Duration | None:
-    """The same, where there may be none."""
-    return None if value is None else duration(value)
-
-
 def duration_text(value: timedelta | int) -> str:
     """A duration (a number is of milliseconds) as requests take it."""
     left = round(value.total_seconds() * 1000) if isinstance(value, timedelta) else value
@@ -116,20 +101,18 @@ def time_text(time: datetime | int) -> str:
 # -- settings -------------------------------------------------------------------------------------------------------
 
 
-def _settings_type(name: str, names: Any, doc: str, extra: list[Any]) -> tuple[type[Any], frozenset[str]]:
-    """A struct with the settings that a `TypedDict` of the library names, each of which may be left out; and which of
-    them are durations. A setting that the library gets, the API has."""
-    hints = get_type_hints(names)
-    durations = frozenset(setting for setting, kind in hints.items() if timedelta in get_args(kind))
+def _settings_type(name: str, names: Any, doc: str, extra: list[Any]) -> Any:
+    """A struct with the settings that a `TypedDict` of the library names, each of which may be left out. A setting that
+    the library gets, the API has."""
     members: list[Any] = []
-    for setting, kind in hints.items():
-        kinds = [one for one in get_args(kind) or (kind,) if one is not timedelta] if setting in durations else [kind]
-        numbers = [Seconds] if setting in durations else []
-        members.append((setting, Union[(*kinds, *numbers, UnsetType)], UNSET))
-    made = msgspec.defstruct(
+    for setting, kind in get_type_hints(names).items():
+        kinds: Sequence[Any] = [kind]
+        if timedelta in get_args(kind):  # a duration
+            kinds = [*(one for one in get_args(kind) if one not in {timedelta, float}), Seconds]
+        members.append((setting, Union[(*kinds, UnsetType)], UNSET))
+    return msgspec.defstruct(
         name, members + extra, bases=(Input,), namespace={"__doc__": doc}, kw_only=True, module=__name__
     )
-    return made, durations
 
 
 _QUEUE_DOC: Final = """A queue's settings; what is left out keeps its default or its value.
@@ -140,21 +123,17 @@ limit. `done_retention` null is for ever. `failed` is "keep" or "discard". Durat
 _JOURNAL_DOC: Final = """A journal's settings; what is left out keeps its default or its value. A retention of "0s", or
 of 0 bytes, means: no limit. Durations are text such as "7d", or seconds."""
 
-QueueSettings, QUEUE_DURATIONS = _settings_type("QueueSettings", QueueSettingNames, _QUEUE_DOC, [])
-NewQueue, _ = _settings_type(
+QueueSettings = _settings_type("QueueSettings", QueueSettingNames, _QUEUE_DOC, [])
+NewQueue = _settings_type(
     "NewQueue",
     QueueSettingNames,
     _QUEUE_DOC + "With `earliest` a new queue also gets what is stored already.",
     [("earliest", bool, False)],
 )
-JournalSettings, JOURNAL_DURATIONS = _settings_type("JournalSettings", JournalSettingNames, _JOURNAL_DOC, [])
+JournalSettings = _settings_type("JournalSettings", JournalSettingNames, _JOURNAL_DOC, [])
 
 
-def given_settings(body: Any, durations: frozenset[str]) -> Any:
+def given_settings(body: Any) -> Any:
     """The settings that a request names, as the library takes them."""
     found = {name: getattr(body, name) for name in body.__struct_fields__ if name != "earliest"}
-    return {
-        name: duration(value) if name in durations and value is not None else value
-        for name, value in found.items()
-        if value is not UNSET
-    }
+    return {name: value for name, value in found.items() if value is not UNSET}

@@ -32,7 +32,6 @@ from detent.server.models import (
     Time,
     TimeText,
     duration_text,
-    optional_duration,
     time_text,
     to_bytes,
     to_text,
@@ -97,8 +96,8 @@ class OutgoingMessage(Input, kw_only=True):
             uri=self.uri,
             created=self.created,
             visible_at=self.visible_at,
-            delay=optional_duration(self.delay),
-            retention=optional_duration(self.retention),
+            delay=self.delay,
+            retention=self.retention,
             dedup_key=dedup_key if self.dedup_key is None else self.dedup_key,
         )
 

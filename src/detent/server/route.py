@@ -16,7 +16,7 @@ from detent.server import tracing
 from detent.server.access import RIGHTS, Caller, Kind, Right
 from detent.server.http import Request, Response
 from detent.server.limits import ClaimSizes
-from detent.server.models import Output, duration
+from detent.server.models import Output
 from detent.server.receipts import QueueNumbers
 from detent.server.waiting import Poll
 
@@ -61,15 +61,10 @@ class Call(Generic[Body, Query]):
 
     def wait_ms(self, wait: str | float | None) -> int:
         """How long the caller wants to wait; `LimitExceeded` if that is too long for a connection to stay silent."""
-        wanted = 0 if wait is None else milliseconds(duration(wait))
+        wanted = 0 if wait is None else milliseconds(wait)
         if wanted > self.service.wait_ms_max:
             raise LimitExceeded(f"a request waits at most {self.service.wait_ms_max} ms, not {wanted}: ask again then")
         return wanted
-
-    def query_wait_ms(self, wait: str | None) -> int:
-        """The same for a query, where a number of seconds is text as well."""
-        is_number = wait is not None and wait.isascii() and wait.replace(".", "", 1).isdigit()
-        return self.wait_ms(float(wait) if wait is not None and is_number else wait)
 
     def poll(self, wait_ms: int) -> Poll:
         """Wait for something, as long as the caller does."""

@@ -309,6 +309,7 @@ DECODERS: list[DecoderCase] = [
         [
             shard.Progress({}, {}, 0).encode(),
             shard.Progress({"a": 2**60, "b/c": 0}, {"far:x": 7}, 2).encode(),
+            shard.Progress({"a": 1}, {}, 2, {"a": 5, "b/c": 2**32 - 1}).encode(),
         ],
     ),
     DecoderCase("consumer key", shard.decode_consumer_key, [shard.consumer_key("a é")]),

@@ -441,7 +441,7 @@ def test_consumers_are_listed_and_shown(world: World) -> None:
     assert (listed["name"], listed["lag"], listed["paused"], listed["members"]) == ("copies", 1, False, [])
     assert listed["shards"][2] == {
         "shard": 2, "journals": ["c"], "holder": None, "lease_ms": 0, "status": "free", "error": None,
-        "generation": 0, "processed": {"c": 2}, "published": {"out/c": 2}, "lag": {"c": 1},
+        "generation": 0, "processed": {"c": 2}, "published": {"out/c": 2}, "lag": {"c": 1}, "gone": {},
     }  # fmt: skip
     assert document("consumer", "ls", world.url, "--prefix", "x") == []
     lines = ok("consumer", "ls", world.url).decode().splitlines()
@@ -562,6 +562,29 @@ def test_a_reset_says_where_to(world: World) -> None:
     assert "say where to go on, once" in refused(*reset, "--journal", "a", "--earliest", "--latest", code=2)
     assert "is no time" in refused(*reset, "--journal", "a", "--time", "soon", code=2)
     assert "does not read the journal 'x'" in refused(*reset, "--journal", "x", "--offset", "0", code=1)
+
+
+def test_recreated_journal_is_shown_with_what_to_do(world: World) -> None:
+    world.append(3)
+    ok("consume", world.app, "--store", world.url, "--once")
+    world.look(lambda store: store.journal("a").delete())
+    (shown,) = [
+        one for one in json.loads(ok("consumer", "show", world.url, "copies", "--json"))["shards"] if one["gone"]
+    ]
+    assert (shown["gone"], shown["lag"]) == ({"a": "deleted"}, {"a": 0})
+    world.append(2, ["a"])
+    (shown,) = [
+        one for one in json.loads(ok("consumer", "show", world.url, "copies", "--json"))["shards"] if one["gone"]
+    ]
+    assert (shown["gone"], shown["lag"]) == ({"a": "recreated"}, {"a": 2})
+    command = "detent consumer reset copies --journal a --earliest"
+    assert command in shown["error"]
+    assert command in ok("consumer", "show", world.url, "copies").decode()
+    assert "another one of that name" in refused("consume", world.app, "--store", world.url, "--once", code=1)
+    ok("consumer", "reset", world.url, "copies", "--journal", "a", "--earliest", "--yes")
+    assert "made anew" not in ok("consumer", "show", world.url, "copies").decode()
+    ok("consume", world.app, "--store", world.url, "--once")
+    assert outputs(world, "a") == [0, 1, 2, 0, 1]
 
 
 def test_state_is_shown(world: World) -> None:

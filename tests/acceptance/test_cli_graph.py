@@ -451,7 +451,7 @@ def test_the_status_of_a_graph_that_another_process_runs(world: World, start: Ca
     assert found["total"]["status"] == "running"
     assert str(running.process.pid) in found["total"]["holder"]
     assert (found["total"]["outputs"], found["total"]["lag"]) == (2, 0)
-    assert found["total"]["inputs"] == [{"journal": "orders", "position": 2, "lag": 0}]
+    assert found["total"]["inputs"] == [{"journal": "orders", "position": 2, "lag": 0, "gone": ""}]
     assert found["total"]["latency"]["totals"]["messages"] == 2
     lines = [line.split() for line in world.ok("status", "shop.py").splitlines()]
     assert lines[1][:8] == ["total", "stream", "running", "0", "2", "0", "0", "0"]

@@ -515,6 +515,34 @@ def test_renaming(store: Store) -> None:
     assert numbers == ["0", "1", "2"], "its deliveries go on"
 
 
+def test_recreated_input_of_a_running_graph_shows_at_once_and_stops_it(store: Store) -> None:
+    """Its offsets are those of another journal, whether or not that is shorter."""
+    with graph_of(source("a"), stream("f", same, input="a", output="x")).open(store) as live:
+        for number in range(3):
+            live.send(number, "a")
+        live.start()
+        live.settle()
+        store.journal("a").delete()
+        (seen,) = live.status()
+        assert (seen.status, seen.inputs[0].gone, seen.lag) == ("failed", "deleted", 0)
+        for body in (b"10", b"11"):
+            store.journal("a").append(body)
+        (seen,) = live.status()
+        assert (seen.status, seen.inputs[0].gone, seen.lag) == ("failed", "recreated", 2)
+        assert "graph reset TARGET f --to earliest" in seen.error
+        with pytest.raises(NotFound, match="another one of that name"):
+            live.settle("30s")
+        live.stop()
+        (seen,) = live.status()
+        assert (seen.status, seen.lag) == ("stopped", 2)
+        assert "was deleted and made anew" in seen.error
+        live.reset("f", "earliest")
+        assert live.status()[0].error == ""
+        live.start()
+        live.settle()
+        assert (values(live, "x"), live.status()[0].error) == ([0, 1, 2, 10, 11], "")
+
+
 def test_a_processor_whose_progress_was_deleted_does_not_begin_anew_by_itself(store: Store) -> None:
     """As it would be after a rename, if a process with the old declaration still ran, or stood by."""
     graph = graph_of(source("a"), stream("f", same, input="a", output="x"), lease="500ms")

@@ -176,6 +176,46 @@ def test_lag(store: Store) -> None:
     assert consumer.lag() == {0: {"a": 2, "new": 0}, 1: {"b": 1}}
 
 
+def test_recreated_journal_is_recognised_by_its_identity(url: str) -> None:
+    """Offsets say nothing of another journal of that name; also for the next owner, from what was written down."""
+    with detent.open(url) as store:
+        store.journal("a").append_many([b"1", b"2"])
+        register(store, 1, ("a",))
+        number = store.reader.number("a")
+        assert number is not None
+        report = ops.ReportShard("c", 0, 0, "running", "", {"a": 2}, {"x": 7}, keep=True, numbers={"a": number})
+        store.commit([report])
+        assert store.consumer("c").info().shards[0].numbers == {"a": number}
+        assert store.consumer("c").await_processed("a", 1) == {"x": 7}
+        if url == "memory:":
+            check_recreated(store)
+            return
+    with owned_anew(url) as store:
+        check_recreated(store)
+
+
+def check_recreated(store: Store) -> None:
+    consumer = store.consumer("c")
+    store.journal("a").delete()
+    assert consumer.lag() == {0: {"a": 0}}
+    with pytest.raises(NotFound, match="reset the consumer"):
+        consumer.await_processed("a", 1, "1ms")
+    store.journal("a").append_many([b"new", b"new", b"new"])
+    assert consumer.lag() == {0: {"a": 3}}, "it has read none of them"
+    with pytest.raises(NotFound, match="reset the consumer"):
+        consumer.await_processed("a", 0, "1ms")
+    consumer.reset({"a": 1})
+    assert consumer.info().shards[0].numbers == {}
+    assert consumer.lag() == {0: {"a": 2}}
+    store.commit([ops.ReportShard("c", 0, 1, processed={"a": 3}, numbers={"a": store.reader.number("a") or 0})])
+    assert consumer.await_processed("a", 2, "1ms") == {"x": 7}
+    for numbers in ({"a": 0}, {"a": 1 << 32}):
+        with pytest.raises(Invalid):
+            store.commit([ops.ReportShard("c", 0, 1, numbers=numbers)])
+    with pytest.raises(NotFound):
+        store.commit([ops.ReportShard("c", 0, 1, numbers={"strange": 1})])
+
+
 def test_lag_of_shards_by_key(store: Store) -> None:
     store.journal("a").append_many([b"%d" % number for number in range(5)])
     register(store, 2, ("a",), partition="key")

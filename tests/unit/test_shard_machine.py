@@ -460,8 +460,10 @@ class TestKeptProgress:
         assert made.shard().processed == {"a": 5}
 
     def test_a_shard_keeps_what_it_reads_itself(self, made: ShardWorld) -> None:
-        made.commit(ops.ReportShard("c", 0, 0, processed={"a": 5, "b": 6}, keep=True))
-        assert records.Progress.decode(made.stored()[records.progress_key(1)]) == ({"a": 5}, {}, 0)
+        numbers = {"a": 1, "b": 2}
+        made.commit(ops.ReportShard("c", 0, 0, processed={"a": 5, "b": 6}, keep=True, numbers=numbers))
+        kept = records.Progress.decode(made.stored()[records.progress_key(1)])
+        assert kept == records.Progress({"a": 5}, {}, 0, {"a": 1})
 
     def test_divided_by_key_each_keeps_its_own(self, world: ShardWorld) -> None:
         world.register(2, "a", "b", partition="key")
@@ -471,11 +473,12 @@ class TestKeptProgress:
         assert [shard.processed for shard in world.describe().states] == [{"a": 0, "b": 7}, {"a": 1, "b": 7}]
 
     def test_a_reset_forgets_what_was_processed(self, made: ShardWorld) -> None:
-        made.commit(ops.ReportShard("c", 0, 0, processed={"a": 5}, published={"x": 1}, keep=True))
+        report = ops.ReportShard("c", 0, 0, processed={"a": 5}, published={"x": 1}, keep=True, numbers={"a": 1})
+        made.commit(report)
         made.commit(ops.ReportShard("c", 1, 0, processed={"b": 5}, keep=True))
         made.commit(ops.ReportShard("c", 0, 0, processed={"a": 6}, published={"x": 2}))
         made.commit(ops.ResetShards("c", {"a": 2}))
-        assert records.Progress.decode(made.stored()[records.progress_key(1)]) == ({}, {"x": 1}, 1)
+        assert records.Progress.decode(made.stored()[records.progress_key(1)]) == records.Progress({}, {"x": 1}, 1)
         made.reopen()
         assert [(shard.processed, shard.published) for shard in made.describe().states] == [
             ({}, {"x": 1}),

@@ -139,7 +139,7 @@ def table_of(seen: Seen, rates: Rates) -> Any:
     paused = ", paused" if info.paused else ""
     rows: list[list[str | Text]] = []
     for shard in info.shards[:ROWS_SHOWN]:
-        status = shown_status(shard)
+        status = shown_status(seen, shard)
         rows.append(
             [
                 str(shard.index),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from detent.cli._output import line_text
-from detent.errors import NotFound
+from detent.shard.calls import behind, is_other
 
 if TYPE_CHECKING:
     from detent.shard import ConsumerInfo, ShardInfo
@@ -28,31 +27,27 @@ class Seen:
 
     info: ConsumerInfo
     lag: Mapping[int, Mapping[str, int]]
+    gone: Mapping[int, Mapping[str, str]]
+    """The journals of each shard that were deleted since it has read them, and what became of them."""
 
 
 def look(store: Store, name: str) -> Seen:
     """A consumer as it is now. `NotFound` if there is none."""
     info = store.consumer(name).info()
-    ends = {journal: _extent(store, journal) for journal in info.sources}
-    lag = {shard.index: {journal: _behind(shard, journal, ends) for journal in shard.journals} for shard in info.shards}
-    return Seen(info, lag)
-
-
-def place_of(shard: ShardInfo, journal: str) -> int | None:
-    """Where a shard goes on in a journal, as far as that is known: a reset counts before a process has read on."""
-    return shard.processed.get(journal, shard.resets.get(journal))
-
-
-def _extent(store: Store, journal: str) -> tuple[int, int]:
-    """A journal that was never written begins and ends at 0."""
-    with suppress(NotFound):
-        return store.reader.extent(journal)
-    return 0, 0
-
-
-def _behind(shard: ShardInfo, journal: str, ends: Mapping[str, tuple[int, int]]) -> int:
-    first, end = ends[journal]
-    return max(0, end - max(first, place_of(shard, journal) or 0))
+    places = {journal: store.reader.whereabouts(journal) for journal in info.sources}
+    lag = {
+        shard.index: {journal: behind(shard, journal, places[journal]) for journal in shard.journals}
+        for shard in info.shards
+    }
+    gone = {
+        shard.index: {
+            journal: "deleted" if places[journal] is None else "recreated"
+            for journal in shard.journals
+            if is_other(shard, journal, places[journal])
+        }
+        for shard in info.shards
+    }
+    return Seen(info, lag, gone)
 
 
 # -- for programs ---------------------------------------------------------------------------------------------------
@@ -68,31 +63,46 @@ def consumer_fields(seen: Seen) -> dict[str, Any]:
         "created_ms": _ms(info.created),
         "lag": total_lag(seen),
         "members": [{"member": one.member, "info": one.info, "expires_ms": _ms(one.expires)} for one in info.members],
-        "shards": [_shard_fields(shard, seen.lag[shard.index]) for shard in info.shards],
+        "shards": [_shard_fields(seen, shard) for shard in info.shards],
     }
 
 
-def _shard_fields(shard: ShardInfo, lag: Mapping[str, int]) -> dict[str, Any]:
+def _shard_fields(seen: Seen, shard: ShardInfo) -> dict[str, Any]:
     return {
         "shard": shard.index,
         "journals": list(shard.journals),
         "holder": shard.holder or None,
         "lease_ms": round(shard.lease.total_seconds() * 1000),
-        "status": shown_status(shard),
-        "error": shard.error or None,
+        "status": shown_status(seen, shard),
+        "error": shown_error(seen, shard) or None,
         "generation": shard.generation,
         "processed": shard.processed,
         "published": shard.published,
-        "lag": dict(lag),
+        "lag": dict(seen.lag[shard.index]),
+        "gone": dict(seen.gone[shard.index]),
     }
 
 
 # -- for people -----------------------------------------------------------------------------------------------------
 
 
-def shown_status(shard: ShardInfo) -> str:
-    """What a shard is at. What it said last counts for nothing when no process works on it any more."""
-    return (shard.status or "starting") if shard.holder else FREE
+def shown_status(seen: Seen, shard: ShardInfo) -> str:
+    """What a shard is at. What it said last counts for nothing when no process works on it any more; nor does that it
+    runs, when a journal is gone that it reads."""
+    said = (shard.status or "starting") if shard.holder else FREE
+    return "failed" if said == "running" and seen.gone[shard.index] else said
+
+
+def shown_error(seen: Seen, shard: ShardInfo) -> str:
+    """What is wrong with a shard, and what to do: at once, whether or not the shard has noticed, and runs."""
+    for journal, what in seen.gone[shard.index].items():
+        if what == "recreated":
+            return (
+                f"the journal {journal!r} was deleted and made anew: to read the new one, "
+                f"detent consumer reset {seen.info.name} --journal {journal} --earliest"
+            )
+        return f"the journal {journal!r} was deleted: when there is another one, reset the consumer"
+    return shard.error
 
 
 def shown_journals(shard: ShardInfo) -> str:

@@ -18,10 +18,11 @@ from detent.cli._common import (
     parse_time,
     takes_store,
 )
-from detent.cli._consumers import consumer_fields, look, place_of, shown_journals, shown_status, total_lag
+from detent.cli._consumers import consumer_fields, look, shown_error, shown_journals, shown_status, total_lag
 from detent.cli._help import Commands
 from detent.cli._output import line_text, print_fields, print_json, print_table, time_text
 from detent.errors import Denied, Invalid, NotFound
+from detent.shard.calls import place_of
 
 if TYPE_CHECKING:
     from detent.cli._consumers import Seen
@@ -91,7 +92,7 @@ def _listing() -> Iterator[None]:
 def _row(seen: Seen) -> list[str]:
     info = seen.info
     held = sum(bool(shard.holder) for shard in info.shards)
-    failed = sum(shown_status(shard) == "failed" for shard in info.shards)
+    failed = sum(shown_status(seen, shard) == "failed" for shard in info.shards)
     return [
         line_text(info.name),
         str(len(info.shards)),
@@ -143,10 +144,10 @@ def _shard_rows(seen: Seen) -> list[list[str]]:
             str(shard.index),
             shown_journals(shard),
             line_text(shard.holder) or "-",
-            shown_status(shard),
+            shown_status(seen, shard),
             str(sum(shard.processed.values())),
             str(sum(seen.lag[shard.index].values())),
-            line_text(shard.error) or "-",
+            line_text(shown_error(seen, shard)) or "-",
         ]
         for shard in seen.info.shards
     ]

@@ -222,25 +222,36 @@ class Shard(NamedTuple):
 
 class Progress(NamedTuple):
     """How far a shard is, as it was last written down: it may be further by now. Of each journal the offset after the
-    last message: of those that it has processed, in this generation, and of those that it has written."""
+    last message: of those that it has processed, in this generation, and of those that it has written. `numbers` are
+    those of the journals that it reads, which a journal of the same name that is made later does not have."""
 
     processed: dict[str, int]
     published: dict[str, int]
     generation: int
+    numbers: dict[str, int] = {}  # noqa: RUF012 - never changed
 
     def encode(self) -> bytes:
         writer = ByteWriter()
         for offsets in (self.processed, self.published):
             writer.array(sorted(offsets.items()), lambda w, item: w.utf8(item[0]).u64(item[1]))
-        return writer.u32(self.generation).finish()
+        writer.u32(self.generation)
+        if self.numbers:
+            writer.array(sorted(self.numbers.items()), lambda w, item: w.utf8(item[0]).u32(item[1]))
+        return writer.finish()
 
     @classmethod
     def decode(cls, value: bytes) -> Progress:
         reader = ByteReader(value, "progress")
         processed, published = _offsets(reader), _offsets(reader)
         generation = reader.u32()
+        if not reader.remaining:  # of an earlier release, or not known yet
+            return cls(processed, published, generation)
+        numbers = reader.array(lambda r: (r.utf8(), r.u32()), element_bytes=_SOURCE_BYTES)
         reader.finish()
-        return cls(processed, published, generation)
+        _check_order(numbers, reader)
+        if not numbers or not all(number for _, number in numbers):
+            raise reader.corrupt("journals without numbers")
+        return cls(processed, published, generation, dict(numbers))
 
 
 def _offsets(reader: ByteReader) -> dict[str, int]:

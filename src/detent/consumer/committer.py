@@ -142,7 +142,7 @@ class Committer:
         crash.point("consumer.before_ack")
         self._outlets.acknowledge(intents)
         crash.point("consumer.after_ack")
-        self._progress.advance(job.progress, self._outlets.heads(written), job.messages)
+        self._progress.advance(job.progress, self._outlets.heads(written), job.messages, numbers=job.numbers)
 
     def _note_written(self, written: list[tuple[str, str]]) -> None:
         """Remember which journals were written to last."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from detent.durations import Duration, milliseconds
@@ -24,6 +25,7 @@ class Snapshot(NamedTuple):
     error: str
     processed: dict[str, int]
     published: dict[str, int]
+    numbers: dict[str, int]
 
 
 class Progress:
@@ -31,22 +33,31 @@ class Progress:
 
     `processed` is, for each journal that it reads, the offset after the last message whose effects are all visible.
     `published` is, for each journal that it has written to since it started, an offset before which all of them lie.
-    `messages` is how many messages took effect since it started.
+    `messages` is how many messages took effect since it started. `numbers` are those of the journals that it reads.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self.processed: dict[str, int] = {}
         self.published: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
         self.messages = 0
         self.version = 0
         self.status = "starting"
         self.error = ""
         self._identity = (0, 0)
 
-    def advance(self, processed: Mapping[str, int], published: Mapping[str, int], messages: int = 0) -> None:
+    def advance(
+        self,
+        processed: Mapping[str, int],
+        published: Mapping[str, int],
+        messages: int = 0,
+        *,
+        numbers: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         """A transaction is done."""
         with self._changed:
+            self.numbers.update(numbers)
             for known, new in ((self.processed, processed), (self.published, published)):
                 for journal, offset in new.items():
                     known[journal] = max(known.pop(journal, 0), offset)
@@ -62,6 +73,7 @@ class Progress:
         """A new life of the shard begins. It may have been reset: how far it was says nothing any more."""
         with self._changed:
             self.processed = {}
+            self.numbers = {}
             self._identity = (0, 0)
             self.version += 1
         self.say("restoring")
@@ -84,7 +96,13 @@ class Progress:
         """All of it, at one moment."""
         with self._changed:
             return Snapshot(
-                self.version, *self._identity, self.status, self.error, dict(self.processed), dict(self.published)
+                self.version,
+                *self._identity,
+                self.status,
+                self.error,
+                dict(self.processed),
+                dict(self.published),
+                dict(self.numbers),
             )
 
     def wait(self, read_through: Mapping[str, int], timeout: Duration | None = None) -> dict[str, int]:

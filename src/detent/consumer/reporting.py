@@ -76,6 +76,7 @@ class Reporter:
             seen.published,
             keep=keep,
             number=seen.number,
+            numbers=seen.numbers if seen.number else {},
         )
 
     def forget(self, index: int) -> None:

@@ -120,7 +120,9 @@ class Shard:
             self._committer = Committer(
                 self._state, self._outlets, self._progress, checkpoint, self._bell.set, str(self._given.name)
             )
-            self._progress.advance(self._sources.progress(), self._outlets.heads(checkpoint.wrote))
+            self._progress.advance(
+                self._sources.progress(), self._outlets.heads(checkpoint.wrote), numbers=self._sources.numbers()
+            )
             self._progress.say("running")
             if self._begins_late(checkpoint):
                 self._commit_nothing()
@@ -240,7 +242,7 @@ class Shard:
                 found[0].put_back(found[1])
                 return True
             if self._committer.is_idle:
-                self._progress.advance(self._sources.progress(), {})
+                self._progress.advance(self._sources.progress(), {}, numbers=self._sources.numbers())
                 if once:
                     return False
                 if time.monotonic() - self._busy_at >= SETTLE_S:
@@ -273,7 +275,7 @@ class Shard:
             numbers={**known.numbers, **read.numbers()},
             transaction=self._number,
         )
-        self._committer.submit(Sealed(changes, self._read, read.progress(), outbox, messages))
+        self._committer.submit(Sealed(changes, self._read, read.progress(), read.numbers(), outbox, messages))
         self._busy_at = time.monotonic()
 
     def _consume(self, transaction: ConsumerTransaction) -> None:

@@ -29,13 +29,22 @@ class ConsumerTransaction:
 class Sealed:
     """A transaction that only has to be committed: what changed, how far it read (`read`, a checkpoint that lacks what
     only the committing thread knows), what it publishes. `progress` is how far it read by committed offsets, for raw
-    sources too."""
+    sources too, and `numbers` which journals these are."""
 
-    __slots__ = ("changes", "messages", "outbox", "progress", "read")
+    __slots__ = ("changes", "messages", "numbers", "outbox", "progress", "read")
 
-    def __init__(self, changes: Any, read: Checkpoint, progress: dict[str, int], outbox: Outbox, messages: int) -> None:
+    def __init__(
+        self,
+        changes: Any,
+        read: Checkpoint,
+        progress: dict[str, int],
+        numbers: dict[str, int],
+        outbox: Outbox,
+        messages: int,
+    ) -> None:
         self.changes = changes
         self.read = read
         self.progress = progress
+        self.numbers = numbers
         self.outbox = outbox
         self.messages = messages

@@ -16,6 +16,7 @@ from detent.growth import Growth, close_all, wait_for_any
 from detent.journal import Message
 from detent.journal.columns import Rows
 from detent.journal.following import Following
+from detent.journal.reader import Whereabouts
 from detent.processor.declaration import Mode
 from detent.processor.place import Place
 from detent.processor.records import JournalId, Snapshot
@@ -23,8 +24,9 @@ from detent.processor.records import JournalId, Snapshot
 if TYPE_CHECKING:
     from detent.store import Store
 
-SLICE_S: Final = 5.0
-"""A wait looks again this often, whatever it hears: a journal may have been deleted."""
+SLICE_S: Final = 1.0
+"""A wait looks again this often, whatever it hears: a journal may have been deleted, and another one made of its
+name."""
 
 Set = tuple[Message, ...]
 Chosen = list[tuple[str, int]]
@@ -193,6 +195,12 @@ class Inputs:
         close_all(self._growths.values())
         for one in self._followed.values():
             one.close()
+
+
+def is_other(found: Whereabouts | None, known: JournalId | None) -> bool:
+    """Whether the journal that a processor has read was deleted, whether or not there is another one of that name now.
+    Its offsets say nothing then."""
+    return known is not None and (found is None or (found.number, found.created_ms) != known)
 
 
 def _followed(store: Store, place: Place, snapshot: Snapshot) -> Following:

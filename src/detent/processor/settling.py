@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from detent.durations import Duration, milliseconds
 from detent.errors import Unavailable
+from detent.processor.inputs import is_other
 from detent.processor.life import Life
 from detent.processor.records import Record
 from detent.processor.status import described, mark_of
@@ -96,6 +97,11 @@ def _is_idle(life: Life, stores: Mapping[str, Store]) -> bool:
         return False
     if life.status != "standby" and (runner is None or runner.is_stopping or not runner.is_waiting):
         return False
-    processor, positions = life.processor, record.snapshot.positions
-    ahead = [stores[one.store].reader.next_offset(one.journal) > positions.get(str(one), 0) for one in processor.inputs]
+    processor, snapshot = life.processor, record.snapshot
+    found = {one: stores[one.store].reader.whereabouts(one.journal) for one in processor.inputs}
+    if any(is_other(there, snapshot.journals.get(str(one))) for one, there in found.items()):
+        return False  # it fails as soon as it looks
+    ahead = [
+        there is not None and there.next_offset > snapshot.positions.get(str(one), 0) for one, there in found.items()
+    ]
     return not (all(ahead) if processor.mode == "zip" else any(ahead)) or processor.mode == "none"

@@ -9,8 +9,9 @@ import msgspec
 
 from detent.errors import Denied, NotFound
 from detent.processor.checks import writes
+from detent.processor.inputs import is_other
 from detent.processor.place import place
-from detent.processor.records import Mark, Record
+from detent.processor.records import JournalId, Mark, Record
 from detent.processor.runner import consumer_name, started
 from detent.shard import operations as ops
 from detent.shard.members import has_died
@@ -21,18 +22,21 @@ if TYPE_CHECKING:
 
 
 class InputStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an input is read."""
+    """How far an input is read. `gone` is "recreated" if the journal that was read was deleted and another one has its
+    name, all of whose messages are the lag then; "deleted" if there is none; otherwise empty."""
 
     journal: str
     position: int
     lag: int
+    gone: str = ""
 
 
 class ProcessorStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One processor: who runs it, how far it is, and what became of its input sets.
 
     `status` is "running", "failed", "stopped", "died", or "new" for one that never ran. `owed` says how many
-    messages other stores may not have yet. `latency` are the times from the sources to its outputs.
+    messages other stores may not have yet. `latency` are the times from the sources to its outputs. `error` says
+    what made it fail, or that an input is not the journal any more that it has read, also before it runs into that.
     """
 
     name: str
@@ -123,7 +127,12 @@ def _status(
     declared: bool,
     latency: bool,
 ) -> ProcessorStatus:
-    said = _said(shard, record)
+    inputs = _inputs(live, _positions(live, name, record, declared=declared), _journals(shard, record))
+    said, error = _said(shard, record), _what_is_gone(name, inputs)
+    if error and said == "running":
+        said = "failed"  # it is about to notice
+    if not error and shard is not None and said == "failed":
+        error = shard.error
     totals = None if record is None else record.totals
     kind = live.graph.processor(name).kind if declared else ("" if record is None else record.shape.kind)
     outputs = writes(live.graph.processor(name), None) if declared else []
@@ -133,14 +142,14 @@ def _status(
         kind=kind,
         status=said,
         holder="" if shard is None else shard.holder,
-        error="" if shard is None or said != "failed" else shard.error,
+        error=error,
         epoch=0 if record is None else record.epoch,
         steps=0 if totals is None else totals.steps,
         outputs=0 if totals is None else totals.outputs,
         errors=0 if totals is None else totals.errors,
         nils=0 if totals is None else totals.nils,
         owed=0 if record is None or record.attempt is None else sum(len(one.bodies) for one in record.attempt.owed),
-        inputs=_inputs(live, _positions(live, name, record, declared=declared)),
+        inputs=inputs,
         latency={where: msgspec.to_builtins(one) for where, one in took.items() if one is not None},
         declared=declared,
     )
@@ -164,11 +173,39 @@ def _positions(live: LiveGraph, name: str, record: Record | None, *, declared: b
     return {str(one): started(live.stores[one.store].reader, one, processor.start) for one in processor.inputs}
 
 
-def _inputs(live: LiveGraph, positions: dict[str, int]) -> list[InputStatus]:
-    inputs = []
-    for name, position in positions.items():
-        where = place(name)
-        store = live.stores.get(where.store)
-        end = position if store is None else store.reader.next_offset(where.journal)
-        inputs.append(InputStatus(journal=name, position=position, lag=max(0, end - position)))
-    return inputs
+def _journals(shard: ops.ShardDescription | None, record: Record | None) -> dict[str, JournalId]:
+    """Which journals a processor has read, without those that it is to read from elsewhere when it begins again."""
+    if shard is None or record is None:
+        return {}
+    resets = shard.resets if shard.generation > record.generation else {}
+    return {name: one for name, one in record.snapshot.journals.items() if name not in resets}
+
+
+def _inputs(live: LiveGraph, positions: dict[str, int], known: dict[str, JournalId]) -> list[InputStatus]:
+    return [_input(live, name, position, known.get(name)) for name, position in positions.items()]
+
+
+def _input(live: LiveGraph, name: str, position: int, known: JournalId | None) -> InputStatus:
+    where = place(name)
+    store = live.stores.get(where.store)
+    if store is None:
+        return InputStatus(journal=name, position=position, lag=0)
+    found = store.reader.whereabouts(where.journal)
+    gone = "" if not is_other(found, known) else "deleted" if found is None else "recreated"
+    if found is None:
+        return InputStatus(journal=name, position=position, lag=0, gone=gone)
+    start = found.first_offset if gone else position
+    return InputStatus(journal=name, position=position, lag=max(0, found.next_offset - start), gone=gone)
+
+
+def _what_is_gone(name: str, inputs: list[InputStatus]) -> str:
+    """What to say of an input that is not the journal that was read, and what to do."""
+    for one in inputs:
+        if one.gone == "recreated":
+            return (
+                f"the input {one.journal!r} was deleted and made anew after it was read to {one.position}: to read the "
+                f"new one, reset the processor (detent graph reset TARGET {name} --to earliest)"
+            )
+        if one.gone:
+            return f"the input {one.journal!r} was deleted after it was read to {one.position}"
+    return ""

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from detent import names
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation
-from detent.errors import Invalid, NotFound, Unavailable
+from detent.errors import Denied, Invalid, NotFound, Unavailable
 from detent.shard import operations as ops
 from detent.shard.reports import furthest
 
@@ -20,10 +21,23 @@ PAUSE_GROWTH: Final = 1.5
 """How often somebody who waits for a consumer looks: soon at first, for most are done soon, and then less often."""
 
 
-class Extents(Protocol):
-    """Says where journals begin and end."""
+class Whereabouts(Protocol):
+    """Which journal has a name, and where it begins and ends."""
 
-    def extent(self, name: str) -> tuple[int, int]: ...
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def first_offset(self) -> int: ...
+
+    @property
+    def next_offset(self) -> int: ...
+
+
+class Journals(Protocol):
+    """Says where journals are."""
+
+    def whereabouts(self, name: str) -> Whereabouts | None: ...
 
 
 def describe(name: str) -> Operation:
@@ -64,27 +78,64 @@ def scan(name: str, shard: int, prefix: str, after: str) -> Operation:
     return operation
 
 
-def lag(found: ops.ConsumerDescription, reader: Extents) -> dict[int, dict[str, int]]:
+def lag(found: ops.ConsumerDescription, reader: Journals) -> dict[int, dict[str, int]]:
     """How many committed messages each shard has still to process, of each journal that it reads. Messages that are
     gone are not among them. A journal that the shard has never reported counts from its first message on, or from where
-    it was reset to."""
-    extents = {journal: _extent(reader, journal) for journal in found.sources}
-    behind: dict[int, dict[str, int]] = {}
-    for shard in found.states:
-        behind[shard.index] = {}
-        for journal in found.journals_of(shard.index):
-            first, end = extents[journal]
-            far = shard.processed.get(journal, shard.resets.get(journal, 0))
-            behind[shard.index][journal] = max(0, end - max(first, far))
-    return behind
+    it was reset to; and so does one that was deleted and made anew since."""
+    places = {journal: reader.whereabouts(journal) for journal in found.sources}
+    return {
+        shard.index: {journal: behind(shard, journal, places[journal]) for journal in found.journals_of(shard.index)}
+        for shard in found.states
+    }
 
 
-def _extent(reader: Extents, journal: str) -> tuple[int, int]:
-    """A journal that nobody has written yet begins and ends at 0."""
-    try:
-        return reader.extent(journal)
-    except NotFound:
-        return 0, 0
+class Reads(Protocol):
+    """What is known of a shard that reads journals: a description of it, or what users see of that."""
+
+    @property
+    def processed(self) -> Mapping[str, int]: ...
+
+    @property
+    def resets(self) -> Mapping[str, int]: ...
+
+    @property
+    def numbers(self) -> Mapping[str, int]: ...
+
+
+def behind(shard: Reads, journal: str, found: Whereabouts | None) -> int:
+    """How many messages of a journal a shard has still to process. One that was never written has none."""
+    if found is None:
+        return 0
+    far = 0 if is_other(shard, journal, found) else place_of(shard, journal) or 0
+    return max(0, found.next_offset - max(found.first_offset, far))
+
+
+def place_of(shard: Reads, journal: str) -> int | None:
+    """Where a shard goes on in a journal, as far as that is known: a reset counts before a process has read on."""
+    return shard.processed.get(journal, shard.resets.get(journal))
+
+
+def is_other(shard: Reads, journal: str, found: Whereabouts | None) -> bool:
+    """Whether the journal that a shard has read was deleted, whether or not there is another one of that name now. Its
+    offsets say nothing then."""
+    known = shard.numbers.get(journal)
+    return known is not None and (found is None or found.number != known)
+
+
+def require_same(found: ops.ConsumerDescription, journal: str, reader: Journals) -> None:
+    """`NotFound` if a shard has processed another journal of that name, whose offsets are not those of this one."""
+    if not any(journal in shard.numbers for shard in found.shards_of(journal)):
+        return
+    with suppress(Denied):  # a token that may wait for a consumer may not be one that may read its journals
+        _refuse_other(found, journal, reader.whereabouts(journal))
+
+
+def _refuse_other(found: ops.ConsumerDescription, journal: str, place: Whereabouts | None) -> None:
+    if any(is_other(shard, journal, place) for shard in found.shards_of(journal)):
+        raise NotFound(
+            f"the journal {journal!r} that the consumer {found.name!r} has read was deleted, and what has its name now "
+            "is not processed: reset the consumer to an offset of it"
+        )
 
 
 class Awaiting:

@@ -21,7 +21,7 @@ class Committer(Protocol):
     """What a consumer's handle needs of its store."""
 
     @property
-    def reader(self) -> calls.Extents: ...
+    def reader(self) -> calls.Journals: ...
 
     def commit(self, operations: list[Operation]) -> list[Any]: ...
 
@@ -30,7 +30,7 @@ class AsyncCommitter(Protocol):
     """The same, for asyncio."""
 
     @property
-    def reader(self) -> calls.Extents: ...
+    def reader(self) -> calls.Journals: ...
 
     async def commit(self, operations: list[Operation]) -> list[Any]: ...
 
@@ -96,13 +96,14 @@ class ConsumerHandle:
 
         Answers how far the shards that did so have written other journals: the offset after the last message of each.
         Who reads a journal up to there has seen all that the message led to. `NotFound` if the consumer does not read
-        the journal.
+        the journal, or has read another one that had its name.
         """
         awaiting = calls.Awaiting(self.name, journal, offset, timeout)
         while True:
             found = self._describe()
             published = awaiting.published(found)
             if published is not None:
+                calls.require_same(found, journal, self._store.reader)
                 return published
             time.sleep(awaiting.pause_s(found))
 
@@ -201,6 +202,7 @@ class AsyncConsumerHandle:
             found = await self._describe()
             published = awaiting.published(found)
             if published is not None:
+                await asyncio.to_thread(calls.require_same, found, journal, self._store.reader)
                 return published
             await asyncio.sleep(awaiting.pause_s(found))
 

@@ -25,7 +25,8 @@ class ShardInfo:
 
     `processed` is the offset after the last message that is done, of each journal that the shard has reported, and
     `published` the same of journals that it has written. `generation` counts resets; `resets` are the offsets from
-    which journals were to be read again.
+    which journals were to be read again. `numbers` are those of the journals that it reads, as far as it has reported
+    them: one that was deleted and made anew has another.
     """
 
     index: int
@@ -40,6 +41,7 @@ class ShardInfo:
     journals: tuple[str, ...]
     processed: dict[str, int]
     published: dict[str, int]
+    numbers: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +85,5 @@ def _shard_info(found: ops.ShardDescription, journals: list[str]) -> ShardInfo:
         journals=tuple(journals),
         processed=found.processed,
         published=found.published,
+        numbers=found.numbers,
     )

@@ -345,10 +345,11 @@ class ShardMachine:
     def _report(self, op: ops.ReportShard, context: Context) -> Result:
         ops.check_report(op)
         shard, kept = self._shard(op.consumer, op.shard), False
-        self._check_sources(op.consumer, self._consumer(op.consumer), op.processed)
+        self._check_sources(op.consumer, self._consumer(op.consumer), [*op.processed, *op.numbers])
         if op.generation >= shard.generation and op.number in {0, shard.number}:
             self._reports.note_state(shard.number, op.status, op.error, context)
             self._reports.note_progress(shard.number, op.processed, op.published, context)
+            self._reports.note_journals(shard.number, op.numbers, context)
             kept = op.keep and self._keep(op.consumer, op.shard, context)
         if not kept:
             context.idle += 1
@@ -359,9 +360,9 @@ class ShardMachine:
         consumer, shard = self._consumer(name), self._shard(name, index)
         report = self._reports.report(shard.number)
         processed = {journal: offset for journal, offset in report.processed.items() if consumer.reads(index, journal)}
-        return self._rows.keep_progress(
-            shard.number, Progress(processed, dict(report.published), shard.generation), context
-        )
+        numbers = {journal: number for journal, number in report.numbers.items() if consumer.reads(index, journal)}
+        progress = Progress(processed, dict(report.published), shard.generation, numbers)
+        return self._rows.keep_progress(shard.number, progress, context)
 
     def _describe(self, op: ops.DescribeConsumers, context: Context) -> Result:
         context.idle += 1
@@ -407,6 +408,7 @@ class ShardMachine:
             error=report.error,
             processed=dict(sorted(report.processed.items())),
             published=dict(sorted(report.published.items())),
+            numbers=dict(sorted(report.numbers.items())),
         )
 
     # -- deleted shards -----------------------------------------------------------------------------------------

@@ -187,6 +187,7 @@ class ReportShard(Operation, frozen=True, tag=True, array_like=True):
 
     A report from before the last reset of the shard (of a lower `generation`) counts for nothing; nor does one of a
     shard with another `number`, which belongs to a consumer that was deleted. 0: who reports does not know it yet.
+    `numbers` are those of the journals that it reads: one that is deleted and made anew has another.
     """
 
     consumer: str
@@ -198,9 +199,11 @@ class ReportShard(Operation, frozen=True, tag=True, array_like=True):
     published: dict[str, Offset] = msgspec.field(default_factory=dict)
     keep: bool = False
     number: Annotated[int, msgspec.Meta(ge=0)] = 0
+    numbers: dict[str, Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]] = msgspec.field(default_factory=dict)
 
     def weight(self) -> int:
-        return OPERATION_WEIGHT + sum(len(journal) + 16 for journal in (*self.processed, *self.published))
+        named = (*self.processed, *self.published, *self.numbers)
+        return OPERATION_WEIGHT + sum(len(journal) + 16 for journal in named)
 
 
 class PauseConsumer(Operation, frozen=True, tag=True, array_like=True):
@@ -312,6 +315,7 @@ class ShardDescription(msgspec.Struct, frozen=True, array_like=True):
     error: str
     processed: dict[str, int]
     published: dict[str, int]
+    numbers: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class ConsumerDescription(Result, frozen=True, tag=True, array_like=True):
@@ -483,6 +487,14 @@ def check_report(op: ReportShard) -> None:
         raise Invalid(f"a status is up to {STATUS_BYTES_MAX} bytes of text, and an error is text")
     check_offsets(op.processed)
     check_offsets(op.published)
+    check_numbers(op.numbers)
+
+
+def check_numbers(numbers: Any) -> None:
+    """Refuse what does not say a number for each journal."""
+    check_offsets(numbers)
+    if not all(0 < number < 1 << 32 for number in numbers.values()):
+        raise Invalid("journals are numbered from 1 on")
 
 
 def check_page(prefix: Any, after: Any, limit: Any) -> None:
@@ -507,5 +519,5 @@ def _utf8(key: str) -> bytes:
 
 def description_bytes(found: ConsumerDescription) -> int:
     """About how many bytes a consumer takes in an answer."""
-    maps = [found.sources, *(m for s in found.states for m in (s.resets, s.processed, s.published))]
+    maps = [found.sources, *(m for s in found.states for m in (s.resets, s.processed, s.published, s.numbers))]
     return 128 * (1 + len(found.states) + len(found.members)) + sum(len(journal) + 9 for m in maps for journal in m)

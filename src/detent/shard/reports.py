@@ -5,6 +5,7 @@ knows what was to be kept: nobody may be left to say it."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from detent.codec.shard import Progress, Shard
@@ -31,6 +32,7 @@ class Report(NamedTuple):
     processed: Mapping[str, int]
     published: Mapping[str, int]
     stale_fence: int
+    numbers: Mapping[str, int] = MappingProxyType({})
 
 
 NOTHING: Final = Report("", "", {}, {}, -1)
@@ -54,8 +56,12 @@ class Reports:
         """Begin with what was written down of a shard. It is further by now, or just there."""
         report = NOTHING._replace(stale_fence=shard.fence) if shard.generation else NOTHING
         if kept is not None:
-            processed = kept.processed if kept.generation == shard.generation else {}
-            report = report._replace(processed=processed, published=kept.published)
+            is_current = kept.generation == shard.generation
+            report = report._replace(
+                processed=kept.processed if is_current else {},
+                published=kept.published,
+                numbers=kept.numbers if is_current else {},
+            )
         if report != NOTHING:
             self._reports[shard.number] = report
 
@@ -127,9 +133,15 @@ class Reports:
         )
         set_undoably(self._reports, number, new, context)
 
+    def note_journals(self, number: int, numbers: Mapping[str, int], context: Context) -> None:
+        """A shard says which journals it reads."""
+        known = self.report(number)
+        if numbers and dict(numbers) != known.numbers:
+            set_undoably(self._reports, number, known._replace(numbers=dict(numbers)), context)
+
     def note_reset(self, number: int, fence: int, context: Context) -> None:
         """A shard was reset: how far it was says nothing any more."""
-        new = self.report(number)._replace(processed={}, stale_fence=fence)
+        new = self.report(number)._replace(processed={}, numbers={}, stale_fence=fence)
         set_undoably(self._reports, number, new, context)
 
 

@@ -139,12 +139,14 @@ class _Survey:
         self._check_owned(number)
         ops.check_offsets(progress.processed)
         ops.check_offsets(progress.published)
+        ops.check_numbers(progress.numbers)
         if len(progress.published) > ops.PUBLISHED_JOURNALS_MAX:
             raise Corrupt(f"{len(progress.published)} journals that it has written")
         if number not in self._places:
             return
         consumer, index, generation = self._places[number]
-        strangers = [journal for journal in progress.processed if not consumer.reads(index, journal)]
+        named = [*progress.processed, *progress.numbers]
+        strangers = [journal for journal in named if not consumer.reads(index, journal)]
         if strangers:
             raise Corrupt(f"the journal {strangers[0]!r} was processed, and is not this shard's")
         if progress.generation > generation:

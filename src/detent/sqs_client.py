@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from detent.errors import DetentError, Invalid, NotFound, Unavailable
 from detent.extras import install_command
@@ -36,12 +38,42 @@ ATTEMPTS_MAX: Final = 3
 MISSING: Final = frozenset({"NonExistentQueue", "QueueDoesNotExist"})
 """Codes for a queue that is not there, in either of the two protocols."""
 
+_REGION: Final = r"([a-z]{2,5}(?:-[a-z]+)+-\d+)"
+_PLAIN: Final = (
+    r"(?:amazonaws\.com(?:\.cn)?|amazonaws\.eu|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk|csp\.hci\.ic\.gov)"
+)
+_DUAL_STACK: Final = r"(?:api\.aws|api\.amazonwebservices\.(?:com\.cn|eu))"
+"""What the names of AWS's hosts end with, in its partitions; the second for those that IPv6 reaches as well."""
+
+_ORDINARY: Final = re.compile(rf"sqs\.{_REGION}\.{_PLAIN}")
+_LEGACY: Final = re.compile(rf"(?:{_REGION}\.)?queue\.{_PLAIN}")
+_CHOSEN: Final = re.compile(
+    rf"sqs(?:-fips)?\.{_REGION}\.(?:{_PLAIN}|{_DUAL_STACK})|[a-z0-9.-]+\.sqs\.{_REGION}\.vpce\.{_PLAIN}"
+)
+"""Hosts that are chosen on purpose: with FIPS, over IPv6, in a network of one's own."""
+
+LEGACY_REGION: Final = "us-east-1"
+"""That of the oldest host, which does not say it."""
+
 _PREFIX: Final = "AWS.SimpleQueueService."
 _NO_MEANINGS: Final[Mapping[str, type[DetentError]]] = MappingProxyType({})
 
 
+def place_of(url: str) -> tuple[str | None, str | None]:
+    """The region and the endpoint of a URL at an SQS; None for what boto3 finds by itself, or the host does not say."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if ordinary := _ORDINARY.fullmatch(host):
+        return ordinary[1], None
+    if legacy := _LEGACY.fullmatch(host):  # the same queues as at the ordinary host
+        return legacy[1] or LEGACY_REGION, None
+    chosen = _CHOSEN.fullmatch(host)
+    return (chosen[1] or chosen[2] if chosen else None), f"{parts.scheme}://{parts.netloc}"
+
+
 def new_client(region: str | None, endpoint: str | None, *, timeout_s: int = READ_TIMEOUT_S) -> Any:
-    """A boto3 client of SQS, with limits of its own for time, and as many connections as there are calls."""
+    """A boto3 client of SQS, with limits of its own for time, and as many connections as there are calls. If an endpoint
+    of AWS says its region, that goes before the one of the environment."""
     try:
         import boto3
         from botocore.config import Config
@@ -56,6 +88,7 @@ def new_client(region: str | None, endpoint: str | None, *, timeout_s: int = REA
         tcp_keepalive=True,
     )
     try:
+        region = region or (place_of(endpoint)[0] if endpoint else None)
         return boto3.client("sqs", region_name=region, endpoint_url=endpoint, config=config)
     except (BotoCoreError, ValueError) as error:
         raise Invalid(f"there is no SQS like that: {error}; check the region and the endpoint") from error

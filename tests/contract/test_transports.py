@@ -306,7 +306,11 @@ def test_sqs_keeps_what_came_before_an_error() -> None:
 def test_sqs_finds_its_place_in_the_url() -> None:
     place = queue_sqs._place_of
     assert place("https://sqs.eu-west-1.amazonaws.com/1/orders", None, None) == ("eu-west-1", None)
-    assert place("https://sqs.cn-north-1.amazonaws.com.cn/1/orders", None, None) == ("cn-north-1", None)
+    assert place("https://sqs.eu-west-1.amazonaws.com/1/orders", "x", None) == ("x", None)
+    assert place("https://sqs-fips.us-east-1.amazonaws.com/1/orders", None, None) == (
+        "us-east-1",
+        "https://sqs-fips.us-east-1.amazonaws.com",
+    )
     assert place("http://localhost:4566/000000000000/orders", "x", None) == ("x", "http://localhost:4566")
     assert place("http://localhost:4566/000000000000/orders", None, "http://proxy") == (None, "http://proxy")
     assert place("orders", None, None) == (None, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +17,10 @@ from detent.sqs_client import (
     WAIT_S_MAX,
     ask,
     new_client,
+    place_of,
     seconds,
 )
 from detent.transports.contract import Delivery
-
-_AWS_HOST: Final = re.compile(r"sqs\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
 
 
 class SqsQueue:
@@ -152,11 +150,8 @@ def _place_of(url_or_name: str, region: str | None, endpoint: str | None) -> tup
     """The region and the endpoint, from a queue's URL where they are not given."""
     if "://" not in url_or_name or endpoint is not None:
         return region, endpoint
-    parts = urlsplit(url_or_name)
-    of_aws = _AWS_HOST.fullmatch(parts.hostname or "")
-    if of_aws is None:
-        return region, f"{parts.scheme}://{parts.netloc}"
-    return region or of_aws[1], None
+    said, endpoint = place_of(url_or_name)
+    return region or said, endpoint
 
 
 def _delivery(message: dict[str, Any]) -> Delivery:

@@ -74,3 +74,17 @@ def test_owner_in_another_pid_namespace_is_found_and_not_killed(store_dir: Path)
     assert read_owner(store_dir) is None
     with detent.open(f"file:{store_dir}") as store:
         assert store.journal("j").append(b"third").offset == 2
+
+
+def test_process_with_the_number_of_another_namespaces_process_is_told_so(store_dir: Path) -> None:
+    """The first process of every container has the number 1."""
+    owner = [*UNSHARE, "--kill-child", sys.executable, "-c", OWNER, str(store_dir)]
+    with subprocess.Popen(owner, stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "owns\n"
+        client = [*UNSHARE, sys.executable, "-c", CLIENT, str(store_dir), "client"]
+        done = subprocess.run(client, check=False, capture_output=True, text=True)
+        assert "another process with the number 1, of another PID namespace" in done.stderr
+        assert "detent serve" in done.stderr
+        process.stdin.close()

@@ -6,6 +6,7 @@ readers leave their slots behind, and the map has to grow.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import struct
@@ -167,6 +168,12 @@ class Environment:
                 raise Unavailable(
                     f"{path} is open in the process that this one was forked from, and LMDB does not cross a fork: "
                     "start workers with 'spawn' instead of 'fork', or open the store in the children only"
+                ) from error
+            if os.strerror(errno.EAGAIN) in str(error):
+                raise Unavailable(
+                    f"{path} is open in another process with the number {os.getpid()}, of another PID namespace such "
+                    "as a container's, and LMDB tells processes apart by this number: let both share a namespace, or "
+                    "reach the store through `detent serve`"
                 ) from error
             if isinstance(error, lmdb.InvalidError | lmdb.VersionMismatchError | lmdb.CorruptedError):
                 raise Corrupt(f"{path} holds no readable store: {error}") from error

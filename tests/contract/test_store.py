@@ -225,6 +225,39 @@ class TestPublishers:
         store.publisher().acknowledge([promise])
         assert bodies(store, "a") == [b"patient", b"held"]
 
+    def test_publisher_gives_up_what_is_pending(self, store: Store) -> None:
+        publisher = store.publisher()
+        publisher.publish_uncommitted("a", [b"kept"])
+        publisher.acknowledge(publisher.build_ack_intents())
+        publisher.publish_uncommitted("a", [b"dropped"])
+        publisher.publish_uncommitted("b", [b"dropped"])
+        intents = publisher.build_ack_intents()
+        assert publisher.last_promised() == intents
+        publisher.roll_back()
+        publisher.roll_back()
+        assert (store.journal("a").info().open_spans, store.journal("b").info().open_spans) == (0, 0)
+        with pytest.raises(detent.Fenced):
+            store.publisher().acknowledge(intents)
+        publisher.publish_uncommitted("a", [b"new"])
+        publisher.roll_back()
+        publisher.publish("a", [b"after"])
+        publisher.publish_uncommitted("b", [b"after"])
+        publisher.acknowledge(publisher.build_ack_intents())
+        assert (bodies(store, "a"), bodies(store, "b")) == ([b"kept", b"after"], [b"after"])
+        raw = list(store.journal("a").read(isolation="uncommitted"))
+        assert [message.body for message in raw if message.body] == [b"kept", b"dropped", b"new", b"after"]
+
+    def test_promised_messages_are_not_given_up(self, store: Store) -> None:
+        publisher = store.publisher()
+        publisher.publish_uncommitted("a", [b"held"])
+        (promise,) = publisher.build_ack_intents()
+        store.commit([ops.Append("log", [promise.to_bytes()]), promise.hold("log")])
+        with pytest.raises(detent.RollBackHeld) as found:
+            publisher.roll_back()
+        assert found.value.holder == "log"
+        publisher.acknowledge([promise])
+        assert bodies(store, "a") == [b"held"]
+
     def test_what_the_publisher_forbids(self, store: Store) -> None:
         publisher = store.publisher()
         publisher.publish("a", [b"0"])

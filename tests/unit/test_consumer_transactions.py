@@ -13,10 +13,12 @@ import msgspec
 import pytest
 
 import detent
-from detent.consumer import Consumer, Source
+from detent.consumer import Consumer, Source, Worker
 from detent.consumer import outbox as outboxes
 from detent.consumer import shard as shards
 from detent.consumer.outbox import Outbox
+from detent.consumer.progress import Progress
+from detent.consumer.shard import Shard
 from detent.consumer.sources import key_filter
 from detent.errors import Conflict, Fenced, Invalid, LimitExceeded, NotFound, Unavailable
 from detent.state import Checkpoint, EngineState, RecordedState, SqlState
@@ -367,6 +369,41 @@ def test_shard_that_was_away_past_the_journals_deadline_delivers(other: bool) ->
         roll_back_overdue(target)
         shard_of(store, app, outputs=outputs).run(once=True)
         assert committed(target, "out") == [b"a"]
+
+
+def test_next_life_rolls_back_what_a_failed_commit_left_pending(store: detent.Store) -> None:
+    """A commit that fails again and again would leave one open transaction each time, for two weeks."""
+    state, failures = GatedState(), [Unavailable("the database is away"), Unavailable("still away")]
+
+    def fail(checkpoint: Checkpoint) -> None:
+        if failures:
+            raise failures.pop()
+
+    state.before = fail
+    store.journal("in").append(b"a")
+    worker = Worker(echo(state=state), store, {})
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        eventually(lambda: "c" in [one.name for one in store.consumers()], what="the consumer")
+        store.consumer("c").await_processed("in", 0, "30s")
+    finally:
+        worker.stop()
+        thread.join()
+    assert letters(store, "out") == "a . a . a ."
+    assert (committed(store, "out"), store.journal("out").info().open_spans) == ([b"a"], 0)
+
+
+def test_next_life_leaves_what_a_checkpoint_has_promised(store: detent.Store) -> None:
+    """The commit came through, and only its answer was lost."""
+    store.journal("in").append(b"a")
+    app = echo()
+    first = shard_of(store, app)
+    fail_after_commit(first)
+    second = Shard(first._given, app.state.open(store, first._given.name), Progress(), before=first)
+    second.run(once=True)
+    assert letters(store, "out") == "a ."
+    assert committed(store, "out") == [b"a"]
 
 
 def test_recorded_checkpoint_holds_what_it_promises(store: detent.Store, tmp_path: Path) -> None:

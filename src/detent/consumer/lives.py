@@ -41,6 +41,7 @@ class Held:
         self.leaving = False
         """Whether it is to be given back when its life has ended."""
         self.shard: Shard | None = None
+        self._before: Shard | None = None
         self._generation = generation
         self._thread: threading.Thread | None = None
         self._started = 0.0
@@ -72,7 +73,7 @@ class Held:
         """A new life, in a thread of its own."""
         self.journals = given.journals
         self.error = None
-        self.shard = None
+        self._before, self.shard = self.shard or self._before, None
         self._started = time.monotonic()
         self._thread = threading.Thread(
             target=self._live, args=(given, opening, once), name=f"detent-shard-{self.index}", daemon=True
@@ -81,7 +82,7 @@ class Held:
 
     def _live(self, given: Assignment, opening: Opening, once: bool) -> None:
         try:
-            self.shard = Shard(given, opening(), self.progress, self._messages_max)
+            self.shard = Shard(given, opening(), self.progress, self._messages_max, self._before)
             if self.leaving:
                 self.shard.stop()
             self.shard.run(once=once)

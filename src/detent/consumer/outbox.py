@@ -15,7 +15,7 @@ from detent.codec.block import MESSAGE_BYTES_MAX
 from detent.consumer.application import OUTPUT_DEADLINE
 from detent.durations import Duration
 from detent.engine import Operation
-from detent.errors import ClockBehind, Denied, Fenced, Invalid, NotFound
+from detent.errors import ClockBehind, Denied, DetentError, Fenced, Invalid, NotFound
 from detent.journal import AckIntent, Publisher, calls
 from detent.journal import operations as ops
 from detent.journal.calls import Entry
@@ -177,6 +177,24 @@ class Outlets:
                     raise Invalid(_lost(intent.journal, error)) from error
                 logger.error("%s", _lost(intent.journal, error))
         return missing
+
+    @property
+    def has_published(self) -> bool:
+        """Whether anything was ever pending."""
+        return bool(self._publishers)
+
+    def give_up(self, kept: Mapping[str, list[AckIntent]]) -> None:
+        """Roll back what the last transaction of these has left pending, unless a checkpoint has kept its promise. The
+        fence is raised by now, so that no commit of it can come any more. Otherwise a shard whose commit fails again
+        and again would leave one open transaction each time, for as long as the output deadline."""
+        for name, publisher in self._publishers.items():
+            promised = publisher.last_promised()
+            if promised and set(promised) & set(kept.get(name, [])):
+                continue
+            try:
+                publisher.roll_back()
+            except DetentError as error:
+                logger.warning("what a failed transaction left pending stays until its deadline: %s", error)
 
     def heads(self, written: Iterable[tuple[str, str]]) -> dict[str, int]:
         """The next offsets of journals that were published to; other stores' journals have the store's name before

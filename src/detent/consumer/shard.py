@@ -74,7 +74,12 @@ class Shard:
     """One life of a shard in this process. `run` it once."""
 
     def __init__(
-        self, assignment: Assignment, state: ShardState, progress: Progress, messages_max: int = MESSAGES_MAX
+        self,
+        assignment: Assignment,
+        state: ShardState,
+        progress: Progress,
+        messages_max: int = MESSAGES_MAX,
+        before: Shard | None = None,
     ) -> None:
         self._given = assignment
         self._app = assignment.consumer
@@ -88,6 +93,9 @@ class Shard:
             with_engine=state.takes_outputs,
             deadline=self._app.output_deadline,
         )
+        earlier = [] if before is None else [*before._leftovers, before._outlets]
+        self._leftovers: list[Outlets] = [one for one in earlier if one.has_published]
+        """What lives before this one, in this process, may have left pending."""
         self._sources = Sources(assignment.store, self._bell)
         self._committer: Committer | None = None
         self._number = 0
@@ -169,6 +177,8 @@ class Shard:
             )
         is_reset = row.generation > checkpoint.generation
         self.missing = self._outlets.recover(checkpoint.intents, is_reset=is_reset)
+        while self._leftovers:
+            self._leftovers.pop().give_up(checkpoint.intents)
         crash.point("consumer.after_recover")
         self.generation, self._number = row.generation, checkpoint.transaction
         self._progress.identify(row.generation, row.number)

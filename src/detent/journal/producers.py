@@ -95,7 +95,7 @@ class Producers:
         )
 
     def _admit_hold(self, op: ops.HoldSpan) -> None:
-        """A hold is of a promise, and has its seal: nobody else's transaction can be kept open."""
+        """A hold is of a promise, and has its seal: the transaction of another publisher cannot be kept open."""
         expected = seal(self._sealing(op.producer), op.journal, op.clock, op.begun)
         if not hmac.compare_digest(op.proof, expected):
             raise ProducerTaken(

@@ -124,7 +124,7 @@ class Publisher:
         self._clock = Clock()
         self._lock = threading.Lock()
         self._pending: dict[str, int] = {}  # with the clock of the first message, once that is there; else 0
-        self._promised: dict[str, int] = {}
+        self._promised: dict[str, AckIntent] = {}
         self._unsettled: dict[str, ops.AppendStamped] = {}
 
     @property
@@ -259,7 +259,7 @@ class Publisher:
             # Without a look at the wall clock: what is promised must be a clock that the owner takes.
             intents = [self._intent(journal, begun, self._clock.tick()) for journal, begun in self._pending.items()]
             self._pending.clear()
-            self._promised.update((intent.journal, intent.clock) for intent in intents)
+            self._promised.update((intent.journal, intent) for intent in intents)
             return intents
 
     def _intent(self, journal: str, begun: int, clock: int) -> AckIntent:
@@ -282,11 +282,40 @@ class Publisher:
                 if self._is_promised(intent):
                     del self._promised[intent.journal]
 
+    def roll_back(self) -> None:
+        """Give up what is pending, promised or not, in one transaction: no acknowledgement commits it any more.
+
+        Only when nothing can have been kept durably that promises it. `RollBackHeld` if a checkpoint in the store has.
+        An append whose outcome is unknown stays, until it is settled or its deadline has passed.
+        """
+        with self._lock:
+            promised = {journal: intent.begun for journal, intent in self._promised.items()}
+            begun = {journal: clock for journal, clock in {**promised, **self._pending}.items() if clock}
+            if begun:
+                given = self._give_once()
+                self._commit([_roll_back(journal, given, clock) for journal, clock in begun.items()])
+            for journal in begun:
+                self._pending.pop(journal, None)
+                self._promised.pop(journal, None)
+
+    def last_promised(self) -> list[AckIntent]:
+        """The intents that were built last and not acknowledged through this publisher."""
+        with self._lock:
+            return list(self._promised.values())
+
     def _is_own(self, intent: AckIntent) -> bool:
         return self._given is not None and intent.producer == self._given.producer
 
     def _is_promised(self, intent: AckIntent) -> bool:
-        return self._is_own(intent) and self._promised.get(intent.journal) == intent.clock
+        promised = self._promised.get(intent.journal)
+        return self._is_own(intent) and promised is not None and promised.clock == intent.clock
+
+
+def _roll_back(journal: str, given: Given, begun: int) -> Operation:
+    """An acknowledgement of what came before the transaction: all of the transaction is above it."""
+    return ops.AppendStamped(
+        journal, [b""], None, None, bytes(given.producer), [begun - 1], [ACK_TXN], proof=given.proof
+    )
 
 
 class AsyncPublisher:
@@ -320,6 +349,10 @@ class AsyncPublisher:
     async def acknowledge(self, intents: Sequence[AckIntent]) -> None:
         """Commit what the intents cover."""
         await asyncio.to_thread(self._publisher.acknowledge, intents)
+
+    async def roll_back(self) -> None:
+        """Give up what is pending, promised or not."""
+        await asyncio.to_thread(self._publisher.roll_back)
 
     async def settle(self) -> None:
         """Send again what nobody answered for."""

@@ -79,11 +79,23 @@ def bus() -> None:
 @click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
 @click.option("--concurrency", type=click.IntRange(1), help="How many messages each app handles at once.")
 @click.option("--once", is_flag=True, help="Handle what there is, one message after the other, then stop.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65_535),
+    help="Serve metrics for Prometheus on this port of the loopback address.",
+)
 @click.option("--verbose", is_flag=True, help="Show the log too: where in the code a handler failed.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print an object a line: what happens, and a status now and then."
 )
-def run(targets: tuple[str, ...], concurrency: int | None, once: bool, verbose: bool, as_json: bool) -> None:
+def run(
+    targets: tuple[str, ...],
+    concurrency: int | None,
+    once: bool,
+    metrics_port: int | None,
+    verbose: bool,
+    as_json: bool,
+) -> None:
     """Run apps: handle their messages, and forward their outboxes.
 
     All of it happens in this process.
@@ -104,6 +116,8 @@ def run(targets: tuple[str, ...], concurrency: int | None, once: bool, verbose: 
     """
     from detent.bus.loading import load_buses
 
+    if once and metrics_port is not None:
+        raise click.UsageError("--metrics-port is for apps that go on running, and --once ends: give one of them")
     buses = load_buses(targets)
     for one in buses:
         one.concurrency = concurrency or one.concurrency
@@ -114,7 +128,7 @@ def run(targets: tuple[str, ...], concurrency: int | None, once: bool, verbose: 
         return
     view = view_of(as_json=as_json)
     with _logs(view, verbose=verbose, as_json=as_json):
-        _run(buses, view)
+        _run(buses, view, metrics_port)
 
 
 def _logs(view: View, *, verbose: bool, as_json: bool) -> AbstractContextManager[None]:
@@ -127,12 +141,15 @@ def _logs(view: View, *, verbose: bool, as_json: bool) -> AbstractContextManager
     return logs_shown(tell, lambda said: (said.module, said.funcName) == failed, verbose=verbose, as_json=as_json)
 
 
-def _run(buses: Sequence[Bus], view: View) -> None:
+def _run(buses: Sequence[Bus], view: View, metrics_port: int | None) -> None:
     from detent.bus.observing import observed
+    from detent.cli._bus_metrics import serve_bus_metrics
     from detent.signals import stop_on_signals
 
     stopping = threading.Event()
     tally = Tally(buses, view)
+    if metrics_port is not None:
+        serve_bus_metrics(metrics_port, buses, tally)
     with stop_on_signals(stopping, lambda: _end_now(INTERRUPTED, view)), view, ExitStack() as stack:
         for one in buses:
             stack.enter_context(observed(one, partial(tally.see, one)))

@@ -40,7 +40,7 @@ from detent.journal.machine import JournalMachine
 from detent.journal.message import Message
 from detent.journal.operations import Appended, FragmentRef
 from detent.journal.publisher import AckIntent, AsyncPublisher, Publisher
-from detent.journal.reader import JournalInfo, JournalReader
+from detent.journal.reader import JournalExtent, JournalInfo, JournalReader
 from detent.journal.transaction import JournalOperations
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "AsyncPublisher",
     "FragmentRef",
     "Journal",
+    "JournalExtent",
     "JournalInfo",
     "JournalMachine",
     "JournalOperations",

@@ -49,6 +49,7 @@ What several layers share:
     forks.py        tells a forked child from its parent
     loops.py        an event loop in a thread
     growth.py       waiting for several journals at once
+    scraped.py      metrics of a process without a server
     databases.py    SQL databases that wait for the disk
     dialects.py     what SQLite and PostgreSQL call the same thing
     sqs_client.py   a client of SQS

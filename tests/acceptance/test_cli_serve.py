@@ -148,7 +148,7 @@ def test_a_store_that_somebody_owns_is_not_served_twice(tmp_path: Path, servers:
 
 def test_keys_are_made_used_listed_and_revoked(tmp_path: Path, servers: list[Served]) -> None:
     keys = str(tmp_path / "keys.json")
-    made = detent_cli("token", "create", "operator", "--grant", "consume:*:*", "--keys", keys, "--json")
+    made = detent_cli("token", "create", "operator", "--preset", "metrics", "--keys", keys, "--json")
     assert made.returncode == 0, made.stderr
     token = json.loads(made.stdout)["token"]
     server = Served("--keys", keys, "--host", "0.0.0.0")
@@ -158,6 +158,7 @@ def test_keys_are_made_used_listed_and_revoked(tmp_path: Path, servers: list[Ser
     assert server.get("/metrics").status_code == 401
     headers = {"Authorization": f"Bearer {token}"}
     assert server.get("/metrics", headers=headers).status_code == 200
+    assert server.get("/v1/queues/q", headers=headers).status_code == 403
     listed = detent_cli("token", "ls", "--keys", keys)
     assert "operator" in listed.stdout
     assert token.split(".")[1] not in listed.stdout

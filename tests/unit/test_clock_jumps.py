@@ -18,6 +18,7 @@ from detent.engine import OwnerTime
 from detent.ingest.staging import sweep_staging
 from detent.queue import Delivery, Worker
 from detent.server.metrics import Metrics
+from detent.server.metrics_state import StoreState
 
 HOUR_NS = 3600 * 10**9
 PATIENCE_S = 30.0
@@ -125,7 +126,7 @@ def test_jumps_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     with Store("memory:") as store:
         metrics = Metrics(store._connection.current.engine.time)  # type: ignore[union-attr]
         wall.ahead_ns = HOUR_NS
-        page = metrics.page([], 0).decode()
+        page = metrics.page(StoreState()).decode()
         assert "detent_clock_jumps_total 1.0" in page
         difference = next(line for line in page.splitlines() if line.startswith("detent_clock_difference_seconds"))
         assert float(difference.split()[1]) == pytest.approx(HOUR_NS / 1e9, abs=60)

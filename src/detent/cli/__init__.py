@@ -35,6 +35,7 @@ What one noun needs beside its file:
 
     _bus_shown.py      an app: its parts, what waits, whether it goes together
     _bus_views.py      an app that runs
+    _bus_metrics.py    its metrics
     _consumers.py      how far shards are
     _consume_views.py  a consumer that runs
     _graph_shown.py    a graph: its processors, a message's origin

@@ -17,6 +17,7 @@ from detent.cli._views import JsonLines, Lines, LiveScreen
 if TYPE_CHECKING:
     from detent.bus.app import Bus
     from detent.bus.envelope import Incoming
+    from detent.bus.outbox import OutboxCounts
     from detent.bus.pipeline import Outcome
 
 COUNTED: Final = ("handled", "repeated", "retried", "given up", "left")
@@ -67,10 +68,16 @@ class Tally:
 
 
 def _pending(bus: Bus) -> int | None:
+    counts = outbox_of(bus)
+    return None if counts is None else counts.pending
+
+
+def outbox_of(bus: Bus) -> OutboxCounts | None:
+    """What is in an app's outbox; None where it cannot be seen now."""
     from detent.bus.looking import OutboxLook
 
     try:
-        return OutboxLook(bus).counts().pending
+        return OutboxLook(bus).counts()
     except Exception as error:  # noqa: BLE001 - the database is away: the forwarder says so, and this is a look only
         logging.getLogger("detent.cli").info("the outbox of %r cannot be seen now: %s", bus.name, error)
         return None

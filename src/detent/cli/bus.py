@@ -83,12 +83,23 @@ def bus() -> None:
     "sqs:?region=R, redis://HOST/0, pubsub:?project=P, MODULE:CLASS:?OPTION=VALUE.",
 )  # fmt: skip
 @click.option("--once", is_flag=True, help="Handle what there is, one message after the other, then stop.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65_535),
+    help="Serve metrics for Prometheus on this port of the loopback address.",
+)
 @click.option("--verbose", is_flag=True, help="Show the log too: where in the code a handler failed.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print an object a line: what happens, and a status now and then."
 )
 def run(
-    targets: tuple[str, ...], concurrency: int | None, transport: str | None, once: bool, verbose: bool, as_json: bool
+    targets: tuple[str, ...],
+    concurrency: int | None,
+    transport: str | None,
+    once: bool,
+    metrics_port: int | None,
+    verbose: bool,
+    as_json: bool,
 ) -> None:
     """Run apps: handle their messages, and forward their outboxes.
 
@@ -111,6 +122,8 @@ def run(
     """
     from detent.bus.loading import load_buses
 
+    if once and metrics_port is not None:
+        raise click.UsageError("--metrics-port is for apps that go on running, and --once ends: give one of them")
     buses = load_buses(targets)
     for one in buses:
         one.concurrency = concurrency or one.concurrency
@@ -123,7 +136,7 @@ def run(
         return
     view = view_of(as_json=as_json)
     with _logs(view, verbose=verbose, as_json=as_json):
-        _run(buses, view)
+        _run(buses, view, metrics_port)
 
 
 def _logs(view: View, *, verbose: bool, as_json: bool) -> AbstractContextManager[None]:
@@ -136,12 +149,15 @@ def _logs(view: View, *, verbose: bool, as_json: bool) -> AbstractContextManager
     return logs_shown(tell, lambda said: (said.module, said.funcName) == failed, verbose=verbose, as_json=as_json)
 
 
-def _run(buses: Sequence[Bus], view: View) -> None:
+def _run(buses: Sequence[Bus], view: View, metrics_port: int | None) -> None:
     from detent.bus.observing import observed
+    from detent.cli._bus_metrics import serve_bus_metrics
     from detent.signals import stop_on_signals
 
     stopping = threading.Event()
     tally = Tally(buses, view)
+    if metrics_port is not None:
+        serve_bus_metrics(metrics_port, buses, tally)
     with stop_on_signals(stopping, lambda: _end_now(INTERRUPTED, view)), view, ExitStack() as stack:
         for one in buses:
             stack.enter_context(observed(one, partial(tally.see, one)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -15,6 +15,10 @@ from detent.cli._output import print_json, print_table
 keys_option = click.option(
     "--keys", "given", metavar="FILE", help="The file of keys (./detent-keys.json, unless DETENT_KEYS_FILE names one)."
 )
+
+
+PRESETS: Final = {"metrics": ("consume:metrics:*",)}
+"""The grants for a purpose."""
 
 
 @click.group(cls=Commands)
@@ -45,13 +49,27 @@ def _path(given: str | None) -> Path:
     "grants",
     multiple=True,
     metavar="RIGHT:KIND:PATTERN",
-    help="What it may do: publish, consume or admin, on queue, journal, ledger, consumer or *, by name with * and ?. "
-    "Repeatable.",
+    help="What it may do: publish, consume or admin, on queue, journal, ledger, consumer, metrics or *, by name with * "
+    "and ?. Repeatable.",
+)
+@click.option(
+    "--preset",
+    "presets",
+    multiple=True,
+    type=click.Choice(list(PRESETS)),
+    help="The grants for a purpose. 'metrics': to read /metrics, and nothing else.",
 )
 @click.option("--expires", metavar="DURATION", help="Counts no more after this time, such as 90d.")
 @keys_option
 @json_option
-def create(name: str, grants: tuple[str, ...], expires: str | None, given: str | None, as_json: bool) -> None:
+def create(
+    name: str,
+    grants: tuple[str, ...],
+    presets: tuple[str, ...],
+    expires: str | None,
+    given: str | None,
+    as_json: bool,
+) -> None:
     """Make a key and print it. The secret is shown here, and kept in the file of keys alone.
 
     \b
@@ -59,14 +77,16 @@ def create(name: str, grants: tuple[str, ...], expires: str | None, given: str |
       detent token create billing --grant 'consume:queue:invoices*'
       detent token create shop --grant publish:queue:orders --expires 90d
       detent token create operator --grant 'admin:*:*' --expires 30d
+      detent token create prometheus --preset metrics
     """
     from datetime import timedelta
 
     from detent.durations import milliseconds
     from detent.server.keys import add_key, new_key
 
+    grants = (*grants, *(grant for preset in presets for grant in PRESETS[preset]))
     if not grants:
-        raise click.UsageError("say what it is for, with --grant; for example --grant publish:queue:orders")
+        raise click.UsageError("say what it is for, with --grant or --preset; for example --grant publish:queue:orders")
     now = datetime.now(UTC).replace(microsecond=0)
     until = None if expires is None else now + timedelta(milliseconds=milliseconds(expires))
     key = new_key(name, grants, now=now, expires=until)

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from detent.errors import Invalid
-from detent.extras import install_command
+from detent.scraped import new_registry, serve_metrics
 from detent.sizes import size_text
 
 if TYPE_CHECKING:
@@ -121,13 +120,11 @@ def line_of(progress: Progress) -> str:
 
 def metrics_view(port: int, name: str, show: Callable[[Progress], None]) -> Callable[[Progress], None]:
     """Serve what is shown as metrics too, on the loopback address."""
-    try:
-        from prometheus_client import CollectorRegistry, Gauge, start_http_server
-    except ModuleNotFoundError as error:
-        raise Invalid(f"metrics need the package prometheus-client: {install_command('server')}") from error
-    registry = CollectorRegistry()
+    registry = new_registry()
+    from prometheus_client import Gauge
+
     gauges: dict[str, Any] = {}
-    start_http_server(port, "127.0.0.1", registry)
+    serve_metrics(port, registry)
 
     def told(progress: Progress) -> None:
         waits = {"ready": progress.ready, "in_progress": progress.in_progress, "lag_seconds": progress.lag_s}

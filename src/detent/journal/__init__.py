@@ -42,7 +42,7 @@ from detent.journal.machine import JournalMachine
 from detent.journal.message import Message
 from detent.journal.operations import Appended, FragmentRef
 from detent.journal.publisher import AckIntent, AsyncPublisher, Publisher
-from detent.journal.reader import JournalInfo, JournalReader
+from detent.journal.reader import JournalExtent, JournalInfo, JournalReader
 from detent.journal.transaction import JournalOperations
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "AsyncPublisher",
     "FragmentRef",
     "Journal",
+    "JournalExtent",
     "JournalInfo",
     "JournalMachine",
     "JournalOperations",

@@ -118,6 +118,16 @@ class _Blocks:
             self.bytes += len(found[1])
 
 
+class JournalExtent(NamedTuple):
+    """How far a journal reaches, how large it is, and when it last changed."""
+
+    name: str
+    first_offset: int
+    next_offset: int
+    bytes: int
+    updated_ms: int
+
+
 class JournalReader:
     """Reads the journals of one store."""
 
@@ -186,6 +196,17 @@ class JournalReader:
             }
             heads = ((name, self._head(view, journal)) for name, journal in listed.items())
             return {name: (head.first_offset, head.next_offset) for name, head in heads}
+
+    def extents_listed(self, limit: int) -> list[JournalExtent]:
+        """The first journals by name, as they are at one moment. What a journal holds does not count for the cost."""
+        with self._reader.view() as view:
+            found = []
+            for key, stored in view.scan(*records.LISTING.range(b""), limit=limit):
+                head = self._head(view, Listing.decode(stored).journal)
+                size = head.block_bytes + head.fragment_bytes
+                name = key[3:].decode()
+                found.append(JournalExtent(name, head.first_offset, head.next_offset, size, head.updated_ms))
+            return found
 
     def next_offset(self, name: str) -> int:
         """The offset that the next committed message will get; 0 for a journal that does not exist yet."""
@@ -361,13 +382,18 @@ class JournalReader:
 
     # -- time ---------------------------------------------------------------------------------------------------
 
+    def time_at(self, name: str, offset: int) -> int:
+        """When the message at a committed offset was published, in milliseconds."""
+        (_, batch), *_ = self.committed(name, offset, offset + 1)
+        published: int = batch.column(3).view("int64")[0].as_py()
+        return published
+
     def offset_at(self, name: str, time_ms: int) -> int:
         """The first committed offset published at or after a time; the next offset when there is none."""
         low, high = self.extent(name)
         while low < high:
             middle = (low + high) // 2
-            (_, batch), *_ = self.committed(name, middle, middle + 1)
-            if batch.column(3).view("int64")[0].as_py() < time_ms:
+            if self.time_at(name, middle) < time_ms:
                 low = middle + 1
             else:
                 high = middle

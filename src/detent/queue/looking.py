@@ -36,6 +36,7 @@ def describe(machine: QueueMachine, op: ops.DescribeQueues, context: Context) ->
         names = [machine.queue(op.queue).name]
     else:
         names = sorted(name for name in machine.queues if name.startswith(op.prefix))
+        names = names[: op.limit] if op.limit else names
     with machine.reader.view() as view:
         found = [_describe(machine, machine.queues[name], view) for name in names]
     return ops.QueueDescriptions(found, machine.own.ready.get(0, 0), machine.dedup_window_ms)

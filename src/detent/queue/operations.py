@@ -226,10 +226,12 @@ class Purge(Operation, frozen=True, tag=True, array_like=True):
 
 
 class DescribeQueues(Operation, frozen=True, tag=True, array_like=True):
-    """What is known of one queue, or of those whose names begin with `prefix`. Changes nothing."""
+    """What is known of one queue, or of those whose names begin with `prefix`, the first `limit` of them by name (0:
+    all). Changes nothing."""
 
     queue: str | None = None
     prefix: str = ""
+    limit: Number = 0
 
 
 class ListFailed(Operation, frozen=True, tag=True, array_like=True):

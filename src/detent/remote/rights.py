@@ -16,7 +16,7 @@ from detent.queue.filters import default_filter
 from detent.shard import operations as shards
 
 Right = Literal["publish", "consume", "admin"]
-Kind = Literal["queue", "journal", "ledger", "consumer"]
+Kind = Literal["queue", "journal", "ledger", "consumer", "metrics"]
 
 
 EVERYTHING: Final = "*"

@@ -16,6 +16,7 @@ The parts:
     api.py              the JSON API
     operators.py        health and readiness
     metrics.py          counters for Prometheus
+    metrics_state.py    what the store holds, for Prometheus
     tracing.py          spans for OpenTelemetry
     sqs/                the SQS endpoint, a package of its own
 

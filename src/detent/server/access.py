@@ -18,7 +18,8 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 @dataclass(frozen=True, slots=True)
 class Grant:
     """A right on the queues, journals, ledgers or consumers whose names match a pattern (``*`` and ``?``, as in a
-    shell). The right `admin` includes the other two; the kind ``*`` means all four."""
+    shell). The right `admin` includes the other two; the kind ``*`` means all of them, and
+    the metrics."""
 
     right: str
     kind: str

@@ -1,23 +1,22 @@
 """What the server counts, for Prometheus.
 
-Counters of the engine are fed by the committing thread, one group at a time; what queues hold is looked at when
-somebody asks for the metrics.
+Counters of the engine are fed by the committing thread, one group at a time. What the store holds is looked at when the
+page is asked for (`metrics_state`). docs/metrics.md lists every metric; a test compares it with the code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
-from detent.durations import at_1970_ms
 from detent.engine import OwnerTime, Ticket
 from detent.errors import StaleReceipt
-from detent.queue import QueueInfo
 from detent.queue import operations as ops
+from detent.server.metrics_state import StateCollector, StoreState
 
 SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 """Commits take from a tenth of a millisecond on a local disk to a good part of a second on an object store."""
@@ -29,7 +28,7 @@ class Metrics:
     """Counters and histograms, and the page that shows them."""
 
     def __init__(self, time: OwnerTime | None = None) -> None:
-        self._time = time
+        self._time = OwnerTime() if time is None else time
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
@@ -96,12 +95,16 @@ class Metrics:
 
     # -- showing ------------------------------------------------------------------------------------------------
 
-    def page(self, queues: Iterable[QueueInfo], unmatched: int) -> bytes:
+    @property
+    def now_ms(self) -> int:
+        """The owner's time, as the messages' times are."""
+        return self._time.now_ms()
+
+    def page(self, state: StoreState) -> bytes:
         """All of it, as Prometheus reads it."""
         now = CollectorRegistry()
-        time = OwnerTime() if self._time is None else self._time
-        now.register(_Queues(list(queues), unmatched, time.now_ms()))
-        now.register(_Clock(time))
+        now.register(StateCollector(state))
+        now.register(_Clock(self._time))
         page: bytes = generate_latest(self.registry) + generate_latest(now)
         return page
 
@@ -128,33 +131,3 @@ class _Clock:
         yield GaugeMetricFamily(
             "detent_clock_difference_seconds", "By how much the wall clock is ahead of the store's time.", value=ahead_s
         )
-
-
-class _Queues:
-    """The queues as they are at one moment."""
-
-    def __init__(self, queues: list[QueueInfo], unmatched: int, now_ms: int) -> None:
-        self._queues = queues
-        self._unmatched = unmatched
-        self._now = at_1970_ms(now_ms)  # the owner's, as the messages' times are
-
-    def collect(self) -> Iterator[Metric]:
-        held = GaugeMetricFamily("detent_queue_messages", "Messages in a queue, by state.", labels=["queue", "state"])
-        age = GaugeMetricFamily(
-            "detent_queue_oldest_age_seconds", "How long the oldest available message has waited.", labels=["queue"]
-        )
-        total = CounterMetricFamily(
-            "detent_queue_events", "Messages that came or went since the queue was created.",
-            labels=["queue", "event"],
-        )  # fmt: skip
-        for queue in self._queues:
-            for state in ("available", "delayed", "in_flight", "failed", "done"):
-                held.add_metric([queue.name, state], getattr(queue, state))
-            waited = (self._now - queue.oldest).total_seconds() if queue.oldest is not None else 0.0
-            age.add_metric([queue.name], max(0.0, waited))
-            for event in ("routed", "acked", "failed", "expired", "purged"):
-                total.add_metric([queue.name, event], getattr(queue, f"total_{event}"))
-        yield held
-        yield age
-        yield total
-        yield GaugeMetricFamily("detent_unmatched_messages", "Stored messages in no queue.", value=self._unmatched)

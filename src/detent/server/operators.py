@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from detent.errors import DetentError, Unavailable
+from detent.errors import Denied, DetentError, Unavailable
 from detent.server.access import Caller
 from detent.server.app import refusal
 from detent.server.http import Request, Response
 from detent.server.metrics import Metrics
+from detent.server.metrics_state import look
 
 if TYPE_CHECKING:
     from detent.store import AsyncStore
 
 HEALTH, READY, METRICS = "/healthz", "/readyz", "/metrics"
+
+STORE: Final = "store"
+"""What a grant on metrics names: there is one page of them."""
 
 READY_S: Final = 2.0
 """How long the store may take to say that it is there."""
@@ -34,6 +38,7 @@ class Operators:
         self._store = store
         self._metrics = metrics
         self.draining = False
+        self._looking = asyncio.Lock()  # one page at a time: who asks more often waits
 
     def owns(self, request: Request) -> bool:
         """By its path."""
@@ -47,9 +52,10 @@ class Operators:
             return Response.json({"status": "alive"})
         if request.path == READY:
             return await self._ready()
-        caller.require_everywhere("consume")
-        queues, unmatched = await asyncio.gather(self._store.queues(), self._store.unmatched())
-        return Response(self._metrics.page(queues, unmatched), type=CONTENT_TYPE_LATEST)
+        _require_metrics(caller)
+        async with self._looking:
+            state = await look(self._store, self._metrics.now_ms)
+        return Response(self._metrics.page(state), type=CONTENT_TYPE_LATEST)
 
     async def _ready(self) -> Response:
         """Whether a transaction would go through: the owner answers, and is not about to stop."""
@@ -71,3 +77,12 @@ class Operators:
         """In Detent's own form."""
         del request
         return refusal(error)
+
+
+def _require_metrics(caller: Caller) -> None:
+    """`Denied` unless the caller may read the metrics. They name everything in the store, and show no message."""
+    if not caller.may("consume", "metrics", STORE):
+        raise Denied(
+            f"{caller.name} may not read the metrics: that takes the grant consume:metrics:*, which "
+            "`detent token create NAME --preset metrics` gives"
+        )

@@ -17,6 +17,7 @@ import xxhash
 from detent.codec import block, journal, keys, ledger, log, published, queue, shard, statelog
 from detent.codec.keys import KeyReader
 from detent.codec.log import EntryKey, SegmentMeta, SeqBlock
+from detent.codec.origin import NOWHERE, Move, Origin
 from detent.codec.published import BYTES_INLINE, URI
 from detent.codec.queue import Attempt, Config, Cursor, Failed, InFlight, Watermark
 from detent.codec.reader import ReaderRecord, decode_reader_key, reader_key
@@ -235,7 +236,12 @@ _QUEUE_DECODERS = [
             ).encode(),
         ],
     ),
-    DecoderCase("queue cursor", Cursor.decode, [Cursor(*range(10)).encode()]),
+    DecoderCase("queue cursor", Cursor.decode, [Cursor(*range(10)).encode(), Cursor(*range(11)).encode()]),
+    DecoderCase(
+        "origin of a dead letter",
+        Origin.decode,
+        [NOWHERE.moved(Move(0, "q", 3, 2, 1, 7, "why", (Attempt(1, "me", 2, "why"),))).encode()],
+    ),
     DecoderCase("watermark", Watermark.decode, [Watermark(1, 2, 3).encode()]),
     DecoderCase("dedup record", queue.decode_dedup, [queue.encode_dedup(7, 9)]),
     DecoderCase("queues' number", lambda data: queue.decode_number(data, "number"), [queue.number_record(7)]),

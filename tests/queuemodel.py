@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from detent.codec import log, published
+from detent.codec import log, origin, published
 from detent.codec import queue as records
 from detent.codec.keys import u32
 from detent.codec.published import FOREVER
@@ -24,11 +24,10 @@ from detent.engine import Done, Operation
 from detent.errors import Conflict, Exists, Invalid, NotFound, StaleReceipt
 from detent.journal import operations as journal_ops
 from detent.kv import View
-from detent.queue import QueueMachine, looking, publishing
+from detent.queue import QueueMachine, moving, publishing
 from detent.queue import operations as ops
 from detent.queue import places as places_module
 from detent.queue.bucket import BLOCKED, HELD, HIDDEN, READY
-from detent.queue.claiming import EXPIRED_REASON
 from detent.queue.failures import EXPIRE_FAILED
 from detent.queue.grouped import GroupedState
 from detent.queue.holdings import LIVE
@@ -79,6 +78,8 @@ class Entry:
     consumer: str = ""
     failed_ms: int = 0
     reason: str = ""
+    earlier: int = 0
+    moves: list[ops.DeadLetterMove] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -112,6 +113,7 @@ class Queue:
     failures: int = 0
     expired: int = 0
     purged: int = 0
+    dead_lettered: int = 0
 
     def matches(self, headers: dict[str, str]) -> bool:
         known = FILTERS.get(self.filter)
@@ -198,7 +200,7 @@ class Model(ReaderRules):
         flying = [(entry, queue) for queue in self.queues.values() for entry in queue.among(IN_FLIGHT)]
         for entry, queue in sorted(flying, key=lambda pair: (pair[0].lease_ms, pair[0].delivery)):
             if entry.lease_ms <= now_ms:
-                self.end_attempt(queue, entry.message, EXPIRED_REASON, None, False, entry.lease_ms)
+                self.end_attempt(queue, entry.message, ops.EXPIRED_REASON, None, False, entry.lease_ms)
         for queue in self.queues.values():
             for entry in queue.among(AVAILABLE, FAILED):
                 if entry.deadline_ms < now_ms:
@@ -379,6 +381,7 @@ class Model(ReaderRules):
             [entry.attempts for entry in chosen],
             bytes(entry.priority for entry in chosen),
             length_ms=length_ms,
+            earlier=[entry.earlier for entry in chosen] if any(entry.earlier for entry in chosen) else [],
         )
 
     def is_current(self, number: int, message: int, delivery: int) -> bool:
@@ -425,7 +428,7 @@ class Model(ReaderRules):
         for message in held:
             entry = queue.entries[message]
             entry.state, entry.attempts = AVAILABLE, entry.attempts - 1
-            entry.visible_ms = FOREVER if entry.deadline_ms <= self.now_ms else self.now_ms
+            entry.visible_ms = FOREVER if entry.deadline_ms < self.now_ms else self.now_ms
         return Done()
 
     def end_attempt(
@@ -435,7 +438,7 @@ class Model(ReaderRules):
         entry.history.append((entry.claimed_ms, entry.consumer, self.now_ms, reason))
         if final or (queue.max_attempts and entry.attempts >= queue.max_attempts):
             queue.failures += 1
-            if self.goes_to_dead_letters(queue, message):
+            if self.goes_to_dead_letters(queue, message, reason):
                 return
             entry.state, entry.failed_ms, entry.reason = FAILED, self.now_ms, reason
             if queue.failed_policy == "discard" and not queue.dead_letter:
@@ -447,17 +450,31 @@ class Model(ReaderRules):
         visible_ms = max(self.now_ms, (self.now_ms if ended_ms is None else ended_ms) + delay_ms)
         entry.visible_ms = FOREVER if entry.deadline_ms < self.now_ms else visible_ms
 
-    def goes_to_dead_letters(self, queue: Queue, message: int) -> bool:
+    def goes_to_dead_letters(self, queue: Queue, message: int, reason: str) -> bool:
         """Moves a message to the dead letter queue, unless there is none, or it has the message, or will read of it."""
         target = self.queues.get(queue.dead_letter)
         if target is None or message in target.entries or (target.cursor is not None and message >= target.cursor):
             return False
-        deadline_ms = queue.entries.pop(message).deadline_ms
+        entry = queue.entries.pop(message)
+        deadline_ms = entry.deadline_ms
         if target.dead_letter_retention_s:
             deadline_ms = max(deadline_ms, self.now_ms + target.dead_letter_retention_s * 1000)
         visible_ms = FOREVER if deadline_ms < self.now_ms else self.now_ms
         headers = self.messages[message].headers
         target.add(message, target.priority(headers), visible_ms, deadline_ms, headers)
+        queue.dead_lettered += 1
+        last = ops.DeadLetterMove(
+            entry.moves[-1].number + 1 if entry.moves else 1,
+            queue.name,
+            queue.number,
+            self.now_ms,
+            entry.attempts,
+            entry.delivery,
+            reason,
+            ends_of(entry.history, origin.MOVE_ATTEMPTS_KEPT),
+        )
+        came = target.entries[message]
+        came.earlier, came.moves = entry.earlier + entry.attempts, ends_of([*entry.moves, last], origin.MOVES_KEPT)
         return True
 
     def extend(self, op: ops.Extend, _hint: Any) -> ops.LeaseExtended:
@@ -539,6 +556,8 @@ class Model(ReaderRules):
             headers = self.messages[message].headers
             priority = entry.priority if target is source else target.priority(headers)
             target.add(message, priority, self.now_ms, entry.deadline_ms, headers)
+            if target is source:
+                target.entries[message].earlier, target.entries[message].moves = entry.earlier, entry.moves
         return ops.Moved(len(step), after, more)
 
     def purge_all(self, name: str, *states: str) -> int:
@@ -576,6 +595,7 @@ class Model(ReaderRules):
             "failures": queue.failures,
             "expired": queue.expired,
             "purged": queue.purged,
+            "dead_lettered": queue.dead_lettered,
             "oldest_ms": 0 if oldest is None else self.messages[oldest.message].received_ms,
             "priorities": priorities,
             "labels": queue.labels,
@@ -595,7 +615,8 @@ class Model(ReaderRules):
             entry = queue.entries.get(number)
             if entry is None:
                 continue
-            state = ops.MessageState(queue.name, entry.state, entry.attempts, entry.priority, history=entry.history)
+            about = (entry.attempts, entry.priority)
+            state = ops.MessageState(queue.name, entry.state, *about, history=entry.history, moves=entry.moves)
             if entry.state == FAILED:
                 changes = {"at_ms": entry.failed_ms, "reason": entry.reason, "delivery": entry.delivery}
             elif entry.state == IN_FLIGHT:
@@ -634,6 +655,11 @@ class Model(ReaderRules):
 # -- what a machine's memory shows -----------------------------------------------------------------------------------
 
 
+def ends_of(items: list[Any], count: int) -> list[Any]:
+    """The first one and the newest ones, `count` in all."""
+    return items if len(items) <= count else [items[0], *items[1 - count :]]
+
+
 def held_by(state: QueueState) -> set[int]:
     """The messages that a queue has."""
     return {*state.flights, *state.failed, *(message for message, _ in rows_of(state))}
@@ -668,7 +694,7 @@ def contents(machine: QueueMachine, view: View) -> dict[str, Any]:
         rows = []
         for message, (place, kind, priority, visible_ms, deadline_ms, attempts, offset, _, group) in rows_of(state):
             common = (offset, deadline_ms, priority, attempts)
-            history = looking.history(state, message, view)
+            history = moving.history(state, message, view)
             if kind == HELD:
                 held_at, delivery, grant = state.flights[message]
                 assert held_at == place
@@ -679,7 +705,7 @@ def contents(machine: QueueMachine, view: View) -> dict[str, Any]:
         failed = {
             m: (f.offset, f.deadline_ms, f.priority, f.attempts, f.failed_ms, f.delivery, f.reason, history)
             for m, f in state.failed.items()
-            for history in [looking.history(state, m, view)]
+            for history in [moving.history(state, m, view)]
         }
         found[state.name] = {"rows": rows, "failed": failed, "behind": state.next_message != LIVE}
     return found
@@ -714,7 +740,9 @@ def dump(machine: QueueMachine, view: View) -> dict[str, Any]:
             "blocked": state.blocked,
             "done": sorted(done),
             "readers": readers_of(machine, number),
-            "history": {m: looking.history(state, m, view) for m in sorted({*state.failed, *(m for m, _ in rows)})},
+            "history": {m: moving.history(state, m, view) for m in sorted({*state.failed, *(m for m, _ in rows)})},
+            "origins": {m: moving.origin_of(machine, state, m, view) for m in sorted(state.origins)},
+            "earlier": dict(sorted(state.origins.items())),
         }
     messages = sorted({message for queue in queues.values() for message in (*dict(queue["rows"]), *queue["failed"])})
     return {
@@ -740,6 +768,8 @@ def check_memory(machine: QueueMachine) -> None:
         held = list(held_by(state))
         rows = rows_of(state)
         assert len(held) == len(rows) + len(state.failed), f"a message is twice in queue {number}"
+        assert state.origins.keys() <= set(held), f"queue {number} knows where a message came from that it has not"
+        assert not state.origins.keys() & state.old_origins
         assert sorted(state.flights) == sorted(message for message, row in rows if row[1] == HELD)
         for message in held:
             holds[message] = holds.get(message, 0) + 1

@@ -392,6 +392,22 @@ def fail_some(store: detent.Store, count: int) -> None:
         message.fail(f"bad\x1b[2J {message.id}", final=True)
 
 
+def test_dead_letters_tell_where_they_came_from(store: detent.Store, url: str) -> None:
+    store.queue("dead").create(max_attempts=1)
+    store.queue("q").configure(dead_letter="dead")
+    fail_some(store, 1)
+    (claimed,) = documents(ok("queue", "claim", url, "dead", "--json"))
+    assert (claimed["attempts"], claimed["total_attempts"]) == (1, 3)
+    assert [move["queue"] for move in claimed["dead_letters"]] == ["q"]
+    ok("queue", "fail", url, claimed["receipt"], "--reason", "here too")
+    text = ok("queue", "failed", url, "dead").decode()
+    assert ", 1 attempt: here too\n  claimed 2" in text
+    assert "\n  given up by q 2" in text
+    assert ", 2 attempts: bad\\x1b[2J 0\n    claimed 2" in text
+    assert "\n  given up by q 2" in ok("message", "show", url, "0").decode()
+    assert document("queue", "info", url, "q")["total_dead_lettered"] == 1
+
+
 def test_failed_and_redrive(store: detent.Store, url: str) -> None:
     fail_some(store, 6)
     listed = documents(ok("queue", "failed", url, "q", "--json"))

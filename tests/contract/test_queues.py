@@ -951,6 +951,31 @@ class TestDeadLetters:
         dead.configure(dead_letter_retention=None)
         assert dead.info().dead_letter_retention is queue.info().dead_letter_retention is None
 
+    def test_dead_letter_says_where_it_came_from_and_why(self, store: Store) -> None:
+        dead, queue = store.queue("dead"), store.queue("q")
+        dead.create(max_attempts=1)
+        queue.create(dead_letter="dead", max_attempts=2, backoff="0s")
+        dead.publish(b"no dead letter")
+        published = queue.publish(b"x").message
+        claim_one(queue, consumer="ann").fail("KeyError: a")
+        claim_one(queue, consumer="ben").fail("ValueError: boom")
+        other, found = dead.claim(2)
+        assert (other.dead_letters, other.total_attempts) == ([], 1)
+        assert (found.id, found.attempts, found.earlier_attempts, found.total_attempts) == (published, 1, 2, 3)
+        (move,) = found.dead_letters
+        assert (move.queue, move.number, move.attempts, move.reason) == ("q", 1, 2, "ValueError: boom")
+        assert [(one.consumer, one.outcome, one.reason) for one in move.history] == [
+            ("ann", "failed", "KeyError: a"),
+            ("ben", "failed", "ValueError: boom"),
+        ]
+        (place,) = store.message(published).places
+        assert place.dead_letters == [move]
+        found.fail("again")
+        (failed,) = dead.failed()
+        assert (failed.reason, failed.attempts, failed.dead_letters) == ("again", 1, [move])
+        dead.redrive([published])
+        assert claim_one(dead).dead_letters == [move]
+
     def test_what_is_given_up_goes_on_in_the_dead_letter_queue(self, store: Store) -> None:
         """It leaves its queue for the other one in the transaction that gave it up, with all that it is."""
         dead, queue = store.queue("dead"), store.queue("q")
@@ -963,7 +988,7 @@ class TestDeadLetters:
         assert (found.payload, found.headers["a"], found.attempts) == (b"poison", "b", 1)
         info, other = queue.info(), dead.info()
         assert (info.dead_letter, info.failed, info.total_failed) == ("dead", 0, 1)
-        assert (other.in_flight, other.total_routed) == (1, 1)
+        assert (other.in_flight, other.total_routed, info.total_dead_lettered) == (1, 1, 1)
         found.ack()
         checkpoint(store)
         assert records(store, published_records.PAYLOAD) == []

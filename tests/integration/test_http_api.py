@@ -376,6 +376,25 @@ def test_failed_messages_are_paged_driven_again_and_purged(server: HttpServer) -
     refused(client.get("/v1/queues/none/failed"), 404, "NotFound")
 
 
+def test_dead_letter_tells_where_it_came_from(server: HttpServer) -> None:
+    client = server.client
+    good(client.put("/v1/queues/dead", json={"max_attempts": 1}), 201)
+    good(client.put("/v1/queues/q", json={"max_attempts": 1, "dead_letter": "dead"}), 201)
+    good(client.post("/v1/queues/q/messages", json={"payload": "x"}))
+    (message,) = claim(server, consumer="me")
+    assert (message["total_attempts"], message["dead_letters"]) == (1, [])
+    good(client.post("/v1/queues/q/fail", json={"receipt": message["receipt"], "reason": "boom"}))
+    (found,) = claim(server, "dead")
+    (move,) = found["dead_letters"]
+    assert (found["attempts"], found["total_attempts"]) == (1, 2)
+    assert (move["queue"], move["reason"], move["attempts"]) == ("q", "boom", 1)
+    assert [(one["consumer"], one["outcome"]) for one in move["history"]] == [("me", "failed")]
+    good(client.post("/v1/queues/dead/fail", json={"receipt": found["receipt"], "reason": "again"}))
+    assert good(client.get("/v1/queues/dead/failed"))["messages"][0]["dead_letters"] == [move]
+    assert good(client.get("/v1/messages/0"))["queues"][0]["dead_letters"] == [move]
+    assert good(client.get("/v1/queues/q"))["total_dead_lettered"] == 1
+
+
 def test_a_page_of_failed_messages_ends_early_when_they_are_large(memory: HttpServer) -> None:
     client = memory.client
     good(client.put("/v1/queues/q", json={}), 201)

@@ -86,6 +86,33 @@ def test_a_dead_letter_keeps_its_id_when_its_queue_is_deleted(endpoint: Endpoint
     assert message["MessageId"] == sent["MessageId"]
 
 
+def test_receives_of_a_dead_letter_are_counted_on(endpoint: Endpoint) -> None:
+    dead = endpoint.create("dead")
+    url = endpoint.create("alive", RedrivePolicy=redrive_to("dead", 2))
+    endpoint.create("other", RedrivePolicy=redrive_to("dead"))
+    endpoint.call("SendMessage", {"QueueUrl": url, "MessageBody": "x"})
+    give_up(endpoint, url)
+    before = give_up(endpoint, url)["Attributes"]
+    found = give_up(endpoint, dead)["Attributes"]
+    assert found["ApproximateReceiveCount"] == "3"
+    assert found["DeadLetterQueueSourceArn"].endswith(":alive")
+    assert found["ApproximateFirstReceiveTimestamp"] == before["ApproximateFirstReceiveTimestamp"]
+    assert give_up(endpoint, dead)["Attributes"]["ApproximateReceiveCount"] == "4"
+
+
+def test_message_from_anywhere_goes_back_to_the_queue_that_gave_it_up(endpoint: Endpoint) -> None:
+    """It was sent to a queue that has no dead-letter queue, and came by a filter to the one that gave it up."""
+    dead, plain = endpoint.create("dead"), endpoint.create("plain")
+    url = endpoint.create("copies", DetentFilter="true", RedrivePolicy=redrive_to("dead"))
+    endpoint.create("other", RedrivePolicy=redrive_to("dead"))
+    endpoint.call("SendMessage", {"QueueUrl": plain, "MessageBody": "x"})
+    give_up(endpoint, url)
+    assert endpoint.attributes(dead)["ApproximateNumberOfMessages"] == "1"
+    source = "arn:aws:sqs:us-east-1:000000000000:dead"
+    endpoint.call("StartMessageMoveTask", {"SourceArn": source})
+    assert len(endpoint.receive(url, WaitTimeSeconds=20)) == 1
+
+
 def test_a_dead_letter_queue_keeps_what_came_for_its_own_retention(endpoint: Endpoint) -> None:
     dead = endpoint.create("dead", MessageRetentionPeriod="1209600")
     url = endpoint.create("alive", MessageRetentionPeriod="60", RedrivePolicy=redrive_to("dead"))

@@ -14,6 +14,7 @@ from detent.codec import log, published
 from detent.codec import queue as records
 from detent.codec.keys import u32, u64
 from detent.codec.log import SEQUENCE_BLOCK_KEY, EntryKey, SegmentMeta, SeqBlock
+from detent.codec.origin import NOWHERE, Move
 from detent.codec.published import FOREVER, LOG_KEY, PAYLOAD
 from detent.codec.queue import Attempt, Config, Cursor, InFlight, Watermark
 from detent.codec.statelog import ACK, encode_claimed, encode_ended, encode_moved
@@ -495,6 +496,11 @@ def more_attempts(d: Damage) -> None:
     d.put(key, records.encode_attempts([*records.decode_attempts(value), Attempt(1, "me", 2, "why")]))
 
 
+def origin_of_a_stranger(d: Damage) -> None:
+    move = Move(0, "q", 1, 2, 1, 3, "why", (Attempt(1, "me", 2, "why"),))
+    d.put(records.queue_key(records.ORIGIN, d.orders, 900), NOWHERE.moved(move).encode())
+
+
 def attempts_of_untried(d: Damage) -> None:
     d.put(records.queue_key(records.ATTEMPTS, d.orders, 37), attempts(d)[1])
 
@@ -619,6 +625,8 @@ DAMAGES: list[tuple[Callable[[Damage], None], str]] = [
     (lambda d: d.put(records.ACTIVE.key(b"\x01"), b""), "a key of 4 bytes is malformed"),
     (lambda d: d.put(records.queue_key(records.ACTIVE, 77, 0), bytes(4)), "1 records of queue number 77"),
     (lambda d: d.put(records.queue_key(records.ATTEMPTS, 77, 0), bytes(4)), "1 records of queue number 77"),
+    (lambda d: d.put(records.queue_key(records.ORIGIN, d.orders, 37), b"x"), "origin of a dead letter, at byte"),
+    (origin_of_a_stranger, "the origin of message 900, which is not in this queue"),
     (lambda d: d.put(records.queue_key(records.FAILED, 77, 0), bytes(4)), "1 records of queue number 77"),
     (lambda d: d.put(records.empty_done_key(77), bytes(4)), "1 records of queue number 77"),
     (two_at_one_place, "two messages have one place"),
@@ -721,7 +729,7 @@ DAMAGES: list[tuple[Callable[[Damage], None], str]] = [
     (dedup_of_the_future, "the dedup key of message 5000"),
     # unknown types and versions
     (lambda d: d.put(bytes.fromhex("050107"), b""), "a record of no known version and type (queue)"),
-    (lambda d: d.put(bytes.fromhex("050111"), b""), "a record of no known version and type (queue)"),
+    (lambda d: d.put(bytes.fromhex("050112"), b""), "a record of no known version and type (queue)"),
     (lambda d: d.put(bytes.fromhex("050201"), b""), "a record of no known version and type (queue)"),
     (lambda d: d.put(bytes.fromhex("030201"), b""), "a record of no known version and type (log)"),
 ]

@@ -16,6 +16,7 @@ import numpy as np
 
 from detent.codec import log, published, queue, statelog
 from detent.codec.log import SEQUENCE_BLOCK_KEY, EntryKey, SegmentMeta, SeqBlock
+from detent.codec.origin import Move, Origin
 from detent.codec.published import BYTES_INLINE, FOREVER, LOG_KEY, URI, Metadata
 from detent.codec.queue import AVAILABLE, DONE_MESSAGE, Attempt, Config, Cursor, Failed, InFlight, Watermark
 from detent.codec.reader import ReaderRecord, decode_reader_key, reader_key
@@ -61,6 +62,7 @@ KEYS: list[tuple[str, bytes, str]] = [
     ("done messages", queue.done_key(3, TIME, 5), "05 01 03 00000003 0000018bcfe56800 0000000000000005"),
     ("failed messages", queue.queue_key(queue.FAILED, 3, 0), "05 01 04 00000003 0000000000000000"),
     ("attempts", queue.queue_key(queue.ATTEMPTS, 3, 17), "05 01 05 00000003 0000000000000011"),
+    ("origin", queue.queue_key(queue.ORIGIN, 3, 17), "05 01 11 00000003 0000000000000011"),
     ("settings", queue.config_key("orders"), "05 01 06 6f7264657273"),
     ("cursor", queue.cursor_key(3), "05 01 08 00000003"),
     ("state log", queue.state_log_key(65_536), "05 01 09 0000000000010000"),
@@ -138,6 +140,12 @@ _CURSOR = (
     "ffffffffffffffff e803000000000000 02000000 0300000000000000 0400000000000000 0500000000000000 "
     "0600000000000000 0700000000000000 0800000000000000 0900000000000000"
 )
+_LATER_CURSOR = f"{_CURSOR} 0a00000000000000"
+_DEAD_LETTER = Origin(3, (Move(2, "q", 4, TIME, 1, 9, "no", (Attempt(1, "me", 2, "no"),)),))
+_ORIGIN = (
+    "0300000000000000 0100 02000000 04000000 0068e5cf8b010000 0100 0900000000000000 0100 71 0200 6e6f "
+    "0100 0100000000000000 0200 6d65 0200000000000000 0200 6e6f"
+)
 _ALIKE = "0380 1100000000000000 0100000000000000 0200000000000000 0300000000000000 04000000 00"
 _WATERMARK = "0100000000000000 0001000000000000 0000010000000000"
 _DEDUP = "1100000000000000 0068e5cf8b010000"
@@ -182,6 +190,8 @@ VALUES: list[tuple[str, bytes, str]] = [
     ("settings", _CONFIG.encode(), _SETTINGS),
     ("settings with all that can be missing", _LATER_CONFIG.encode(), _LATER_SETTINGS),
     ("cursor", Cursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9).encode(), _CURSOR),
+    ("cursor with dead letters", Cursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9, 10).encode(), _LATER_CURSOR),
+    ("origin", _DEAD_LETTER.encode(), _ORIGIN),
     ("watermark", Watermark(1, 256, 65_536).encode(), _WATERMARK),
     ("dedup key", queue.encode_dedup(17, TIME), _DEDUP),
     ("a number", queue.number_record(258), "0000000000000102"),
@@ -289,6 +299,8 @@ DECODED: list[tuple[str, Callable[[bytes], Any], str, Any]] = [
     ("settings", Config.decode, _SETTINGS, _CONFIG),
     ("settings with all that can be missing", Config.decode, _LATER_SETTINGS, _LATER_CONFIG),
     ("cursor", Cursor.decode, _CURSOR, Cursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9)),
+    ("cursor with dead letters", Cursor.decode, _LATER_CURSOR, Cursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9, 10)),
+    ("origin", Origin.decode, _ORIGIN, _DEAD_LETTER),
     ("watermark", Watermark.decode, _WATERMARK, Watermark(1, 256, 65_536)),
     ("dedup key", queue.decode_dedup, _DEDUP, (17, TIME)),
     ("a number", lambda value: queue.decode_number(value, "number"), "0000000000000102", 258),

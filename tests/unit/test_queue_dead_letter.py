@@ -120,6 +120,126 @@ def test_the_attempts_of_a_dead_letter_are_forgotten_where_it_was(world: Queues)
     assert (found.state, found.attempts, found.history) == ("available", 0, [])
 
 
+# -- where it came from ---------------------------------------------------------------------------------------------
+
+
+def origin(world: Queues, message: int, queue: str = "dead") -> list[ops.DeadLetterMove]:
+    found = world.state(message, queue)
+    assert found is not None
+    return found.moves
+
+
+def test_dead_letter_tells_its_reason_its_attempts_and_its_queue(world: Queues) -> None:
+    world.commit(ops.ConfigureQueue("q", ops.Settings(max_attempts=2)))
+    message = world.publish()[0]
+    first = world.claim(consumer="ann", lease_ms=500)
+    world.later(500)
+    second = world.claim(consumer="ben")
+    world.commit(used(ops.Fail, second, reason="ValueError: boom"))
+    (move,) = origin(world, message)
+    assert (move.number, move.source, move.attempts, move.reason) == (1, "q", 2, "ValueError: boom")
+    assert (move.moved_ms, move.delivery) == (world.now_ms, second.first_delivery)
+    assert [(who, why) for _, who, _, why in move.history] == [("ann", ops.EXPIRED_REASON), ("ben", "ValueError: boom")]
+    assert move.history[0][0] < first.lease_ms <= move.history[0][2] <= move.history[1][0]
+    world.survives()
+    assert origin(world, message) == [move]
+    world.commit(ops.Checkpoint())
+    world.survives()
+    assert origin(world, message) == [move]
+    assert world.about().dead_lettered == 1
+
+
+def test_claim_of_a_dead_letter_goes_on_counting(world: Queues) -> None:
+    world.publish(queue="dead")
+    message = world.publish()[0]
+    give_up(world, reason="no")
+    claimed = world.claim(2, "dead")
+    assert (claimed.messages[1], claimed.attempts, claimed.earlier) == (message, [1, 1], [0, 1])
+
+
+def test_dead_letter_of_a_dead_letter_queue_keeps_its_first_and_its_newest_moves(world: Queues) -> None:
+    world.commit(ops.ConfigureQueue("dead", ops.Settings(dead_letter="q", max_attempts=1, backoff_ms=0)))
+    message = world.publish()[0]
+    for number in range(7):
+        give_up(world, queue="q" if number % 2 == 0 else "dead", reason=f"{number}" * 1_000)
+    moves = origin(world, message)
+    assert [move.number for move in moves] == [1, 4, 5, 6, 7]
+    assert [move.source for move in moves] == ["q", "dead", "q", "dead", "q"]
+    assert [len(move.reason) for move in moves] == [512, 512, 512, 512, 1_000]
+    assert world.claim(queue="dead").earlier == [7]
+    world.survives()
+
+
+def test_origin_has_the_first_and_the_newest_attempts(world: Queues) -> None:
+    world.commit(ops.ConfigureQueue("q", ops.Settings(max_attempts=25)))
+    message = world.publish()[0]
+    for number in range(25):
+        give_up(world, reason=f"{number}", delay_ms=0)
+    (move,) = origin(world, message)
+    assert (move.attempts, [why for *_, why in move.history]) == (25, ["0", *map(str, range(16, 25))])
+
+
+def test_transaction_that_is_refused_leaves_no_origin(world: Queues) -> None:
+    message = world.publish()[0]
+    world.commit(journal_ops.CreateJournal("j"))
+    claimed = world.claim()
+    with pytest.raises(Conflict):
+        world.commit(used(ops.Fail, claimed), journal_ops.CheckHead("j", 9))
+    assert world.records(records.ORIGIN) == []
+    assert world.about().dead_lettered == 0
+    world.commit(used(ops.Fail, claimed, reason="now"))
+    assert [move.reason for move in origin(world, message)] == ["now"]
+
+
+@pytest.mark.parametrize("how", ["acknowledged", "purged", "expired", "queue deleted"])
+def test_origin_goes_with_its_message(world: Queues, how: str) -> None:
+    message = world.publish(retention_s=60)[0]
+    give_up(world)
+    assert len(world.records(records.ORIGIN)) == 1
+    if how == "acknowledged":
+        world.commit(used(ops.Ack, world.claim(queue="dead")))
+    elif how == "purged":
+        world.commit(ops.Purge("dead"))
+    elif how == "expired":
+        world.later(60_001)
+        world.engine.tick()
+    else:
+        world.commit(ops.DeleteQueue("dead"))
+    world.survives()
+    world.commit(ops.Checkpoint())
+    world.ticks()
+    assert world.records(records.ORIGIN) == []
+    world.survives()
+    assert world.state(message, "dead") is None or how == "acknowledged"
+
+
+def test_redrive_keeps_an_origin_within_the_queue_and_forgets_it_elsewhere(world: Queues) -> None:
+    world.commit(ops.ConfigureQueue("dead", ops.Settings(max_attempts=1)))
+    message = world.publish()[0]
+    give_up(world, reason="first")
+    give_up(world, queue="dead", reason="second")
+    failed = world.commit(ops.ListFailed("dead"))[0].messages[0]
+    assert (failed.reason, [move.reason for move in failed.moves]) == ("second", ["first"])
+    world.commit(ops.Redrive("dead"))
+    claimed = world.claim(queue="dead")
+    assert (claimed.attempts, claimed.earlier) == ([1], [1])
+    world.commit(used(ops.Fail, claimed, final=True))
+    world.commit(ops.Redrive("dead", to="q"))
+    assert (origin(world, message, "q"), world.claim().earlier) == ([], [])
+    assert world.records(records.ORIGIN) == []
+    world.survives()
+
+
+def test_dead_letter_that_comes_again_has_its_newer_origin_after_a_restart(world: Queues) -> None:
+    world.create("p", dead_letter="dead", max_attempts=1, filter="true")
+    message = world.publish()[0]
+    give_up(world, reason="by q")
+    world.commit(used(ops.Ack, world.claim(queue="dead")))
+    give_up(world, queue="p", reason="by p")
+    world.survives()
+    assert [(move.source, move.reason) for move in origin(world, message)] == [("p", "by p")]
+
+
 def test_one_whose_retention_ended_in_flight_is_given_to_nobody(world: Queues) -> None:
     world.publish(retention_s=1)
     claimed = world.claim(lease_ms=5_000)

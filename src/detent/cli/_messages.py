@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
+import click
 import msgspec
 
 from detent.cli._output import duration_text, line_text
@@ -18,7 +19,7 @@ from detent.errors import Invalid
 
 if TYPE_CHECKING:
     from detent.journal import Message
-    from detent.queue import AttemptInfo, Delivery, FailedMessage, MessageInfo, Outgoing
+    from detent.queue import AttemptInfo, DeadLetter, Delivery, FailedMessage, MessageInfo, Outgoing
 
 LINE_BYTES_MAX: Final = 64 << 20
 """The largest message is 16 MiB; in base64 inside JSON it stays far below this."""
@@ -66,12 +67,14 @@ class PublishedLine(msgspec.Struct, forbid_unknown_fields=True):
     id: int | None = None
     queue: str | None = None
     attempts: int | None = None
+    total_attempts: int | None = None
     priority: int | None = None
     received: str | None = None
     lease_until: str | None = None
     failed: str | None = None
     reason: str | None = None
     history: list[Any] | None = None
+    dead_letters: list[Any] | None = None
 
 
 class BadLine(Invalid):
@@ -197,7 +200,9 @@ def delivery_fields(message: Delivery) -> dict[str, Any]:
         "id": message.id,
         "queue": message.queue,
         "attempts": message.attempts,
+        "total_attempts": message.total_attempts,
         "priority": message.priority,
+        "dead_letters": list(map(dead_letter_fields, message.dead_letters)),
         **content_fields(message.payload, message.uri, message.headers),
         "created": iso(message.created),
         "received": iso(message.received),
@@ -215,6 +220,7 @@ def delivery_lines(message: Delivery) -> dict[str, str]:
         "priority": str(message.priority),
         "published": iso(message.received),
         "lease until": iso(message.lease_until),
+        **dead_letter_lines(message.dead_letters),
         **content_lines(message.payload, message.uri, message.headers),
     }
 
@@ -229,6 +235,7 @@ def failed_fields(message: FailedMessage) -> dict[str, Any]:
         "attempts": message.attempts,
         "priority": message.priority,
         "history": [attempt_fields(attempt) for attempt in message.history],
+        "dead_letters": list(map(dead_letter_fields, message.dead_letters)),
         **content_fields(message.payload, message.uri, message.headers),
     }
 
@@ -254,6 +261,7 @@ def message_fields(message: MessageInfo) -> dict[str, Any]:
                 "consumer": place.consumer,
                 "reason": place.reason,
                 "history": [attempt_fields(attempt) for attempt in place.history],
+                "dead_letters": list(map(dead_letter_fields, place.dead_letters)),
             }
             for place in message.places
         ],
@@ -266,6 +274,7 @@ def attempt_fields(attempt: AttemptInfo) -> dict[str, Any]:
         "claimed": iso(attempt.claimed),
         "consumer": attempt.consumer,
         "ended": iso(attempt.ended),
+        "outcome": attempt.outcome,
         "reason": attempt.reason,
     }
 
@@ -275,6 +284,39 @@ def attempt_text(attempt: AttemptInfo) -> str:
     who = f" by {line_text(attempt.consumer)}" if attempt.consumer else ""
     why = f": {line_text(attempt.reason)}" if attempt.reason else ""
     return f"claimed {iso(attempt.claimed)}{who}, ended {iso(attempt.ended)}{why}"
+
+
+def dead_letter_fields(move: DeadLetter) -> dict[str, Any]:
+    """A queue that gave a message up, for programs."""
+    return {
+        "number": move.number,
+        "queue": move.queue,
+        "moved": iso(move.moved),
+        "reason": move.reason,
+        "attempts": move.attempts,
+        "delivery": move.delivery,
+        "history": [attempt_fields(attempt) for attempt in move.history],
+    }
+
+
+def dead_letter_text(move: DeadLetter) -> str:
+    """A queue that gave a message up, for people."""
+    tries = "1 attempt" if move.attempts == 1 else f"{move.attempts} attempts"
+    why = line_text(move.reason) or "no reason"
+    return f"given up by {line_text(move.queue)} {iso(move.moved)}, {tries}: {why}"
+
+
+def print_dead_letters(moves: list[DeadLetter]) -> None:
+    """Print which queues gave a message up, each with its attempts, below a line about the message."""
+    for move in moves:
+        click.echo(f"  {dead_letter_text(move)}")
+        for attempt in move.history:
+            click.echo(f"    {attempt_text(attempt)}")
+
+
+def dead_letter_lines(moves: list[DeadLetter]) -> dict[str, str]:
+    """The queue that gave a message up last, for people who look at one message."""
+    return {"dead letter": dead_letter_text(moves[-1])} if moves else {}
 
 
 def iso(time: datetime) -> str:

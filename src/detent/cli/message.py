@@ -78,7 +78,7 @@ def show(url: str, id: str, force: bool, as_json: bool) -> None:
 
 
 def _print(found: MessageInfo) -> None:
-    from detent.cli._messages import attempt_text, content_lines, iso
+    from detent.cli._messages import attempt_text, content_lines, iso, print_dead_letters
 
     fields = {"message": str(found.message)}
     if found.created is not None and found.received is not None and found.visible is not None:
@@ -97,6 +97,7 @@ def _print(found: MessageInfo) -> None:
         click.echo(f"in queue {place.queue}: {_place_text(place)}")
         for attempt in place.history:
             click.echo(f"  {attempt_text(attempt)}")
+        print_dead_letters(place.dead_letters)
 
 
 def _place_text(place: MessagePlace) -> str:

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 NONE = "none"
 DURATIONS = ("lease", "max_lease", "backoff", "max_backoff", "done_retention", "dead_letter_retention")
-COUNTERS = ("total_routed", "total_acked", "total_failed", "total_expired", "total_purged")
+COUNTERS = ("total_routed", "total_acked", "total_failed", "total_dead_lettered", "total_expired", "total_purged")
+_LABELS = {"total_dead_lettered": "dead lettered"}
 NUMBERS = ("available", "delayed", "blocked", "blocked_delayed", "in_flight", "failed", "done", *COUNTERS)
 
 
@@ -381,7 +382,7 @@ def show_info(url: str, queue: str, force: bool, as_json: bool) -> None:
 
 
 def _number_lines(info: QueueInfo) -> dict[str, str]:
-    lines = {name.replace("_", " "): str(getattr(info, name)) for name in NUMBERS}
+    lines = {_LABELS.get(name, name.replace("_", " ")): str(getattr(info, name)) for name in NUMBERS}
     lines["oldest available"] = _age(info)
     for priority, count in info.available_by_priority.items():
         lines[f"available at priority {priority}"] = str(count)

@@ -261,7 +261,7 @@ def failed(url: str, queue: str, limit: int | None, force: bool, as_json: bool) 
 
 
 def _print_failed(message: FailedMessage, as_json: bool) -> None:
-    from detent.cli._messages import attempt_text, encode_line, failed_fields, iso
+    from detent.cli._messages import attempt_text, encode_line, failed_fields, iso, print_dead_letters
 
     if as_json:
         sys.stdout.buffer.write(encode_line(failed_fields(message)))
@@ -270,6 +270,7 @@ def _print_failed(message: FailedMessage, as_json: bool) -> None:
     click.echo(f"message {message.message}: {iso(message.failed)}, {tries}: {line_text(message.reason) or 'no reason'}")
     for attempt in message.history:
         click.echo(f"  {attempt_text(attempt)}")
+    print_dead_letters(message.dead_letters)
 
 
 @queue.command()

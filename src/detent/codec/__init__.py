@@ -19,6 +19,7 @@ Queues:
 
     queue.py       the queue's records
     published.py   body and metadata of published messages
+    origin.py      which queues gave a dead letter up, and why
     statelog.py    what happened to messages since the last checkpoint
     reader.py      the record of a queue's reader
     group.py       the name of a group

@@ -30,6 +30,7 @@ DEDUP_EXPIRY: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x0C)
 DELETED: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x0D)
 NEXT_QUEUE: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x0E)
 DEDUP_WINDOW: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x0F)
+ORIGIN: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x11)
 
 BUCKET_EXPONENT: Final = 3
 BUCKET_EXPONENT_MAX: Final = 4
@@ -102,7 +103,7 @@ def belongs_to(key: bytes, queue: int) -> bool:
     return key[:3] in _OF_ONE_QUEUE and key[3:7] == u32(queue)
 
 
-_OF_ONE_QUEUE: Final = frozenset(prefix.raw for prefix in (ACTIVE, DONE, FAILED, ATTEMPTS))
+_OF_ONE_QUEUE: Final = frozenset(prefix.raw for prefix in (ACTIVE, DONE, FAILED, ATTEMPTS, ORIGIN))
 
 
 Groups = Sequence[bytes | None]
@@ -365,16 +366,22 @@ class Cursor(NamedTuple):
     expired: int
     purged: int
     done_kept: int
+    dead_lettered: int = 0
 
     def encode(self) -> bytes:
-        """The record's value."""
-        return ByteWriter().pack(_CURSOR, *self).finish()
+        """The record's value. The number of dead letters came later, and is written once there are some."""
+        writer = ByteWriter().pack(_CURSOR, *self[:-1])
+        return (writer.u64(self.dead_lettered) if self.dead_lettered else writer).finish()
 
     @classmethod
     def decode(cls, value: bytes) -> Cursor:
         """Read a value back."""
         reader = ByteReader(value, "queue cursor")
         cursor = cls(*reader.unpack(_CURSOR))
+        if reader.remaining:
+            cursor = cursor._replace(dead_lettered=reader.u64())
+            if not cursor.dead_lettered:
+                raise reader.corrupt("a count of dead letters is written once there are some")
         reader.finish()
         return cursor
 

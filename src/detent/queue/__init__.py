@@ -64,7 +64,16 @@ Durability and what is forgotten:
 
 from detent.queue.assignment import AssignedMessage, Assignment, AssignmentReader, AsyncAssignmentReader, ReaderInfo
 from detent.queue.handle import AsyncQueue, Queue
-from detent.queue.info import AttemptInfo, FailedMessage, MessageInfo, MessagePlace, QueueInfo, message_info, queue_info
+from detent.queue.info import (
+    AttemptInfo,
+    DeadLetter,
+    FailedMessage,
+    MessageInfo,
+    MessagePlace,
+    QueueInfo,
+    message_info,
+    queue_info,
+)
 from detent.queue.machine import QueueMachine
 from detent.queue.message import AsyncDelivery, Delivery, Outgoing, Published, Receipt
 from detent.queue.operations import PublishedMessages
@@ -81,6 +90,7 @@ __all__ = [
     "AsyncQueue",
     "AsyncWorker",
     "AttemptInfo",
+    "DeadLetter",
     "Delivery",
     "FailedMessage",
     "MessageInfo",

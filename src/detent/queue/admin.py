@@ -160,7 +160,11 @@ def set_dedup_window(machine: QueueMachine, op: ops.SetDedupWindow, context: Con
 
 
 def redrive(machine: QueueMachine, op: ops.Redrive, context: Context) -> Result:
-    """Failed messages become available again, behind all others, as if never tried."""
+    """Failed messages become available again, behind all others, as if never tried.
+
+    A dead letter that stays in its queue still tells where it came from. In another queue it is a message like those
+    that were published there.
+    """
     _alone(context, "a redrive")
     source = machine.queue(op.queue)
     target = source if op.to is None else machine.queue(op.to)
@@ -189,6 +193,8 @@ def redrive(machine: QueueMachine, op: ops.Redrive, context: Context) -> Result:
         context.idle += 1
         return ops.Moved(0, after, more)
     for failed in source.drop_failed(step, None):
+        if target is not source:
+            source.forget_origin(failed.message, None)
         run = Run(failed.message, 1, failed.offset, failed.record_count, context.now_ms, failed.deadline_ms)
         about = headers.get(failed.message, {})  # nobody has asked for them if nothing depends on them
         priority = failed.priority if target is source else priority_of(target.config, about)

@@ -10,11 +10,13 @@ from typing import Any, TypedDict, overload
 
 import msgspec
 
+from detent.codec.origin import Origin
 from detent.codec.queue import NOT_KEPT
 from detent.durations import Duration, milliseconds, since_1970_ms
 from detent.errors import Invalid
 from detent.queue import operations as ops
 from detent.queue.filters import default_filter
+from detent.queue.info import dead_letters_of
 from detent.queue.message import Outgoing, Published
 from detent.queue.reader import Columns, Content, QueueReader
 
@@ -320,7 +322,23 @@ def deliveries(kind: type[Any], store: Any, queue: str, reader: QueueReader, res
         repeat(result.lease_ms),
         repeat(result.length_ms),
     )
+    if result.earlier:
+        origins = reader.origins(result.queue, named_origins(result)) if result.origins is None else result.origins
+        every = map(with_origin, every, result.earlier, map(origins.get, result.messages))
     return list(every) if not found.gone else [delivery for delivery in every if delivery._data is not None]
+
+
+def named_origins(result: ops.ClaimedMessages) -> list[int]:
+    """The claimed messages that came as dead letters."""
+    return [message for message, earlier in zip(result.messages, result.earlier, strict=False) if earlier]
+
+
+def with_origin(delivery: Any, earlier: int, stored: bytes | None) -> Any:
+    """A delivery that says which queues gave its message up before."""
+    delivery.earlier_attempts = earlier
+    if stored is not None:
+        delivery.dead_letters = dead_letters_of(Origin.decode(stored).moves)
+    return delivery
 
 
 def columns(contents: ops.Attached) -> Columns:

@@ -147,6 +147,9 @@ def _write_attempts(state: QueueState, batch: Batch, view: View) -> None:
         batch.put(key, records.encode_attempts([*known, *new]))
     state.old_attempts.clear()
     state.new_attempts.clear()
+    for message in state.old_origins:
+        batch.delete(records.queue_key(records.ORIGIN, state.number, message))
+    state.old_origins.clear()
 
 
 def _write_done(state: QueueState, batch: Batch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from itertools import groupby
 from operator import itemgetter, sub
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from detent.codec import statelog
 from detent.codec.published import FOREVER
@@ -22,8 +22,6 @@ from detent.queue.state import QueueState
 
 if TYPE_CHECKING:
     from detent.queue.machine import QueueMachine
-
-EXPIRED_REASON: Final = "the lease expired"
 
 
 def claim(machine: QueueMachine, op: ops.Claim, context: Context) -> Result:
@@ -60,7 +58,16 @@ def claim(machine: QueueMachine, op: ops.Claim, context: Context) -> Result:
         picked("attempts", groups),
         bytes(picked("priorities", groups)),
         length_ms=length_ms,
+        earlier=_earlier(state, messages),
     )
+
+
+def _earlier(state: QueueState, messages: list[int]) -> list[int]:
+    """How often each of these was claimed in other queues; empty if none was."""
+    if not state.origins:
+        return []
+    counts = [state.origins.get(message, 0) for message in messages]
+    return counts if any(counts) else []
 
 
 def lease(state: QueueState, wanted_ms: int | None) -> int:
@@ -190,7 +197,7 @@ def expire_leases(machine: QueueMachine, grants: Iterable[Grant], now_ms: int) -
     states = [machine.by_number[grant.queue] for grant in over]
     if not any(state.config.dead_letter for state in states):
         for state, grant in zip(states, over, strict=True):
-            end_attempts(machine, state, list(grant.held), EXPIRED_REASON, None, False, now_ms, None, grant.lease_ms)
+            _expire(machine, state, list(grant.held), now_ms, grant.lease_ms)
         return
     held = [
         (grant.lease_ms, state.flights[message][1], grant.queue, message)
@@ -199,7 +206,11 @@ def expire_leases(machine: QueueMachine, grants: Iterable[Grant], now_ms: int) -
     ]
     for (ended_ms, number), group in groupby(sorted(held), itemgetter(0, 2)):
         messages = [message for _, _, _, message in group]
-        end_attempts(machine, machine.by_number[number], messages, EXPIRED_REASON, None, False, now_ms, None, ended_ms)
+        _expire(machine, machine.by_number[number], messages, now_ms, ended_ms)
+
+
+def _expire(machine: QueueMachine, state: QueueState, messages: list[int], now_ms: int, ended_ms: int) -> None:
+    end_attempts(machine, state, messages, ops.EXPIRED_REASON, None, False, now_ms, None, ended_ms)
 
 
 def end_attempts(

@@ -1,4 +1,5 @@
-"""What has failed in one queue: messages that ran out of attempts, and the attempts that came to nothing."""
+"""What has failed in one queue: messages that ran out of attempts, and the attempts that came to nothing; and which of
+its messages are dead letters of other queues."""
 
 from __future__ import annotations
 
@@ -29,6 +30,9 @@ class Failures:
         self.dirty_failed: set[int] = set()
         self.new_attempts: dict[int, list[Attempt]] = {}
         self.old_attempts: set[int] = set()
+        # Dead letters that came here, and how often each was claimed before; those that have left since.
+        self.origins: dict[int, int] = {}
+        self.old_origins: set[int] = set()
 
     def failed_bucket(self, message: int) -> int:
         """The record that holds a failed message."""
@@ -95,3 +99,31 @@ class Failures:
             self.new_attempts[message] = new
         if added:
             self.old_attempts.discard(message)
+
+    # -- dead letters ------------------------------------------------------------------------------------------------
+
+    def note_origin(self, message: int, earlier: int, undo: Undo | None) -> None:
+        """A dead letter came here, and its record was written."""
+        was_old = message in self.old_origins
+        self.origins[message] = earlier
+        self.old_origins.discard(message)
+        if undo is not None:
+            undo.append(partial(self._unnote_origin, message, was_old))
+
+    def _unnote_origin(self, message: int, was_old: bool) -> None:
+        del self.origins[message]
+        if was_old:
+            self.old_origins.add(message)
+
+    def forget_origin(self, message: int, undo: Undo | None) -> None:
+        """A message leaves the queue; if it was a dead letter, its record goes with the next checkpoint."""
+        earlier = self.origins.pop(message, None)
+        if earlier is None:
+            return
+        self.old_origins.add(message)
+        if undo is not None:
+            undo.append(partial(self._unforget_origin, message, earlier))
+
+    def _unforget_origin(self, message: int, earlier: int) -> None:
+        self.origins[message] = earlier
+        self.old_origins.discard(message)

@@ -351,7 +351,7 @@ def _reap(machine: QueueMachine, state: QueueState, view: View) -> None:
     if state.failed or any(bucket.live for bucket in state.buckets.values()):
         return
     left = COLLECT_RECORDS - _forget_own_keys(machine, state.number, view)
-    for prefix in (records.DONE, records.ATTEMPTS, records.ACTIVE, records.FAILED):
+    for prefix in (records.DONE, records.ATTEMPTS, records.ORIGIN, records.ACTIVE, records.FAILED):
         for key, _ in view.scan(*records.queue_range(prefix, state.number), limit=left):
             machine.write(key, None, None)
             left -= 1

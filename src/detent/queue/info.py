@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from detent.codec.origin import Move
 from detent.codec.published import URI
 from detent.codec.queue import NOT_KEPT
 from detent.queue import operations as ops
@@ -17,7 +19,8 @@ class QueueInfo:
     """A queue: its settings, what is in it now, and what it has counted since it was created.
 
     What nobody holds is available (a claim would get it), delayed (not visible yet) or blocked (behind others of its
-    group); `blocked_delayed` of the blocked ones are not visible yet either.
+    group); `blocked_delayed` of the blocked ones are not visible yet either. Of the messages that were given up
+    (`total_failed`), `total_dead_lettered` went to the dead letter queue.
     """
 
     name: str
@@ -51,6 +54,7 @@ class QueueInfo:
     total_failed: int
     total_expired: int
     total_purged: int
+    total_dead_lettered: int
     oldest: datetime | None
     available_by_priority: dict[int, int]
 
@@ -91,6 +95,7 @@ def queue_info(found: ops.QueueDescription) -> QueueInfo:
         total_failed=found.failures,
         total_expired=found.expired,
         total_purged=found.purged,
+        total_dead_lettered=found.dead_lettered,
         oldest=time_of(found.oldest_ms) if found.oldest_ms else None,
         available_by_priority=found.priorities,
     )
@@ -105,10 +110,30 @@ class AttemptInfo:
     ended: datetime
     reason: str
 
+    @property
+    def outcome(self) -> str:
+        """How it ended: "failed", as its consumer said, or "lease expired", because no consumer said anything."""
+        return "lease expired" if self.reason == ops.EXPIRED_REASON else "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A queue gave a message up, and it went to the dead letter queue. `number` counts the message's moves from 1 on;
+    `attempts` are those in that queue, of which `history` has the first one and the newest ones."""
+
+    number: int
+    queue: str
+    moved: datetime
+    reason: str
+    attempts: int
+    delivery: int
+    history: list[AttemptInfo]
+
 
 @dataclass(frozen=True, slots=True)
 class FailedMessage:
-    """A message that has failed: why, after which attempts, and what it was."""
+    """A message that has failed: why, after which attempts, and what it was; and which queues had given it up before,
+    the first one first."""
 
     message: int
     queue: str
@@ -120,6 +145,7 @@ class FailedMessage:
     payload: bytes
     uri: str | None
     headers: dict[str, str]
+    dead_letters: list[DeadLetter]
 
 
 def failed_message(queue: str, entry: ops.FailedEntry, content: Content | None) -> FailedMessage:
@@ -136,6 +162,7 @@ def failed_message(queue: str, entry: ops.FailedEntry, content: Content | None) 
         payload=payload,
         uri=uri,
         headers=headers,
+        dead_letters=dead_letters_of(entry.moves),
     )
 
 
@@ -143,7 +170,7 @@ def failed_message(queue: str, entry: ops.FailedEntry, content: Content | None) 
 class MessagePlace:
     """Where a message is in one queue. `state` is available, delayed, blocked (by others of its group that came before
     it), in flight, assigned (to a reader), failed or done; `at` is when it becomes or became visible, when its lease
-    ends, when it was assigned, failed or was done."""
+    ends, when it was assigned, failed or was done. `dead_letters` says which queues had given it up before."""
 
     queue: str
     state: str
@@ -154,6 +181,7 @@ class MessagePlace:
     reason: str
     delivery: int
     history: list[AttemptInfo]
+    dead_letters: list[DeadLetter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +225,7 @@ def message_info(message: int, found: ops.MessageFound, content: Content | None)
                 reason=state.reason,
                 delivery=state.delivery,
                 history=attempts_of(state.history),
+                dead_letters=dead_letters_of(state.moves),
             )
             for state in found.states
         ],
@@ -211,9 +240,25 @@ def parts_of(content: Content | None) -> tuple[bytes, str | None, dict[str, str]
     return (b"", data.decode(), dict(about.headers)) if kind == URI else (data, None, dict(about.headers))
 
 
-def attempts_of(history: list[tuple[int, str, int, str]]) -> list[AttemptInfo]:
+def attempts_of(history: Iterable[ops.Tried]) -> list[AttemptInfo]:
     """Attempts as users see them."""
     return [AttemptInfo(time_of(claimed), who, time_of(ended), why) for claimed, who, ended, why in history]
+
+
+def dead_letters_of(moves: Iterable[ops.DeadLetterMove | Move]) -> list[DeadLetter]:
+    """Moves to dead letter queues as users see them."""
+    return [
+        DeadLetter(
+            number=move.number,
+            queue=move.source,
+            moved=time_of(move.moved_ms),
+            reason=move.reason,
+            attempts=move.attempts,
+            delivery=move.delivery,
+            history=attempts_of(move.history),
+        )
+        for move in moves
+    ]
 
 
 def time_of(ms: int) -> datetime:

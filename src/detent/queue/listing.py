@@ -19,7 +19,7 @@ from detent.engine import Context, Operation, Result
 from detent.errors import Invalid
 from detent.kv import View
 from detent.queue.bucket import BLOCKED, GONE, HELD, HIDDEN, READY, Bucket
-from detent.queue.looking import history
+from detent.queue.moving import history
 from detent.queue.operations import Attached, Number
 from detent.queue.state import QueueState
 
@@ -217,7 +217,7 @@ def list_attempts(machine: QueueMachine, op: ListAttempts, context: Context) -> 
         messages = _tried(state, op.after, op.limit + 1, view)
         for message in messages[: op.limit]:
             attempts = history(state, message, view)
-            found.append(TriedMessage(message, attempts))
+            found.append(TriedMessage(message, list(attempts)))
             size += sum(len(consumer) + len(reason) for _, consumer, _, reason in attempts)
             if size >= ATTEMPTS_BYTES:
                 break

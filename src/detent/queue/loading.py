@@ -10,6 +10,7 @@ import numpy as np
 from detent.codec import log, statelog
 from detent.codec import queue as records
 from detent.codec.log import SEQUENCE_BLOCK_KEY, SegmentMeta, SequenceAllocator
+from detent.codec.origin import Origin
 from detent.codec.queue import AVAILABLE, Config, Cursor, InFlight, Watermark
 from detent.codec.reader import READER, ReaderRecord, decode_reader_key
 from detent.codec.statelog import (
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from detent.queue.machine import QueueMachine
 
 
+Origins = dict[tuple[int, int], int]
+"""By queue and message: how often a dead letter was claimed before it came there."""
+
+
 def load(machine: QueueMachine, view: View) -> None:
     """Fill an empty memory."""
     machine.now_ms = REPLAYED
@@ -56,9 +61,10 @@ def load(machine: QueueMachine, view: View) -> None:
     _load_queues(machine, view)
     held = _load_buckets(machine, view)
     _load_readers(machine, view)
+    origins = _load_origins(machine, view)
     machine.holdings.load(messages_in(held))
     _note_cursors(machine)
-    _replay(machine, view)
+    _replay(machine, view, origins)
     _arm(machine, view)
 
 
@@ -127,6 +133,17 @@ def _load_readers(machine: QueueMachine, view: View) -> None:
     for number, left in unclaimed.items():
         if left and not machine.by_number[number].deleted:
             raise Corrupt(f"messages of queue number {number} are assigned to {min(left)!r}, which is no reader of it")
+
+
+def _load_origins(machine: QueueMachine, view: View) -> Origins:
+    """How often dead letters were claimed before they came to their queues. A record is written when its message comes,
+    and goes with a checkpoint: so there may be some of messages that the state log has yet to bring."""
+    found: Origins = {}
+    for key, value in view.scan(*records.ORIGIN.range()):
+        number, message = records.decode_queue_key(records.ORIGIN, key)
+        earlier = found[number, message] = Origin.decode(value).earlier
+        _known(machine, number).origins[message] = earlier
+    return found
 
 
 def _known(machine: QueueMachine, number: int) -> QueueState:
@@ -207,18 +224,18 @@ def _arm(machine: QueueMachine, view: View) -> None:
 # -- the state log ----------------------------------------------------------------------------------------------
 
 
-def _replay(machine: QueueMachine, view: View) -> None:
+def _replay(machine: QueueMachine, view: View, origins: Origins) -> None:
     for key, value in view.scan(*records.STATE_LOG.range()):
         number = int.from_bytes(key[3:], "big")
         if number != machine.next_record:
             raise Corrupt(f"the state log goes on with record {number} where {machine.next_record} belongs")
         for step in statelog.decode_steps(value):
-            _apply(machine, step)
+            _apply(machine, step, origins)
         machine.next_record += 1
         machine.log_bytes += len(value)
 
 
-def _apply(machine: QueueMachine, step: statelog.Step) -> None:
+def _apply(machine: QueueMachine, step: statelog.Step, origins: Origins) -> None:
     try:
         if isinstance(step, Published):
             targets = [(_known(machine, number), priority, group) for number, priority, group in step.targets]
@@ -235,7 +252,9 @@ def _apply(machine: QueueMachine, step: statelog.Step) -> None:
             _apply_expired(_known(machine, step.queue), step)
         elif isinstance(step, Moved):
             source, target = _known(machine, step.queue), _known(machine, step.target)
-            moving.move(source, target, step.at_ms, step.messages, REPLAYED, None)
+            named = ((target.number, message) for message, _, _ in step.messages)
+            earlier = {message: origins[number, message] for number, message in named if (number, message) in origins}
+            moving.move(source, target, step.at_ms, step.messages, earlier, REPLAYED, None)
         elif isinstance(step, Assigned):
             state = _known(machine, step.queue)
             assigning.apply_assigned(state, step.reader, step.places, step.assigned_ms, step.first_delivery, None)

@@ -8,11 +8,13 @@ import numpy as np
 
 from detent.codec import published
 from detent.codec import queue as records
+from detent.codec.origin import Origin
 from detent.engine import Context, Result
 from detent.errors import Invalid, LimitExceeded
 from detent.kv import View
 from detent.queue import operations as ops
 from detent.queue.bucket import BLOCKED, HIDDEN, READY
+from detent.queue.moving import history, origin_of
 from detent.queue.settings import settings_of
 from detent.queue.state import QueueState
 
@@ -63,6 +65,7 @@ def _describe(machine: QueueMachine, state: QueueState, view: View) -> ops.Queue
         priorities=dict(sorted(state.ready.items())),
         blocked=state.blocked,
         blocked_delayed=state.blocked_until_later(machine.now_ms),
+        dead_lettered=state.dead_lettered,
     )
 
 
@@ -96,19 +99,11 @@ def list_failed(machine: QueueMachine, op: ops.ListFailed, context: Context) -> 
                 failed.delivery,
                 failed.reason,
                 history(state, failed.message, view),
+                moves_of(origin_of(machine, state, failed.message, view)),
             )
             for failed in (state.failed[message] for message in messages[: op.limit])
         ]
     return ops.FailedMessages(entries, len(messages) > op.limit)
-
-
-def history(state: QueueState, message: int, view: View) -> list[tuple[int, str, int, str]]:
-    """The attempts of a message that came to nothing: stored ones, and those since the last checkpoint."""
-    stored = None
-    if message not in state.old_attempts:
-        stored = view.get(records.queue_key(records.ATTEMPTS, state.number, message))
-    known = [] if stored is None else records.decode_attempts(stored)
-    return [tuple(attempt) for attempt in (*known, *state.new_attempts.get(message, ()))]
 
 
 def find_message(machine: QueueMachine, op: ops.FindMessage, context: Context) -> Result:
@@ -123,7 +118,8 @@ def find_message(machine: QueueMachine, op: ops.FindMessage, context: Context) -
     holders = machine.holdings.count(op.message)
     with machine.reader.view() as view:
         for state in named if op.queues else (machine.own, *machine.queues.values()):
-            held = _find_held(state, op.message, view) if holders else None  # once all are found, nobody else has it
+            # Once all holders are found, no other queue has it.
+            held = _find_held(machine, state, op.message, view) if holders else None
             if held is None:
                 done = None if op.message >= machine.log_end else _find_done(state, op.message, view)
                 found += [] if done is None else [done]
@@ -135,8 +131,16 @@ def find_message(machine: QueueMachine, op: ops.FindMessage, context: Context) -
     return ops.MessageFound(record, found)
 
 
-def _find_held(state: QueueState, message: int, view: View) -> tuple[int, ops.MessageState] | None:
+def moves_of(origin: Origin) -> list[ops.DeadLetterMove]:
+    """The moves of a dead letter as an answer has them."""
+    return [ops.DeadLetterMove(*move[:-1], list(move.history)) for move in origin.moves]
+
+
+def _find_held(
+    machine: QueueMachine, state: QueueState, message: int, view: View
+) -> tuple[int, ops.MessageState] | None:
     """Its place in its record and its state, if the queue has the message."""
+    moves = moves_of(origin_of(machine, state, message, view))
     failed = state.failed.get(message)
     if failed is not None:
         where = ops.MessageState(
@@ -149,6 +153,7 @@ def _find_held(state: QueueState, message: int, view: View) -> tuple[int, ops.Me
             failed.reason,
             failed.delivery,
             history(state, message, view),
+            moves,
         )
         return failed.offset, where
     place = state.place_of(message)
@@ -175,6 +180,7 @@ def _find_held(state: QueueState, message: int, view: View) -> tuple[int, ops.Me
         "",
         delivery,
         history(state, message, view),
+        moves,
     )
     return bucket.offsets[row], where
 

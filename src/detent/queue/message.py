@@ -17,7 +17,7 @@ from detent.durations import Duration, milliseconds
 from detent.engine import Operation
 from detent.errors import Invalid, StaleReceipt
 from detent.queue import operations as ops
-from detent.queue.info import time_of
+from detent.queue.info import DeadLetter, time_of
 
 
 class Receipt(NamedTuple):
@@ -148,6 +148,10 @@ class _Delivered(Readable, msgspec.Struct, eq=False, weakref=True):
     """Whether somebody has said what became of it."""
     lost: bool = False
     """Whether a worker found the lease gone while the handler runs."""
+    earlier_attempts: int = 0
+    """How often it was claimed in the queues that gave it up before."""
+    dead_letters: list[DeadLetter] = []
+    """The queues that gave it up before, the first one first; empty unless it came here as a dead letter."""
 
     def _extended(self, result: ops.LeaseExtended) -> None:
         self.lease_ms, self.lease_length_ms = result.lease_ms, result.length_ms
@@ -159,6 +163,12 @@ class _Delivered(Readable, msgspec.Struct, eq=False, weakref=True):
     def receipt(self) -> Receipt:
         """The right to say what became of it."""
         return Receipt(self._number, self.id, self.fencing_token)
+
+    @property
+    def total_attempts(self) -> int:
+        """How often it was claimed, this time and in the queues that gave it up before (SQS:
+        ApproximateReceiveCount)."""
+        return self.earlier_attempts + self.attempts
 
     @property
     def lease_until(self) -> datetime:

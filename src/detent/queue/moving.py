@@ -4,14 +4,18 @@ failed ones can be redriven anywhere. The hold goes along; payload and metadata 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from detent.codec import published, statelog
+from detent.codec import queue as records
+from detent.codec.origin import NOWHERE, Move, Origin
 from detent.codec.published import FOREVER
+from detent.codec.queue import Attempt
 from detent.codec.statelog import Run
+from detent.kv import View
 from detent.queue.holdings import Undo
 from detent.queue.settings import group_of, priority_of
 from detent.queue.state import QueueState
@@ -38,8 +42,9 @@ def give_up(
     if target is not None and going:
         headers = headers_of(machine, [(message, state.offset_of(message)) for message in going])
         moves = [(message, *_standing(target, headers[message])) for message in going]
+        earlier = _write_origins(machine, state, target, going, reason, now_ms, undo)
         machine.log_step(statelog.encode_moved(state.number, now_ms, target.number, moves), undo)
-        move(state, target, now_ms, moves, now_ms, undo)
+        move(state, target, now_ms, moves, earlier, now_ms, undo)
     staying = [message for message in messages if message in there]
     if staying:
         machine.log_step(statelog.encode_ended(statelog.FAIL, state.number, now_ms, 0, reason, staying), undo)
@@ -47,8 +52,58 @@ def give_up(
             state.fail(message, now_ms, reason, undo)
 
 
-def move(source: QueueState, target: QueueState, at_ms: int, moves: Moves, now_ms: int, undo: Undo | None) -> None:
-    """Messages in flight leave their queue and come to another one, behind all others, as if never tried.
+def _write_origins(
+    machine: QueueMachine,
+    state: QueueState,
+    target: QueueState,
+    messages: list[int],
+    reason: str,
+    now_ms: int,
+    undo: Undo | None,
+) -> dict[int, int]:
+    """Write down where dead letters come from, in the commit that moves them. Answers how often each was claimed before
+    it came to its new queue."""
+    earlier: dict[int, int] = {}
+    with machine.reader.view() as view:
+        for message in messages:
+            _, delivery, grant = state.flights[message]
+            past = history(state, message, view) if state.attempts_of(message) > 1 else []
+            tries = (*past, Attempt(grant.claimed_ms, grant.consumer, now_ms, reason))
+            last = Move(0, state.name, state.number, now_ms, state.attempts_of(message), delivery, reason, tries)
+            origin = origin_of(machine, state, message, view).moved(last)
+            machine.write(records.queue_key(records.ORIGIN, target.number, message), origin.encode(), undo)
+            earlier[message] = origin.earlier
+    return earlier
+
+
+def history(state: QueueState, message: int, view: View) -> list[Attempt]:
+    """The attempts of a message that came to nothing: stored ones, and those since the last checkpoint."""
+    stored = None
+    if message not in state.old_attempts:
+        stored = view.get(records.queue_key(records.ATTEMPTS, state.number, message))
+    known = [] if stored is None else records.decode_attempts(stored)
+    return [*known, *state.new_attempts.get(message, ())]
+
+
+def origin_of(machine: QueueMachine, state: QueueState, message: int, view: View) -> Origin:
+    """Where a message of a queue came from, if it came as a dead letter."""
+    if message not in state.origins:
+        return NOWHERE
+    stored = machine.stored(records.queue_key(records.ORIGIN, state.number, message), view)
+    return NOWHERE if stored is None else Origin.decode(stored)
+
+
+def move(
+    source: QueueState,
+    target: QueueState,
+    at_ms: int,
+    moves: Moves,
+    earlier: Mapping[int, int],
+    now_ms: int,
+    undo: Undo | None,
+) -> None:
+    """Messages in flight leave their queue and come to another one, behind all others, as if never tried there.
+    `earlier` says how often they were claimed before, of those whose record tells where they come from.
 
     The other queue's settings say how long it keeps them. A step that is replayed finds them as they were: a change of
     settings ends with a checkpoint.
@@ -61,6 +116,8 @@ def move(source: QueueState, target: QueueState, at_ms: int, moves: Moves, now_m
         visible_ms = FOREVER if deadline_ms < at_ms else at_ms
         run = Run(message, 1, gone.offset, gone.record_count, visible_ms, deadline_ms)
         target.route(run, priority, now_ms, undo, group)
+        if message in earlier:
+            target.note_origin(message, earlier[message], undo)
 
 
 def _standing(target: QueueState, headers: dict[str, str]) -> tuple[int, bytes | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -32,6 +33,9 @@ HEADER_BYTES_MAX: Final = 8 << 10
 DEDUP_KEY_BYTES_MAX: Final = 255
 CONSUMER_BYTES_MAX: Final = 255
 REASON_BYTES_MAX: Final = 4 << 10
+EXPIRED_REASON: Final = "the lease expired"
+"""The reason of an attempt of which its consumer said nothing."""
+
 DESCRIPTION_BYTES_MAX: Final = 4 << 10
 
 LABELS_MAX: Final = 128
@@ -294,7 +298,9 @@ Attached = list[AttachedContent | None]
 class ClaimedMessages(Result, frozen=True, tag=True, array_like=True):
     """What was claimed. `records` are the first messages of the records that hold each one. `contents` are never
     stored: a server adds them for clients that cannot read the files. `lease_ms` is when the leases end, by the owner's
-    time; `length_ms` how long they last, for clients whose clock is another one (0: an older owner has not said)."""
+    time; `length_ms` how long they last, for clients whose clock is another one (0: an older owner has not said).
+    `earlier`, unless it is empty, says how often each was claimed in the queues that gave it up. `origins` are the
+    records of those, and are added like `contents`."""
 
     queue: int
     lease_ms: int
@@ -305,6 +311,8 @@ class ClaimedMessages(Result, frozen=True, tag=True, array_like=True):
     priorities: bytes
     contents: Attached | None = None
     length_ms: int = 0
+    earlier: list[int] = msgspec.field(default_factory=list)
+    origins: dict[int, bytes] | None = None
 
 
 class HeldMessages(Result, frozen=True, tag=True, array_like=True):
@@ -352,6 +360,7 @@ class QueueDescription(msgspec.Struct, frozen=True, array_like=True):
     priorities: dict[int, int]
     blocked: int = 0
     blocked_delayed: int = 0
+    dead_lettered: int = 0
 
 
 class QueueDescriptions(Result, frozen=True, tag=True, array_like=True):
@@ -360,6 +369,23 @@ class QueueDescriptions(Result, frozen=True, tag=True, array_like=True):
     queues: list[QueueDescription]
     unmatched: int
     dedup_window_ms: int
+
+
+Tried = tuple[int, str, int, str]
+"""An attempt that came to nothing: when it began, by whom, when it ended and why."""
+
+
+class DeadLetterMove(msgspec.Struct, frozen=True, array_like=True):
+    """A queue gave a message up. See :class:`detent.codec.origin.Move`."""
+
+    number: int
+    source: str
+    source_queue: int
+    moved_ms: int
+    attempts: int
+    delivery: int
+    reason: str
+    history: Sequence[Tried]
 
 
 class FailedEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -372,7 +398,8 @@ class FailedEntry(msgspec.Struct, frozen=True, array_like=True):
     priority: int
     delivery: int
     reason: str
-    history: list[tuple[int, str, int, str]]
+    history: Sequence[Tried]
+    moves: list[DeadLetterMove] = msgspec.field(default_factory=list)
 
 
 class FailedMessages(Result, frozen=True, tag=True, array_like=True):
@@ -394,7 +421,8 @@ class MessageState(msgspec.Struct, frozen=True, array_like=True):
     consumer: str = ""
     reason: str = ""
     delivery: int = 0
-    history: list[tuple[int, str, int, str]] = msgspec.field(default_factory=list)
+    history: Sequence[Tried] = ()
+    moves: list[DeadLetterMove] = msgspec.field(default_factory=list)
 
 
 class MessageFound(Result, frozen=True, tag=True, array_like=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -12,6 +12,7 @@ from detent.codec import log, published
 from detent.codec.keys import var_u64
 from detent.codec.log import SegmentMeta
 from detent.codec.published import LOG_KEY, NO_ENTRY, Entry, Metadata, PayloadRecord
+from detent.codec.queue import ORIGIN, queue_key
 from detent.errors import Corrupt
 from detent.kv import Reader, View
 
@@ -78,6 +79,12 @@ class QueueReader:
                 payloads += part.payloads
                 about += part.about
             return Columns(kinds, payloads, about, payloads.count(None))
+
+    def origins(self, queue: int, messages: Iterable[int]) -> dict[int, bytes]:
+        """The records of where dead letters of a queue came from; of one that has left it there may be none."""
+        with self._reader.view() as view:
+            found = {message: view.get(queue_key(ORIGIN, queue, message)) for message in messages}
+        return {message: value for message, value in found.items() if value is not None}
 
     def _of_record(self, view: View, record: int, messages: Sequence[int]) -> Columns:
         """The contents of messages that are in one record."""

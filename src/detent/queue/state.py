@@ -72,6 +72,7 @@ class QueueState(Places, Failures, Readers):
             self.expired,
             self.purged,
             self.done_kept,
+            self.dead_lettered,
         ) = cursor
 
     @property
@@ -88,6 +89,7 @@ class QueueState(Places, Failures, Readers):
             self.expired,
             self.purged,
             self.done_kept,
+            self.dead_lettered,
         )
 
     def take_over(self, empty: QueueState) -> None:
@@ -100,6 +102,7 @@ class QueueState(Places, Failures, Readers):
             empty.done_attempts,
         )
         self.dirty_failed, self.old_attempts = empty.dirty_failed, empty.old_attempts
+        self.old_origins = empty.old_origins
         self.readers, self.dirty_readers = empty.readers, empty.dirty_readers
         self.buckets, self.dead_buckets = empty.buckets, empty.dead_buckets
         for bucket in self.buckets.values():
@@ -267,6 +270,7 @@ class QueueState(Places, Failures, Readers):
             for message, count in zip(messages, attempts, strict=True):
                 if count > 1:
                     self._forget_attempts(message, undo)
+        self._forget_origins(messages, undo)
         self._tally("acked", len(messages), undo)
         if self.config.done_retention_s == NOT_KEPT:
             return
@@ -277,6 +281,10 @@ class QueueState(Places, Failures, Readers):
         self._tally("done_kept", count, undo)
         if undo is not None:
             undo.append(partial(self._undone, count))
+
+    def _forget_origins(self, messages: Sequence[int], undo: Undo | None) -> None:
+        for message in messages if self.origins else ():
+            self.forget_origin(message, undo)
 
     def _undone(self, count: int) -> None:
         for column in (self.done_messages, self.done_times, self.done_attempts):
@@ -339,6 +347,8 @@ class QueueState(Places, Failures, Readers):
         """The message was given up and goes to another queue, which holds it from now on."""
         failed, _ = self._give_up(message, at_ms, "", undo)
         self._forget_attempts(message, undo)
+        self.forget_origin(message, undo)
+        self._tally("dead_lettered", 1, undo)
         return failed
 
     def fail(self, message: int, at_ms: int, reason: str, undo: Undo | None) -> None:
@@ -347,6 +357,7 @@ class QueueState(Places, Failures, Readers):
         failed, grant = self._give_up(message, at_ms, reason, undo)
         if self.config.failed_policy == "discard" and not self.config.dead_letter:
             self._forget_attempts(message, undo)
+            self.forget_origin(message, undo)
             place = (failed.offset, failed.record_count, failed.deadline_ms)
             self._holdings.release(message, *place, at_ms, undo)
             return
@@ -415,6 +426,7 @@ class QueueState(Places, Failures, Readers):
                 self._uncount(bucket.priorities[row], state)
                 if bucket.attempts[row]:
                     self._forget_attempts(bucket.messages[row], None)
+        self._forget_origins(messages, None)
         self._vacate(groups, None)
         self._release(messages, groups, _ended(counter), None)
         self._tally(counter, len(places), None)
@@ -426,6 +438,7 @@ class QueueState(Places, Failures, Readers):
         for failed in found:
             self._forget_attempts(failed.message, None)
             if counter is not None:
+                self.forget_origin(failed.message, None)
                 place = (failed.offset, failed.record_count, failed.deadline_ms)
                 self._holdings.release(failed.message, *place, _ended(counter), None)
         if counter is not None:

@@ -32,7 +32,7 @@ from detent.queue.verify_queue import QueueCheck
 PREFIX_BYTES: Final = 3
 NUMBER_BYTES: Final = 4
 LOG: Final = Prefix(SUBSYSTEM_LOG, LOG_VERSION)
-OF_ONE_QUEUE: Final = (records.ACTIVE, records.DONE, records.FAILED, records.ATTEMPTS, READER)
+OF_ONE_QUEUE: Final = (records.ACTIVE, records.DONE, records.FAILED, records.ATTEMPTS, records.ORIGIN, READER)
 KNOWN: Final = (
     *OF_ONE_QUEUE,
     LOG,

@@ -12,6 +12,7 @@ from detent.codec import log, published
 from detent.codec import queue as records
 from detent.codec.keys import SUBSYSTEM_LOG, Prefix, u32
 from detent.codec.log import LOG_VERSION, EntryKey, SegmentMeta, SeqBlock
+from detent.codec.origin import Origin
 from detent.codec.published import FOREVER, LOG_KEY, PAYLOAD, Metadata
 from detent.codec.queue import ATTEMPTS_KEPT
 from detent.engine.verify import Finding, Tally, record_at
@@ -114,6 +115,7 @@ class MessageCheck:
             if self._machine.next_record > self._machine.first_record:
                 yield from self._counted(self._machine)
         yield from self._attempts()
+        yield from self._origins()
         yield from self._payloads()
         yield from LogCheck(self._view, self._tally, self._machine, self._holds, self._names).findings()
 
@@ -147,6 +149,23 @@ class MessageCheck:
                 key = records.queue_key(records.ATTEMPTS, number, message)
                 problem = f"nothing is kept of the {count} past attempts of message {message}"
                 yield Finding(record_at(key, queue=self._names.get(number)), problem)
+
+    # -- dead letters -------------------------------------------------------------------------------------------
+
+    def _origins(self) -> Iterator[Finding]:
+        """A message whose origin is told is in the queue, or has left it since the last checkpoint."""
+        for number in self._numbers:
+            state = None if self._machine is None else self._machine.by_number.get(number)
+            known = None if state is None or state.deleted else state
+            held = set() if known is None else known.holds(np.fromiter(known.origins, np.uint64, len(known.origins)))
+            for key, value in self._tally.scan(self._view, *records.ORIGIN.range(u32(number))):
+                try:
+                    _, message = records.decode_queue_key(records.ORIGIN, key)
+                    Origin.decode(value)
+                    if known is not None and message not in held and message not in known.old_origins:
+                        raise Corrupt(f"the origin of message {message}, which is not in this queue")
+                except Corrupt as error:
+                    yield Finding(record_at(key, queue=self._names.get(number)), str(error))
 
     # -- payloads -----------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import msgspec
 
 from detent.engine import Request
 from detent.errors import DetentError
-from detent.queue import QueueReader
+from detent.queue import QueueReader, calls
 from detent.queue import operations as ops
 from detent.queue.listing import ListedMessages
 from detent.queue.reader_operations import AssignedMessages
@@ -84,6 +84,8 @@ def _attach_all(request: Request, outcome: Outcome, reader: QueueReader, room: R
 
 def _attach(operation: Any, result: Any, reader: QueueReader, room: Room) -> Any:
     rows: ops.Attached
+    if isinstance(result, ops.ClaimedMessages) and result.earlier:
+        result = msgspec.structs.replace(result, origins=reader.origins(result.queue, calls.named_origins(result)))
     if isinstance(result, (ops.ClaimedMessages, ops.HeldMessages)):
         rows = [*reader.leading(result.messages, result.records, room.fits)]
         rows += [None] * (len(result.messages) - len(rows))

@@ -20,6 +20,9 @@ from detent.queue import (
     Published,
     QueueInfo,
 )
+from detent.queue import (
+    DeadLetter as DeadLetterInfo,
+)
 from detent.server.models import (
     Binary,
     DurationText,
@@ -132,14 +135,17 @@ class ClaimRequest(Input, kw_only=True):
 
 class ClaimedMessage(Output, kw_only=True):
     """A claimed message: its caller's for `lease`, which by the server's clock is until `lease_until`. It has a payload
-    or a uri."""
+    or a uri. `dead_letters` says which queues had given it up before, and `total_attempts` counts the claims there
+    too."""
 
     receipt: str
     id: int
     queue: str
     fencing_token: int
     attempts: int
+    total_attempts: int
     priority: int
+    dead_letters: list[DeadLetter]
     headers: dict[str, str]
     payload: str | Binary | UnsetType = UNSET
     uri: str | UnsetType = UNSET
@@ -166,7 +172,9 @@ def claimed_message(found: AsyncDelivery) -> ClaimedMessage:
         queue=found.queue,
         fencing_token=found.fencing_token,
         attempts=found.attempts,
+        total_attempts=found.total_attempts,
         priority=found.priority,
+        dead_letters=dead_letters(found.dead_letters),
         headers=found.headers,
         payload=to_text(found.payload) if uri is None else UNSET,
         uri=UNSET if uri is None else uri,
@@ -223,24 +231,61 @@ class Extended(Output, kw_only=True):
 
 
 class Attempt(Output, kw_only=True):
-    """One try that came to nothing."""
+    """One try that came to nothing. `outcome` is "failed", or "lease expired" if its consumer said nothing."""
 
     claimed: TimeText
     consumer: str
     ended: TimeText
+    outcome: str
     reason: str
 
 
 def attempts(history: list[AttemptInfo]) -> list[Attempt]:
     """Attempts as an answer has them."""
     return [
-        Attempt(claimed=time_text(one.claimed), consumer=one.consumer, ended=time_text(one.ended), reason=one.reason)
+        Attempt(
+            claimed=time_text(one.claimed),
+            consumer=one.consumer,
+            ended=time_text(one.ended),
+            outcome=one.outcome,
+            reason=one.reason,
+        )
         for one in history
     ]
 
 
+class DeadLetter(Output, kw_only=True):
+    """A queue gave the message up. `number` counts its moves from 1 on; of the `attempts` in that queue, `history` has
+    the first one and the newest ones."""
+
+    number: int
+    queue: str
+    moved: TimeText
+    reason: str
+    attempts: int
+    delivery: int
+    history: list[Attempt]
+
+
+def dead_letters(found: list[DeadLetterInfo]) -> list[DeadLetter]:
+    """Moves to dead letter queues as an answer has them, the first one first."""
+    return [
+        DeadLetter(
+            number=one.number,
+            queue=one.queue,
+            moved=time_text(one.moved),
+            reason=one.reason,
+            attempts=one.attempts,
+            delivery=one.delivery,
+            history=attempts(one.history),
+        )
+        for one in found
+    ]
+
+
 class Failure(Output, kw_only=True):
-    """A message that has failed: why, after which attempts, and what it was."""
+    """A message that has failed: why, after which attempts, and what it was; and which queues had given it up
+    before."""
 
     id: int
     queue: str
@@ -249,6 +294,7 @@ class Failure(Output, kw_only=True):
     attempts: int
     priority: int
     history: list[Attempt]
+    dead_letters: list[DeadLetter]
     headers: dict[str, str]
     payload: str | Binary | UnsetType = UNSET
     uri: str | UnsetType = UNSET
@@ -264,6 +310,7 @@ def failure(found: FailedMessage) -> Failure:
         attempts=found.attempts,
         priority=found.priority,
         history=attempts(found.history),
+        dead_letters=dead_letters(found.dead_letters),
         headers=found.headers,
         payload=to_text(found.payload) if found.uri is None else UNSET,
         uri=UNSET if found.uri is None else found.uri,
@@ -322,6 +369,7 @@ class Place(Output, kw_only=True):
     consumer: str
     reason: str
     history: list[Attempt]
+    dead_letters: list[DeadLetter]
 
 
 class MessageDescription(Output, kw_only=True):
@@ -362,6 +410,7 @@ def describe_message(info: MessageInfo, places: list[MessagePlace]) -> MessageDe
                 consumer=place.consumer,
                 reason=place.reason,
                 history=attempts(place.history),
+                dead_letters=dead_letters(place.dead_letters),
             )
             for place in places
         ],

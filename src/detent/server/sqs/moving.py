@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from detent.codec.origin import Origin
 from detent.codec.published import URI
 from detent.errors import Denied, DetentError, Exists, NotFound, StaleReceipt
 from detent.queue import calls
@@ -79,6 +80,13 @@ class Held(NamedTuple):
     message: int
     record: int
     delivery: int
+
+
+class Parcel(NamedTuple):
+    """A message to move, and the queue that gave it up, if that is known."""
+
+    content: Content
+    source: str
 
 
 @dataclass(slots=True)
@@ -319,22 +327,23 @@ class Moving:
 
     async def _move(self, task: Task, left: list[Held]) -> list[Held]:
         """Move the first of some messages, as many as one transaction holds. Answers the others."""
-        parcels = await asyncio.to_thread(_read, self._store.messages, left)
+        parcels = await asyncio.to_thread(_read, self._store.messages, task.number, left)
         taken = left[: len(parcels)]
         found = [(held, parcel) for held, parcel in zip(taken, parcels, strict=True) if parcel is not None]
         if found:
             operations: list[Any] = []
-            for destination, letters in self._by_destination(task, [parcel for _, parcel in found]).items():
+            by_destination = self._by_destination(task, [parcel for _, parcel in found])
+            for destination, letters in by_destination.items():
                 operations += await self._publish(destination, letters)
             messages, deliveries = [held.message for held, _ in found], [held.delivery for held, _ in found]
             await self._store.commit([*operations, ops.Ack(task.number, messages, deliveries)])
             task.moved += len(found)
         return left[len(taken) :]
 
-    def _by_destination(self, task: Task, found: list[Content]) -> dict[str, list[Content]]:
+    def _by_destination(self, task: Task, found: list[Parcel]) -> dict[str, list[Content]]:
         groups: dict[str, list[Content]] = {}
-        for content in found:
-            name = task.destination or _source_of(content[2].headers, task.sources)
+        for content, source in found:
+            name = task.destination or _source_of(content[2].headers, source, task.sources)
             task.caller.require("publish", "queue", name)
             groups.setdefault(name, []).append(content)
         return groups
@@ -387,22 +396,28 @@ class Moving:
         return result.count
 
 
-def _read(reader: QueueReader, left: list[Held]) -> list[Content | None]:
+def _read(reader: QueueReader, queue: int, left: list[Held]) -> list[Parcel | None]:
     """The contents of the first of some messages: as many as one transaction should hold, and one at least; None for
     one whose retention has ended."""
-    found: list[Content | None] = []
+    found: list[Parcel | None] = []
+    origins = reader.origins(queue, [held.message for held in left])
     size = 0
     for message, record, _ in left:
         (content,) = reader.contents([message], [record])
         size += 0 if content is None else content_bytes(content)
         if found and size > STEP_BYTES:
             break
-        found.append(content)
+        origin = origins.get(message)
+        source = "" if origin is None else Origin.decode(origin).moves[-1].source
+        found.append(None if content is None else Parcel(content, source))
     return found
 
 
-def _source_of(headers: Mapping[str, str], sources: frozenset[str]) -> str:
-    """The queue that gave a message up: the one that it was sent to, or the only one that gives up to this queue."""
+def _source_of(headers: Mapping[str, str], source: str, sources: frozenset[str]) -> str:
+    """The queue that gave a message up. Of one that an earlier release has moved, that is not known: it is the queue
+    that the message was sent to, or the only one that gives up to this queue."""
+    if source in sources:
+        return source
     sent_to = headers.get(ADDRESS, "")
     if sent_to in sources:
         return sent_to

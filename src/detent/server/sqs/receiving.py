@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import md5
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from detent.codec.origin import Move, Origin
 from detent.codec.published import URI, Metadata
 from detent.engine import Operation
 from detent.errors import Corrupt, Denied, StaleReceipt
+from detent.queue import calls
 from detent.queue import operations as ops
 from detent.queue.message import Receipt
+from detent.queue.reader import QueueReader
 from detent.queue.unclaiming import undoing, undoing_readable
 from detent.server.access import Caller
 from detent.server.sqs import attributes
@@ -69,11 +72,14 @@ class Wish(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """One claimed message with its content."""
+    """One claimed message with its content; `earlier` is how often it was claimed in the queues that gave it up
+    before, which `moves` names."""
 
     message: int
     delivery: int
     attempts: int
+    earlier: int
+    moves: Sequence[Move]
     kind: int
     payload: bytes
     about: Metadata
@@ -191,17 +197,9 @@ class Receiving:
 
     async def _contents(self, result: ops.ClaimedMessages) -> list[Claimed]:
         """What was claimed, with its content; what has ended its retention meanwhile is left out."""
-        read = self._store.messages.columns
         if self._store.objects.local:  # a look at a local file does not block
-            columns = read(result.messages, result.records)
-        else:
-            columns = await asyncio.to_thread(read, result.messages, result.records)
-        rows = zip(result.messages, result.attempts, columns.kinds, columns.payloads, columns.about, strict=True)
-        return [
-            Claimed(message, result.first_delivery + index, attempts, kind, payload, about)
-            for index, (message, attempts, kind, payload, about) in enumerate(rows)
-            if payload is not None and about is not None
-        ]
+            return _read(self._store.messages, result)
+        return await asyncio.to_thread(_read, self._store.messages, result)
 
     # -- the same messages again --------------------------------------------------------------------------------
 
@@ -233,12 +231,13 @@ class Receiving:
         """When messages were received first, in milliseconds: the owner knows it of those that come again."""
         if not wish.system & {"All", "ApproximateFirstReceiveTimestamp"}:
             return {}
-        again = [one.message for one in found if one.attempts > 1]
+        firsts = {one.message: one.moves[0].history[0].claimed_ms for one in found if one.moves}
+        again = [one.message for one in found if one.attempts > 1 and one.message not in firsts]
         if not again:
-            return {}
+            return firsts
         questions: list[Operation] = [ops.FindMessage(message, [view.name]) for message in again]
         results: list[ops.MessageFound] = await self._store.commit(questions)
-        return {
+        return firsts | {
             message: min(claimed_ms for claimed_ms, *_ in state.history)
             for message, result in zip(again, results, strict=True)
             for state in result.states
@@ -284,7 +283,7 @@ class Receiving:
         found = {
             "SenderId": headers.get(SENDER, self._place.account),
             "SentTimestamp": str(one.about.received_ms),
-            "ApproximateReceiveCount": str(one.attempts),
+            "ApproximateReceiveCount": str(one.earlier + one.attempts),
             "ApproximateFirstReceiveTimestamp": str(first_ms),
         }
         if view.is_fifo:
@@ -292,9 +291,25 @@ class Receiving:
         for name, header in _FROM_HEADERS.items():
             if header in headers:
                 found[name] = headers[header]
-        if origin is not view and origin.dead_letter == view.name:
+        if one.moves:
+            found["DeadLetterQueueSourceArn"] = self._place.arn(one.moves[-1].source)
+        elif origin is not view and origin.dead_letter == view.name:  # it was moved by an earlier release
             found["DeadLetterQueueSourceArn"] = self._place.arn(origin.name)
         return found
+
+
+def _read(reader: QueueReader, result: ops.ClaimedMessages) -> list[Claimed]:
+    """The contents of a claim, and where its dead letters came from."""
+    columns = reader.columns(result.messages, result.records)
+    earlier = result.earlier or [0] * len(result.messages)
+    stored = reader.origins(result.queue, calls.named_origins(result)) if result.earlier else {}
+    moves = {message: Origin.decode(value).moves for message, value in stored.items()}
+    rows = zip(result.messages, result.attempts, earlier, columns.kinds, columns.payloads, columns.about, strict=True)
+    return [
+        Claimed(message, result.first_delivery + index, attempts, before, moves.get(message, ()), kind, payload, about)
+        for index, (message, attempts, before, kind, payload, about) in enumerate(rows)
+        if payload is not None and about is not None
+    ]
 
 
 _FROM_HEADERS: Final = {"MessageGroupId": GROUP, "MessageDeduplicationId": DEDUP, "AWSTraceHeader": TRACE}

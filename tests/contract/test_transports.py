@@ -1,4 +1,4 @@
-"""What every queue promises that carries messages: SQS on two servers, a queue of Detent, a stream of Redis."""
+"""What every queue promises that carries messages: SQS on two servers, Detent, Redis, Pub/Sub."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pytest
 import redis
 
 import detent
+import pubsubserver
 import redisserver
 import s3server
 import sqsserver
@@ -26,7 +27,7 @@ from detent.errors import Invalid, NotFound, Unavailable
 from detent.extras import install_command
 from detent.testing import TransportSuite
 from detent.testing.transports import LONG_S, bodies
-from detent.transports import queue_redis, queue_sqs
+from detent.transports import NewMessage, PubSubQueue, queue_pubsub, queue_redis, queue_sqs
 from detent.transports.contract import MessageQueue
 from detent.transports.queue_detent import DetentQueue
 from detent.transports.queue_redis import RedisQueue
@@ -43,6 +44,8 @@ class World:
 
     is_strict = True
     """Whether a delivery stops to count once the message is delivered again, and a message is with one reader only."""
+
+    extend_tells = counts_attempts = True
 
     acknowledge_tells = True
     """Whether acknowledging says of each old receipt that it did nothing."""
@@ -172,11 +175,48 @@ class RedisWorld(World):
         return RedisQueue(f"redis://:hush@127.0.0.1:{free_port()}/0", name)
 
 
+class PubSubWorld(World):
+    is_strict = False  # the fake gives a message the same ack id at each delivery
+    extend_tells = acknowledge_tells = counts_attempts = False
+    short_s = 1.0
+    retention_s = 604_800.0
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+
+    def create(self) -> str:
+        name = super().create()
+        with contextlib.closing(self.open(name)) as queue:
+            queue.create()
+        return name
+
+    def open(self, name: str) -> PubSubQueue:
+        return PubSubQueue(name, project="shop", endpoint=self.endpoint)
+
+    def send(self, name: str, bodies: Sequence[str], headers: dict[str, str] | None = None) -> None:
+        with contextlib.closing(self.open(name)) as queue:
+            assert queue.send([NewMessage("", body.encode(), headers or {}) for body in bodies]) == {}
+
+    def missing(self) -> PubSubQueue:
+        return self.open("never")
+
+    def make_anew(self, name: str) -> bool:
+        with contextlib.closing(self.open(name)) as queue:
+            queue._reader().delete_subscription(subscription=queue._subscription)
+            queue._writer().delete_topic(topic=queue._topic)
+            queue.create()
+        return True
+
+    def unreachable(self, name: str) -> PubSubQueue:
+        return PubSubQueue(name, project="shop", endpoint=f"127.0.0.1:{free_port()}")
+
+
 KINDS = [
     pytest.param("moto", marks=[pytest.mark.s3, pytest.mark.xdist_group("s3")]),
     pytest.param("endpoint", marks=pytest.mark.xdist_group("ingest_sqs")),
     pytest.param("detent", marks=pytest.mark.xdist_group("ingest_detent")),
     pytest.param("redis", marks=pytest.mark.xdist_group("redis")),
+    pytest.param("pubsub", marks=pytest.mark.xdist_group("pubsub")),
 ]
 
 
@@ -195,6 +235,11 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         found = DetentWorld(folder)
         with found.store:
             yield found
+    elif request.param == "pubsub":
+        endpoint = pubsubserver.shared_server().endpoint
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(queue_pubsub, "WAIT_S_MIN", 0.2)  # the fake answers at once with what there is
+            yield PubSubWorld(endpoint)
     else:
         yield RedisWorld(redisserver.shared_server().url)
 
@@ -206,7 +251,7 @@ class TestQueue(TransportSuite):
     def _world(self, world: World) -> None:
         self.world = world
         self.name = world.create()
-        for flag in ("short_s", "is_strict", "acknowledge_tells"):
+        for flag in ("short_s", "is_strict", "extend_tells", "acknowledge_tells", "counts_attempts"):
             setattr(self, flag, getattr(world, flag))
         if isinstance(world, RedisWorld):
             with contextlib.closing(world.open(self.name)) as queue:
@@ -236,12 +281,13 @@ class TestQueue(TransportSuite):
     def test_what_was_not_begun_is_given_back_without_an_attempt_where_that_can_be(self) -> None:
         self.fill("one")
         self.mine.give_back([self.one(self.mine)])
-        assert self.one(self.another()).attempts == (1 if isinstance(self.world, DetentWorld) else 2)
+        self.attempts(self.one(self.another()), 1 if isinstance(self.world, DetentWorld) else 2)
 
     def test_the_longest_lease_and_the_retention(self) -> None:
-        assert self.mine.visibility_max_s == 43_200
+        is_pubsub = isinstance(self.world, PubSubWorld)
+        assert self.mine.visibility_max_s == (600 if is_pubsub else 43_200)
         assert self.mine.retention_s() == self.world.retention_s
-        assert self.mine.name == self.name
+        assert self.mine.name == (f"shop/{self.name}" if is_pubsub else self.name)
 
     def test_a_stream_comes_into_being_when_it_is_first_used(self) -> None:
         if not isinstance(self.world, RedisWorld):
@@ -560,3 +606,24 @@ def test_a_server_that_accepts_and_says_nothing(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(Unavailable, match="does not answer"):
             queue.receive(1, 0, LONG_S)
         queue.close()
+
+
+# -- Pub/Sub -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.xdist_group("pubsub")
+def test_a_subscription_with_a_dead_letter_policy_counts_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_pubsub, "WAIT_S_MIN", 0.2)
+    world = PubSubWorld(pubsubserver.shared_server().endpoint)
+    name, dead = world.create(), world.create()
+    with contextlib.closing(
+        PubSubQueue(name, project="shop", subscription="counted", endpoint=world.endpoint)
+    ) as queue:
+        policy = {"dead_letter_topic": f"projects/shop/topics/{dead}", "max_delivery_attempts": 5}
+        wanted = {"name": queue._subscription, "topic": queue._topic, "dead_letter_policy": policy}
+        queue._reader().create_subscription(request=wanted)
+        world.send(name, ["one"])
+        for attempts in (1, 2):
+            (held,) = queue.receive(1, 5, 30)
+            assert held.attempts == attempts
+            queue.give_back([held])

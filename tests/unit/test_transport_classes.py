@@ -1,4 +1,4 @@
-"""Queues of somebody else's making: found by name, made with options, and checked at every answer."""
+"""Classes of queues that Detent did not write: found by name, made with options, and checked at every answer."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ def ingest() -> None:
     orders.toml:
       name = "orders"
       queue = "sqs:new-orders"           # or redis://localhost/0#files,
-                                         # or detent:file:./data#files
+                                         # or detent:file:./data#files,
+                                         # or MODULE:CLASS:NAME, a class of yours
       table = "./lake/orders"
       committer = "delta"                # or manifest, iceberg
       state = "sqlite:///orders.db"      # PostgreSQL for several machines

@@ -13,6 +13,7 @@ A class that fulfils the contract is named in a URL, and `detent ingest run` and
     queue_detent.py  a queue of Detent
     queue_sqs.py     SQS
     queue_redis.py   a stream of Redis
+    queue_pubsub.py  a topic of Google Pub/Sub
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from detent.transports.checked import CheckedQueue
     from detent.transports.contract import Delivery, MessageQueue, NewMessage, SendingQueue
     from detent.transports.queue_detent import DetentQueue
+    from detent.transports.queue_pubsub import PubSubQueue
     from detent.transports.queue_redis import RedisQueue
     from detent.transports.queue_sqs import SqsQueue
     from detent.transports.urls import open_queue
@@ -33,6 +35,7 @@ _HOMES = {
     "detent.transports.checked": ("CheckedQueue",),
     "detent.transports.contract": ("Delivery", "MessageQueue", "NewMessage", "SendingQueue"),
     "detent.transports.queue_detent": ("DetentQueue",),
+    "detent.transports.queue_pubsub": ("PubSubQueue",),
     "detent.transports.queue_redis": ("RedisQueue",),
     "detent.transports.queue_sqs": ("SqsQueue",),
     "detent.transports.urls": ("open_queue",),
@@ -45,6 +48,7 @@ __all__ = [
     "DetentQueue",
     "MessageQueue",
     "NewMessage",
+    "PubSubQueue",
     "RedisQueue",
     "SendingQueue",
     "SqsQueue",

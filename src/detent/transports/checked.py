@@ -1,4 +1,4 @@
-"""A queue of somebody else's making, whose answers are checked: a wrong one is an error that says what is wrong.
+"""A queue that Detent did not write, whose answers are checked: a wrong one is an error that says what is wrong.
 
 What a foreign class returns becomes keys, receipts and rows here. A value of the wrong type would fail later, in a
 place that does not name the class, or not at all.

@@ -71,8 +71,8 @@ def place_of(url: str) -> tuple[str | None, str | None]:
 
 
 def new_client(region: str | None, endpoint: str | None, *, timeout_s: int = READ_TIMEOUT_S) -> Any:
-    """A boto3 client of SQS, with limits of its own for time, and as many connections as there are calls. If an endpoint
-    of AWS says its region, that goes before the one of the environment."""
+    """A boto3 client of SQS, with limits of its own for time, and as many connections as there are calls. The region in
+    an endpoint of AWS goes before that of the environment."""
     try:
         import boto3
         from botocore.config import Config

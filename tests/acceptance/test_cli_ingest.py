@@ -95,6 +95,16 @@ def test_redrive_takes_files_or_all(config: str) -> None:
     assert document("status", config)["redriven"] == 2
 
 
+def test_redrive_takes_a_name_as_quarantine_shows_it(config: str) -> None:
+    engine = metastore.connect(IngestConfig.read(config).state_url)
+    shared = QueueSharedState(engine, "orders", "pipeline", 1_000)
+    shared.set_aside({Shard(b"n" * 16, "s3://landing/a\nb\x1b.json", "etag:1", 1): "bad"})
+    engine.dispose()
+    shown = next(word for word in ok("ingest", "quarantine", config).decode().split() if word.startswith("s3:"))
+    assert shown == "s3://landing/a\\nb\\x1b.json"
+    assert document("redrive", config, shown) == {"redriven": 1}
+
+
 def orphan(folder: Path, name: str, age_s: float) -> Path:
     """The data of a batch that a pipeline of that name left."""
     batch = folder / "lake/orders/data" / f"{name * 32}-000001"

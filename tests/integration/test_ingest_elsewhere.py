@@ -84,8 +84,8 @@ def ids_of(spark: SparkSession, config: IngestConfig) -> list[int]:
 @pytest.mark.usefixtures("keys")
 def test_objects_that_sqs_announces_and_objects_that_nobody_did(spark: SparkSession, tmp_path: Path) -> None:
     bucket = Bucket()
-    bucket.put("orders/a b+c.json", 1, 2)
-    bucket.put("orders/silent.json", 3, announced=False)
+    bucket.put("orders/a b+c\x01.json", 1, 2)
+    bucket.put("orders/silent\t\x7f.json", 3, announced=False)
     bucket.put("elsewhere/silent.json", 9, announced=False)
     config = bucket.config(tmp_path)
     Ingest(config, spark=spark).run(once=True)
@@ -93,7 +93,7 @@ def test_objects_that_sqs_announces_and_objects_that_nobody_did(spark: SparkSess
     counters = Ingest(config, spark=spark).run(once=True, backfill=f"s3://{bucket.name}/orders/")
     assert ids_of(spark, config) == [1, 2, 3]
     assert (counters.files, counters.duplicates) == (1, 1)
-    bucket.put("orders/silent.json", 3)  # announced late, with the same bytes: the same file
+    bucket.put("orders/silent\t\x7f.json", 3)  # announced late, with the same bytes: the same file
     Ingest(config, spark=spark).run(once=True)
     assert ids_of(spark, config) == [1, 2, 3]
     attributes = bucket.sqs.get_queue_attributes(QueueUrl=bucket.queue, AttributeNames=["All"])["Attributes"]

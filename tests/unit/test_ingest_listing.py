@@ -27,7 +27,7 @@ def landing(tmp_path: Path) -> Path:
 
 
 def test_hidden_files_and_what_is_no_file_are_left_out(landing: Path) -> None:
-    assert names(landing) == ["a.json", "b.csv", "sub/c.json"]
+    assert names(landing) == ["a.json", "b.csv", "control\x01", "sub/c.json"]
 
 
 def test_a_pattern_chooses_by_name(landing: Path) -> None:

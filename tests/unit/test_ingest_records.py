@@ -158,3 +158,19 @@ def test_malformed_record_cannot_be_redriven_and_is_forgotten_after_the_window(w
     world.sleep(16 * DAYS_S)
     source.prune(world.engine, world.config, None)
     assert quarantined(world) == []
+
+
+def test_key_with_control_characters_is_ingested_and_is_one_line_of_the_log(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline = world.pipeline()
+    name = "a\nERROR b\x1b[2J"
+    world.bucket.put(name, "A")
+    tell(world, record("a%0AERROR+b%1B%5B2J", "A"), record("c%0AERROR+d", "C"))
+    for _ in range(3):
+        pipeline.work()
+        world.sleep(RECEIVE_S)
+    assert world.landed() == [name]
+    assert [file.uri for file in quarantined(world)] == ["s3://landing/c\nERROR d"]
+    assert "c\\nERROR d" in caplog.text
+    assert "\nERROR d" not in caplog.text

@@ -56,6 +56,7 @@ from typing import Any, NoReturn
 import click
 
 from detent.cli._help import Commands
+from detent.cli._output import line_text
 from detent.cli.bus import bus
 from detent.cli.consume import consume
 from detent.cli.consumer import consumer
@@ -156,7 +157,7 @@ def run(arguments: list[str] | None = None) -> int:
         _silence_stdout()
         return BROKEN_PIPE
     except DetentError as error:
-        return _failed(error, " ".join(str(error).split()))
+        return _failed(error, line_text(" ".join(str(error).split())))
     except Exception as error:  # noqa: BLE001  the last resort: a bug must not look like a crash dump either
         return _failed(error, f"{type(error).__name__}: {error} (set DETENT_DEBUG=1 to see where)")
     return code if isinstance(code, int) else 0

@@ -249,8 +249,18 @@ def redrive_files(config: Path, uris: tuple[str, ...], everything: bool, as_json
         raise click.UsageError("name files, or say --all")
     settings = _read(config)
     with _database(settings) as engine:
-        count = steering.redrive(engine, settings.name, uris)
+        count = steering.redrive(engine, settings.name, _named(engine, settings.name, uris))
     print_json({"redriven": count}) if as_json else click.echo(f"{count} put back")
+
+
+def _named(engine: Engine, source: str, uris: tuple[str, ...]) -> list[str]:
+    """The names of files, of which some may be given as they are shown: what is not printable is written out then."""
+    from detent.ingest import steering
+
+    if not any("\\" in uri for uri in uris):
+        return list(uris)
+    shown = {line_text(file.uri): file.uri for file in steering.files(engine, source, state="quarantined")}
+    return [shown.get(uri, uri) for uri in uris]
 
 
 @ingest.command("prune")

@@ -50,6 +50,7 @@ The commit, of data files and finished shards together:
 
 Looking and steering:
 
+    log.py               the log, a line a record
     steering.py          list files, put them back, forget them
     resetting.py         begin anew when the table is gone
     counters.py          what a pipeline has done

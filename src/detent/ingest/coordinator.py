@@ -6,7 +6,6 @@ they share is the local state, under one lock that is held for no question to an
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +22,7 @@ from detent.ingest.config import IngestConfig
 from detent.ingest.counters import Counters
 from detent.ingest.identity import MISSING, REFUSED, announced_of
 from detent.ingest.local_state import File, Message, QueueLocalState
+from detent.ingest.log import log
 from detent.ingest.objects import Objects, Superseded
 from detent.ingest.shared_state import Opened, QueueSharedState, Shard
 from detent.ingest.staging import FilesFailed
@@ -41,8 +41,6 @@ RECEIVE_DATA_MAX: Final = 50
 
 CLOCKS_APART_MS: Final = 3_600_000
 """How far the clock that dates files may be ahead of the database's."""
-
-_log = logging.getLogger("detent.ingest")
 
 
 @dataclass
@@ -128,7 +126,7 @@ class QueueCoordinator:
             understood = understand(delivery, self._queue.name, self._config, self.objects)
         except Invalid as error:
             self.counters.unreadable += 1
-            _log.warning("the message %s is not understood: %s", delivery.message_id, error)
+            log.warning("the message %s is not understood: %s", delivery.message_id, error)
             return
         files, refusals = understood.files, understood.refusals
         message = Message(delivery, deadline, {*files, *refusals, *understood.waiting})
@@ -148,7 +146,7 @@ class QueueCoordinator:
         new = self.shared.set_aside({one.refusal.shard: one.refusal.reason for one in refused.values()})
         crash.point("ingest.after_refusal")
         for shard, reason in new.items():
-            _log.error("%s is in quarantine: %s", shard.uri, reason)
+            log.error("%s is in quarantine: %s", shard.uri, reason)
         self.counters.quarantined += len(new)
         with self._lock:
             for key, one in refused.items():
@@ -165,7 +163,7 @@ class QueueCoordinator:
             try:
                 shard, found = self._identified(file)
             except Invalid as error:
-                _log.warning("left out: %s", error)
+                log.warning("left out: %s", error)
                 continue
             with self._lock:
                 is_known = shard.key in self.local or self.local.is_completed(shard.key)
@@ -185,7 +183,7 @@ class QueueCoordinator:
                 except Invalid:  # its sequencer is not known any more, or it may still not be read
                     file = Announced(shard.uri)
                 except Unavailable as error:
-                    _log.warning("%s waits: %s", shard.uri, error)
+                    log.warning("%s waits: %s", shard.uri, error)
                     continue
                 if found != shard:
                     came.append(shard)
@@ -236,7 +234,7 @@ class QueueCoordinator:
             reason = f"{file.deaths} pipelines died while they read it, the last ones with this file alone"
             self.shared.fail(file.shard.key, reason, 0, attempts_max=0)
             self.counters.quarantined += 1
-            _log.error("%s is in quarantine: %s", file.shard.uri, reason)
+            log.error("%s is in quarantine: %s", file.shard.uri, reason)
             self._complete([file.shard.key])
 
     # -- keeping -----------------------------------------------------------------------------------------------------
@@ -428,10 +426,10 @@ class QueueCoordinator:
         attempts = self._config.attempts if is_counted else None
         if self.shared.fail(key, str(reason), round(delay_s * 1000), attempts):
             self.counters.quarantined += 1
-            _log.error("%s is in quarantine: %s", file.shard.uri, reason)
+            log.error("%s is in quarantine: %s", file.shard.uri, reason)
             self._complete([key])
             return
-        _log.warning("%s failed, and is tried again: %s", file.shard.uri, reason)
+        log.warning("%s failed, and is tried again: %s", file.shard.uri, reason)
         with self._lock:
             messages = self.local.drop([key])
         self._give_back(messages, delay_s)

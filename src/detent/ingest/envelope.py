@@ -48,6 +48,7 @@ _SAME_AS_S3: Final = ("s3a", "s3n")
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""In a name these are fine where it comes encoded, as in JSON. In plain text they are a mistake, such as two names."""
 
 
 def announced(body: bytes, *, kind: str = "auto", name: str) -> Announcement:
@@ -231,7 +232,7 @@ def _file(bucket: str, key: str, entry: dict[str, Any], *, etag: str, version: s
         return None  # the console's folders: objects of no bytes that hold a place
     if "/" in bucket:
         raise Invalid(f"{_shown(bucket)} is no bucket's name")
-    uri = canonical_uri(f"s3://{bucket}/{key}")
+    uri = object_uri(bucket, key)
     named = _maybe(entry, version)
     # A bucket whose versioning was suspended calls every new content "null": that tells none from another.
     return Announced(
@@ -265,13 +266,34 @@ def _maybe(holder: dict[str, Any], field: str) -> str:
 # -- URIs ----------------------------------------------------------------------------------------------------------
 
 
-def canonical_uri(text: str) -> str:
-    """A file's URI as it is called everywhere, of the URI or the absolute path that somebody wrote; `Invalid` if it
-    names no file."""
-    if not text:
-        raise Invalid("the message is empty: a URI such as s3://bucket/key is expected")
+def object_uri(bucket: str, key: str) -> str:
+    """The URI of an object of S3; its key may have any character but NUL, which no database keeps in a text."""
+    text = f"s3://{bucket}/{key}"
+    _check_size(text)
+    if not bucket or not key or "\0" in text:
+        _refuse(text, "a bucket and a key are named, without NUL")
+    return text
+
+
+def path_uri(path: str) -> str:
+    """The URI of an absolute path, which may have any character but NUL, as the system has it."""
+    _check_size(path)
+    return _file_uri(path, path)
+
+
+def _check_size(text: str) -> None:
     if len(text.encode(errors="replace")) > URI_BYTES_MAX:
         raise Invalid(f"a URI has at most {URI_BYTES_MAX} bytes: {_shown(text)}")
+
+
+def canonical_uri(text: str) -> str:
+    """A file's URI as it is called everywhere, of a URI or an absolute path in plain text; `Invalid` if it names no
+    file."""
+    if not text:
+        raise Invalid("the message is empty: a URI such as s3://bucket/key is expected")
+    _check_size(text)
+    if _CONTROL.search(text):
+        _refuse(text, "it has control characters, which are percent-encoded in the URI of a local file")
     if text.startswith("/"):
         return _file_uri(text, text)
     match = _SCHEME.match(text)
@@ -280,7 +302,6 @@ def canonical_uri(text: str) -> str:
     scheme, rest = match[1].lower(), text[match.end() :]
     if scheme == "file":
         return _file_uri(_path_of(rest, text), text)
-    _check_controls(text, text)
     scheme = "s3" if scheme in _SAME_AS_S3 else scheme
     if scheme not in SCHEMES:
         _refuse(text, f"its scheme is none of {', '.join(SCHEMES)}")
@@ -305,18 +326,14 @@ def _path_of(rest: str, text: str) -> str:
 
 def _file_uri(path: str, text: str) -> str:
     """A path has one name here: ``/a//b`` and ``/a/./b`` are ``/a/b``. What ``..`` means depends on links."""
-    _check_controls(path, text)
+    if "\0" in path:
+        _refuse(text, "it has a NUL")
     if not path.startswith("/") or path.endswith("/"):
         _refuse(text, "a file has an absolute path, which does not end with /")
     parts = [part for part in path.split("/") if part not in {"", "."}]
     if not parts or ".." in parts:
         _refuse(text, "write the path without '..'")
     return "file:///" + "/".join(parts)
-
-
-def _check_controls(part: str, text: str) -> None:
-    if _CONTROL.search(part):
-        _refuse(text, "it has control characters")
 
 
 def _refuse(text: str, why: str) -> NoReturn:

@@ -7,7 +7,6 @@ there as well: what was checked is then what is read, however often Spark reads 
 
 from __future__ import annotations
 
-import logging
 import os
 import stat as modes
 import threading
@@ -22,8 +21,9 @@ from detent.errors import Denied, DetentError, Invalid, NotFound, Unavailable
 from detent.extras import install_command
 from detent.ingest import local_files
 from detent.ingest.announced import Announced
-from detent.ingest.envelope import canonical_uri
+from detent.ingest.envelope import object_uri, path_uri
 from detent.ingest.identity import version_of
+from detent.ingest.log import log
 
 FETCH_BYTES: Final = 1 << 20
 """What is read from an object at a time."""
@@ -36,9 +36,6 @@ _REFUSED: Final = frozenset({"403", "405", "AccessDenied", "InvalidObjectState",
 """Of one object among others these are for good: a missing one that may not be listed, one in an archive."""
 
 _CHANGED: Final = frozenset({"412", "PreconditionFailed"})
-
-
-_log = logging.getLogger("detent.ingest")
 
 
 class Superseded(DetentError):
@@ -179,8 +176,13 @@ class Objects:
         for page in _reachable(iter(pages), prefix):
             for entry in page.get(entries, ()):
                 if not entry["Key"].endswith("/") and not _is_hidden(entry["Key"].removeprefix(start)):
+                    try:
+                        uri = object_uri(bucket, entry["Key"])
+                    except Invalid as error:
+                        log.warning("left out: %s", error)
+                        continue
                     yield Announced(
-                        f"s3://{bucket}/{entry['Key']}",
+                        uri,
                         entry["Size"],
                         entry["ETag"].strip('"'),
                         entry.get("VersionId", ""),
@@ -286,11 +288,11 @@ def _list_local(prefix: str) -> Iterator[Announced]:
             path = Path(folder) / name
             try:
                 status = path.stat()
-                uri = canonical_uri(str(path))
+                uri = path_uri(str(path))
             except FileNotFoundError:
                 continue  # it went while we looked, or is a link to nothing
             except (OSError, Invalid) as error:
-                _log.warning("%r is left out: %s", str(path), error)
+                log.warning("%r is left out: %s", str(path), error)
                 continue
             if modes.S_ISREG(status.st_mode):
                 modified_ms = status.st_mtime_ns // 1_000_000

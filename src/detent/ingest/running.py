@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import uuid
@@ -21,6 +20,7 @@ from detent.ingest.config import IngestConfig, Transform
 from detent.ingest.coordinator import QueueCoordinator
 from detent.ingest.counters import Counters
 from detent.ingest.job import Job, SparkEnded, has_ended
+from detent.ingest.log import log
 from detent.ingest.objects import Objects
 from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.staging import sweep_staging
@@ -52,8 +52,6 @@ ADOPT_MAX: Final = 1_000
 BACKFILL_FILES: Final = 1_000
 SWEEP_EVERY_MS: Final = 3_600_000
 SWEEP_LOOK_S: Final = 60.0
-
-_log = logging.getLogger("detent.ingest")
 
 
 @dataclass(frozen=True)
@@ -249,7 +247,7 @@ class _Run:
             if not self._stopping.is_set():
                 self._failure, is_death = self._failure or error, True
             else:  # whoever told us to stop killed Java, or has a Java that is not of our making
-                _log.warning("stopped before the batch was committed; it will be done the next time")
+                log.warning("stopped before the batch was committed; it will be done the next time")
         except BaseException as error:  # noqa: BLE001  raised again when the threads have ended
             self._failure = self._failure or error
         finally:
@@ -266,7 +264,7 @@ class _Run:
         try:
             self._worker.stop(is_death=is_death)
         except DetentError as error:  # they will be taken when the grace time is over
-            _log.warning("what was not begun could not be given back: %s", error)
+            log.warning("what was not begun could not be given back: %s", error)
 
     def _guarded(self, part: Callable[[], None]) -> None:
         try:
@@ -289,7 +287,7 @@ class _Run:
                 if failures > PASSING_MAX:
                     raise
                 wait_s = min(BACKOFF_S_MAX, BACKOFF_S * 2**failures)
-                _log.warning("%s; trying again in %g s (%d of %d)", error, wait_s, failures, PASSING_MAX)
+                log.warning("%s; trying again in %g s (%d of %d)", error, wait_s, failures, PASSING_MAX)
                 self._ended.wait(wait_s)
                 continue
             if not did:
@@ -320,7 +318,7 @@ class _Run:
         of one that does not are ours when the grace time is over."""
         now = self._worker.shared.others()
         if not self._others and now:
-            _log.warning("other pipelines have files; waiting up to %g s to see that they live", self._config.grace_s)
+            log.warning("other pipelines have files; waiting up to %g s to see that they live", self._config.grace_s)
         self._others = {token: self._others.get(token, at) for token, at in now.items()}
         return any(at <= self._others[token] for token, at in now.items())
 
@@ -383,7 +381,7 @@ class _Run:
             except (Unavailable, Busy) as error:
                 failures += 1
                 if failures == 1:
-                    _log.warning("what is held could not be extended: %s", error)
+                    log.warning("what is held could not be extended: %s", error)
 
     def _progress(self) -> Progress:
         files = self._worker.local.files()

@@ -22,7 +22,7 @@ from detent.ingest.objects import Objects, is_local
 FETCHES_MAX: Final = 16
 """Objects that are fetched at once."""
 
-_ENDINGS: Final = re.compile(r"(?:\.[A-Za-z0-9]{1,16}){0,2}$")
+_ENDINGS: Final = re.compile(r"(?:\.[A-Za-z0-9]{1,16}){0,2}\Z")
 
 
 class StagedFile(NamedTuple):

@@ -7,7 +7,6 @@ of another shape announces one file, and is understood or not.
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
 from detent.errors import Denied, Invalid, NotFound, Unavailable
@@ -15,13 +14,12 @@ from detent.ingest.announced import Announced
 from detent.ingest.config import IngestConfig
 from detent.ingest.envelope import announced
 from detent.ingest.identity import key_of, malformed, missing, refused, shard_of, version_of
+from detent.ingest.log import log
 from detent.ingest.objects import Objects
 from detent.ingest.shared_state import MESSAGE_SCHEME, Shard
 from detent.transports.contract import Delivery
 
 _WAITING = "waiting"
-
-_log = logging.getLogger("detent.ingest")
 
 
 class Refusal(NamedTuple):
@@ -63,7 +61,7 @@ def understand(delivery: Delivery, queue: str, config: IngestConfig, objects: Ob
             shard = refused(file)
             refusals[shard.key] = Refusal(shard, str(error))
         except Unavailable as error:
-            _log.warning("the message %s waits: %s", delivery.message_id, error)
+            log.warning("the message %s waits: %s", delivery.message_id, error)
             waiting.add(key_of(file.uri, _WAITING))
         else:
             found[shard.key] = shard, known

@@ -64,6 +64,8 @@ class DeliveryRows(NamedTuple):
     """The first row of a processor, with :new_floor; nothing if it has one."""
     lock: Executable
     """Answers series and floor; nobody else changes them until the transaction ends."""
+    floor: Executable
+    """Answers series and floor."""
     is_over: Executable
     """Answers a row if the series was replaced."""
     end: Executable
@@ -132,6 +134,7 @@ def delivery_rows(name: str, dialect: str) -> DeliveryRows:
         .values(processor=processor, series=series, floor=floor)
         .on_conflict_do_nothing(index_elements=[floors.c.processor]),
         lock=select(floors.c.series, floors.c.floor).where(mine).with_for_update(),
+        floor=select(floors.c.series, floors.c.floor).where(mine),
         is_over=select(rows.c.number).where(here, rows.c.number == OVER),
         end=insert(rows)
         .values(processor=processor, series=series, number=OVER, delivered_at=now)

@@ -111,7 +111,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     `identity` tells this processor from one of the same name in another store: marks carry it. `epoch` rises with each
     change of its shape. `generation` is the newest reset that is in here. `given` says up to which number each other
-    store has confirmed its outputs.
+    store has confirmed its outputs, and which delivery a sink is known to have, see `sunk`.
     """
 
     identity: _Series
@@ -131,6 +131,21 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     def decode(cls, data: bytes) -> Record:
         """From bytes; `Corrupt` if they are no record, or not as they were written."""
         return _decoded(_RECORD, data, _records)
+
+
+_SINK: Final = "sink "
+"""How a name among those of stores begins, under which a delivery is kept that a sink has. No store's has a space."""
+
+
+def sunk(record: Record) -> int | None:
+    """The number of a delivery of the record's series that the processor's sink is known to have."""
+    return record.given.get(f"{_SINK}{record.snapshot.series}")
+
+
+def with_sunk(record: Record, number: int) -> Record:
+    """The record with a delivery that the processor's sink has."""
+    stores = {name: up_to for name, up_to in record.given.items() if not name.startswith(_SINK)}
+    return msgspec.structs.replace(record, given={**stores, f"{_SINK}{record.snapshot.series}": number})
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -25,9 +25,10 @@ from detent.processor.declaration import Processor, Start
 from detent.processor.inputs import Inputs, Set, Taken, rest_of
 from detent.processor.outcome import Outcome
 from detent.processor.place import Place
-from detent.processor.records import Attempt, JournalId, Mark, Owed, Record, Snapshot
+from detent.processor.records import Attempt, JournalId, Mark, Owed, Record, Snapshot, sunk, with_sunk
 from detent.processor.recovery import Fresh, advanced, confirmed, recover, settled
 from detent.processor.shapes import shape_of
+from detent.processor.sink_base import sink_of
 from detent.shard import operations as shard_ops
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Runner:
         self._others = sorted({place.store for place in written if place.store})
         self._decides = processor.mode == "any" or processor.whole
         self._shape = shape_of(processor, errors, delivery)
+        self._sink = sink_of(processor.function)
         self._own_inputs = [place.journal for place in processor.inputs if not place.store]
 
     # -- starting -----------------------------------------------------------------------------------------------
@@ -138,6 +140,7 @@ class Runner:
         except (Conflict, Corrupt):
             self._check_fence()
             raise
+        self._require_sink(recovery.record)
         self.record = recovery.record
         self._caller.identity = recovery.record.identity
         self._give(recovery.owed, recovery.record)
@@ -147,6 +150,18 @@ class Runner:
             crash.point("processor.after_record")
         places = self.processor.inputs
         self._inputs = Inputs(self.processor.mode, places, self._stores, recovery.record.snapshot, self._bell)
+
+    def _require_sink(self, record: Record) -> None:
+        """`Corrupt` if the sink does not have what it is known to have had."""
+        number = sunk(record)
+        if self._sink is None or number is None:
+            return
+        if not self._sink.remembers(record.identity, record.snapshot.series, number):
+            raise Corrupt(
+                f"the sink of {self.name} has had delivery {number}, and has it no more: its database was deleted, or "
+                "is an older copy or another one. Put it back; or reset the processor, to an offset from which it "
+                "shall deliver again"
+            )
 
     def _open_shard(self, store: Store, journals: list[str]) -> shard_ops.ShardOpened:
         """Raise the fence of this processor in a store."""
@@ -332,13 +347,20 @@ class Runner:
             number, snapshot.number - number, outcome.outputs, outcome.errors, outcome.nils, outcome.owed()
         )
         assert outcome.sets == attempt.sets, "each input set gives an output, an error or nothing"
-        record = advanced(self.record, snapshot, attempt)
+        record = self._with_sink(advanced(self.record, snapshot, attempt))
         crash.point("processor.before_commit")
         self._home.commit([self._commit_record(record), *outcome.operations()])
         crash.point("processor.after_commit")
         self.record = record
         if attempt.owed:
             self._give(tuple(attempt.owed), record)
+
+    def _with_sink(self, record: Record) -> Record:
+        """The record with the newest delivery that the sink is known to have."""
+        newest = None if self._sink is None else self._sink.newest(record.identity)
+        if newest is None or newest[0] != record.snapshot.series:
+            return record
+        return with_sunk(record, newest[1])
 
     def _commit_record(self, record: Record) -> Operation:
         processed = {name: record.snapshot.positions[name] for name in self._own_inputs}
@@ -390,6 +412,7 @@ class Runner:
         owed = outcome.owed()
         attempt = Attempt(number, outcome.sets, outcome.outputs, outcome.errors, outcome.nils, owed)
         record = msgspec.structs.replace(self.record, attempt=attempt, totals=self.record.totals.plus(attempt))
+        record = self._with_sink(record)
         crash.point("processor.before_commit")
         self._home.commit([self._commit_record(record), *outcome.operations()])
         crash.point("processor.after_commit")

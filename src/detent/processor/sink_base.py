@@ -19,6 +19,9 @@ Delivered = Message | list[Message]
 
 _STEP: Final = "step"
 
+SINK: Final = "detent_sink"
+"""The attribute of a function that says which sink it writes to."""
+
 
 class Sink:
     """Something outside Detent that deliveries go to. For any number of threads."""
@@ -31,6 +34,15 @@ class Sink:
     def _lock(self) -> threading.Lock:
         """One for each generation of the process: what a thread of the parent held at a fork stays held."""
         return self._locks.setdefault(forks.generation, threading.Lock())
+
+    def newest(self, owner: str) -> tuple[str, int] | None:  # noqa: ARG002
+        """The series and the number of a delivery of this processor's that the sink knows to be there, the newest of
+        this process; None if it knows of none, or if it does not keep deliveries in a way that could be asked for."""
+        return None
+
+    def remembers(self, owner: str, series: str, number: int) -> bool:  # noqa: ARG002
+        """Whether a delivery is there that `newest` named once. If not, what keeps the deliveries was lost."""
+        return True
 
     def close(self) -> None:
         """Let go of what is open. Calling it twice is fine."""
@@ -48,6 +60,12 @@ class Sink:
     def _require_open(self) -> None:
         if self._is_closed:
             raise Unavailable(f"this {type(self).__name__} was closed: make another one")
+
+
+def sink_of(function: Any) -> Sink | None:
+    """The sink behind a processor's function, if it is one of ours."""
+    found = getattr(function, SINK, function)
+    return found if isinstance(found, Sink) else None
 
 
 class Chosen:

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import sqlalchemy
@@ -43,10 +44,10 @@ from detent.databases import (
     transact,
 )
 from detent.dialects import ABORTED, POSTGRESQL, SQLITE, ends_transaction
-from detent.errors import Fenced, Invalid, OutcomeUnknown, Unavailable
+from detent.errors import Corrupt, Fenced, Invalid, OutcomeUnknown, Unavailable
 from detent.processor import delivery_rows as rows_of
 from detent.processor.delivery_rows import TABLE, DeliveryRows
-from detent.processor.sink_base import Sink
+from detent.processor.sink_base import SINK, Sink
 from detent.processor.step import Step
 
 FORGET_EVERY: Final = 1_000
@@ -96,6 +97,9 @@ class SqlSink(Sink):
     it stands still in the middle of its transaction, whoever takes over waits for that: at the same delivery on
     PostgreSQL, for the whole file on SQLite. End such a process.
 
+    A database that was deleted, or went back to an older copy, is refused (`Corrupt`): the processor has noted which
+    delivery it had. Put it back, or reset the processor.
+
     Each processor has rows of its own, under its identity in the graph's store: one that gets another name keeps them,
     and graphs of the same name in two stores do not meet.
     """
@@ -111,6 +115,10 @@ class SqlSink(Sink):
         # By the generation of the process: a forked child has its own connections, and never touches its parent's.
         self._opened: dict[int, tuple[Engine, DeliveryRows]] = {}
         self._floors: dict[str, tuple[str, int]] = {}
+        self._newest: dict[str, tuple[str, int]] = {}
+        self._files: dict[int, tuple[int, int]] = {}
+        """Which file a database of SQLite was when it was opened."""
+
         self._last = threading.local()
 
     @staticmethod
@@ -134,6 +142,7 @@ class SqlSink(Sink):
             self._deliver(lambda connection: function(connection, **arguments), step)
 
         deliver.__signature__ = signature  # type: ignore[attr-defined]
+        setattr(deliver, SINK, self)
         deliver.__annotations__ = {
             name: one.annotation for name, one in signature.parameters.items() if one.annotation is not one.empty
         }
@@ -155,6 +164,7 @@ class SqlSink(Sink):
         self._forget(engine, rows, step)
         for _ in range(ADMISSIONS):
             if _patiently(functools.partial(_once, engine, rows, write, key)):
+                self._note(step)
                 return
             transact(engine, functools.partial(_admit, rows, step))
         raise Unavailable(f"the rows of {step.name} in {self._table}{rows_of.FLOORS} are changed by somebody else")
@@ -180,6 +190,54 @@ class SqlSink(Sink):
                 self._floors.pop(step.owner, None)
             raise
 
+    # -- what is known to be there ------------------------------------------------------------------------------
+
+    def _note(self, step: Step) -> None:
+        with self._lock:
+            known = self._newest.get(step.owner, (step.series, step.number))
+            self._newest[step.owner] = max(known, (step.series, step.number))
+
+    def newest(self, owner: str) -> tuple[str, int] | None:
+        """The newest delivery of a processor that this process has made, or has found made."""
+        with self._lock:
+            return self._newest.get(owner)
+
+    def remembers(self, owner: str, series: str, number: int) -> bool:
+        """Whether the database has a delivery that was made once, or that it was forgotten because it is done."""
+        file = self._file
+        if file is not None and not file.exists():
+            return False  # and is not made by a question
+        engine, rows = self._database()
+        key = {"of_processor": owner, "of_series": series, "of_number": number}
+
+        def ask(connection: Connection) -> bool:
+            if connection.execute(rows.look, key).first() is not None:
+                return True
+            found = connection.execute(rows.floor, key).first()
+            return found is not None and (found.series > series or (found.series == series and found.floor > number))
+
+        return transact(engine, ask)
+
+    @property
+    def _file(self) -> Path | None:
+        """The file of a database that is one."""
+        url = self._url if self._given is None else self._given.url
+        assert url is not None
+        return file_of(url)
+
+    def _require_same_file(self, engine: Engine) -> None:
+        """`Corrupt` if the file of the database was deleted, or another one is in its place, since it was opened: what
+        is written now would be in a file without a name. The next delivery opens what is there then."""
+        file, known = self._file, self._files.get(forks.generation)
+        if known is None or file is None or _identity(file) == known:
+            return
+        del self._opened[forks.generation]
+        engine.dispose()
+        raise Corrupt(
+            f"the database {file} was deleted or replaced while this process had it open. Put it back; or reset the "
+            "processor, to an offset from which it shall deliver again"
+        )
+
     def _require_one_function(self, step: Step, function: Callable[..., Any]) -> None:
         """A step is one delivery, and is in one thread."""
         before, known = getattr(self._last, "call", (None, function))
@@ -199,6 +257,10 @@ class SqlSink(Sink):
             found = self._opened.get(forks.generation)
             if found is None:
                 found = self._opened[forks.generation] = self._open()
+                identity = None if self._file is None else _identity(self._file)
+                if identity is not None:
+                    self._files[forks.generation] = identity
+            self._require_same_file(found[0])
             return found
 
     def _open(self) -> tuple[Engine, DeliveryRows]:
@@ -234,6 +296,15 @@ class SqlSink(Sink):
             if schema is not None and rows_of.is_table(name) and not schema.startswith("pg_"):
                 return rows_of.delivery_rows(name, dialect)
         return rows
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """What tells a file from others of its name; None if there is none."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 # -- in a transaction -------------------------------------------------------------------------------------------

@@ -96,6 +96,7 @@ STATUS = {
     "Exists": 409,
     "Conflict": 409,
     "AlreadyEntered": 409,
+    "OtherInput": 409,
     "Fenced": 410,
     "SessionExpired": 410,
     "ProducerTaken": 410,

@@ -291,6 +291,12 @@ DECODERS: list[DecoderCase] = [
         ],
     ),
     DecoderCase("pin", ledger.Pin.decode, [ledger.Pin(1, {}).encode(), ledger.Pin(1, {"a": 2, "b/c": 2**60}).encode()]),
+    DecoderCase("ledger inputs", ledger.Inputs.decode, [ledger.Inputs(((0, bytes(16)), (3, b"x" * 16))).encode()]),
+    DecoderCase(
+        "plan",
+        ledger.Plan.decode,
+        [ledger.Plan((ledger.Step(1, b"a" * 16, b"b" * 16, bytes(16), {"a": 2, "b/c": 2**60}),)).encode()],
+    ),
     DecoderCase("ledger key", lambda data: ledger.name_of(ledger.ROW, data), [ledger.key_of(ledger.ROW, "a é")]),
     DecoderCase(
         "consumer",

@@ -7,7 +7,8 @@
     ├── Exists           what should be new is already there
     ├── Conflict         a check failed; nothing of the transaction was applied
     │   ├── AlreadyEntered   this batch took effect before; there is nothing to do
-    │   └── RollBackHeld     a checkpoint has promised the messages that would be rolled back
+    │   ├── RollBackHeld     a checkpoint has promised the messages that would be rolled back
+    │   └── OtherInput       a batch of this number took effect before, made from another input
     ├── Fenced           this owner, author, producer or query was replaced
     │   ├── SessionExpired   this client was silent for too long; what it had sent before cannot be told any more
     │   ├── ProducerTaken    messages under a producer that belongs to another publisher, or that another one uses
@@ -114,6 +115,23 @@ class RollBackHeld(Conflict):
         return self.message
 
 
+class OtherInput(Conflict):
+    """A batch of this number took effect before, and this one is made from another input, or from one that cannot be
+    compared any more. Nothing was changed, and this batch has not taken effect. `batch` is its number, `name` the
+    ledger's, the table's or the row's that has the other one."""
+
+    details = ("name", "batch")
+
+    def __init__(self, message: str, name: str = "", batch: int = -1) -> None:
+        super().__init__(message, name, batch)  # copies are made from what is given here
+        self.message = message
+        self.name = name
+        self.batch = batch
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class Fenced(DetentError):
     """This owner, author, producer or session was replaced by a newer one. Stop, and open again."""
 
@@ -194,6 +212,7 @@ BY_NAME: dict[str, type[DetentError]] = {
         Exists,
         Conflict,
         AlreadyEntered,
+        OtherInput,
         Fenced,
         SessionExpired,
         ProducerTaken,

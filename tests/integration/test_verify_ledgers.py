@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from detent.codec.ledger import NO_BATCH, PIN, ROW, Pin, Row, key_of
+from detent.codec.ledger import INPUTS, NO_BATCH, PIN, PLAN, ROW, Inputs, Pin, Plan, Row, Step, key_of
 from detent.engine.verify import Counts, Finding
 from detent.kv import Batch
 from detent.ledger import operations as ops
@@ -25,6 +25,10 @@ def world() -> LedgerWorld:
     world.enter(0, name="reset", run="a")
     world.commit(ops.ResetLedger("reset"))
     world.commit(ops.PinOffsets("p", {"a": 1, "b/c": ops.OFFSET_MAX}), ops.PinOffsets("none", {}))
+    for number in range(40):
+        digests = [bytes([kind, number]) * 8 for kind in range(3)]
+        world.commit(ops.EnterLedger("inputs", "q", number, "", digests[0]))
+        world.commit(ops.PlanOffsets("plan", *digests, {"a": number, "b/c": ops.OFFSET_MAX}))
     return world
 
 
@@ -47,11 +51,27 @@ def write(world: LedgerWorld, key: bytes, value: bytes) -> None:
 def test_a_healthy_store_has_no_findings(world: LedgerWorld) -> None:
     findings, counts = run(world)
     assert findings == []
-    assert (counts.ledgers, counts.pins, counts.journals) == (3, 2, 1)
+    assert (counts.ledgers, counts.pins, counts.journals) == (4, 2, 1)
 
 
 WHOLE = Row(TIME, TIME, 0, 1, 0, "q", "r", ())
+PLAN_STEP = Step(TIME, bytes(16), bytes(16), bytes(16), {"a": 1})
 DAMAGE: dict[str, tuple[bytes, bytes, str]] = {
+    "inputs without a row": (
+        key_of(INPUTS, "x"),
+        Inputs(((0, bytes(16)),)).encode(),
+        "batch -1 as the ledger's highest",
+    ),
+    "inputs above the row": (
+        key_of(INPUTS, "reset"),
+        Inputs(((3, bytes(16)),)).encode(),
+        "batch -1 as the ledger's highest",
+    ),
+    "inputs out of order": (key_of(INPUTS, "x"), Inputs(((1, bytes(16)), (0, bytes(16)))).encode(), "out of order"),
+    "inputs of nothing": (key_of(INPUTS, "plain"), Inputs(()).encode(), "malformed inputs of a ledger"),
+    "a plan without steps": (key_of(PLAN, "x"), Plan(()).encode(), "no steps"),
+    "a plan of no time": (key_of(PLAN, "x"), Plan((PLAN_STEP._replace(planned_ms=-1),)).encode(), "is no time"),
+    "a plan that ends early": (key_of(PLAN, "x"), Plan((PLAN_STEP,)).encode()[:-1], "a malformed plan: plan"),
     "a row that ends early": (key_of(ROW, "x"), WHOLE.encode()[:-1], "a malformed ledger: ledger row"),
     "a row that goes on": (key_of(ROW, "x"), WHOLE.encode() + b"\0", "follow the last field"),
     "counts that disagree": (key_of(ROW, "x"), WHOLE._replace(entries=2).encode(), "2 entries, and batch 0"),

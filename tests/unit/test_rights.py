@@ -90,6 +90,7 @@ def test_every_field_of_the_table_is_one_of_its_operation() -> None:
         (ledgers.DescribeLedgers("l"), [("consume", "everywhere")]),
         (ledgers.PinOffsets("p", {"j": 1}), [("publish", "ledger", "p")]),
         (ledgers.Unpin("p"), [("admin", "ledger", "p")]),
+        (ledgers.PlanOffsets("p", b"", b"", b"", {"j": 1}), [("consume", "ledger", "p")]),
         (ledgers.DescribePins("p"), [("consume", "everywhere")]),
         (shards.RegisterConsumer("c", 1, ["j"]), [("consume", "consumer", "c")]),
         (shards.Heartbeat("c", "m", 1), [("consume", "consumer", "c")]),

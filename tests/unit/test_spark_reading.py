@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 import detent
-from detent.errors import DetentError, Invalid, NotFound
+from detent.errors import Denied, DetentError, Invalid, NotFound
 from detent.spark.journal_reading import JournalStreamReader, ReadSettings
 from detent.spark.journals import JournalDataSource
 from detent.spark.opened import close_all, opened
@@ -178,3 +178,55 @@ def test_stores_stay_open_from_task_to_task_until_another_stands_there(tmp_path:
         assert opened(url, "reader") is not kept
         assert [message.body for message in opened(url, "reader").journal("a").read()] == [b"new"]
     close_all()
+
+
+# -- plans ------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_planned_again_ends_where_it_did(store: detent.Store) -> None:
+    assert stream(store).latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 10}
+    store.journal("a").append(b"later")
+    again = stream(store)
+    assert again.latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 10}
+    assert again.latestOffset({"a": 10}, ReadAllAvailable()) == {"a": 11}
+    assert stream(store, planName="x").latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 11}
+
+
+def test_a_journal_that_was_made_anew_is_not_read_from_its_middle(store: detent.Store) -> None:
+    assert stream(store).latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 10}
+    store.journal("a").delete()
+    store.journal("a").append_many([b"%d" % number for number in range(20)])
+    with pytest.raises(NotFound, match=r"deleted and made anew.*detent ledger reset"):
+        stream(store).latestOffset({"a": 10}, ReadAllAvailable())
+    assert stream(store, failOnDataLoss="false").latestOffset({"a": 10}, ReadAllAvailable()) == {"a": 20}
+    assert stream(store).latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 20}  # from its beginning it is a new read
+    assert stream(store).latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 20}
+
+
+def test_a_journal_that_comes_later_does_not_change_what_was_planned(store: detent.Store) -> None:
+    assert stream(store, journals="*").latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 10}
+    store.journal("b").append(b"new")
+    assert stream(store, journals="*").latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 10}
+    assert stream(store, journals="*").latestOffset({"a": 10}, ReadAllAvailable()) == {"a": 10, "b": 1}
+
+
+def test_a_store_without_an_owner_is_read_as_ever(tmp_path: Path) -> None:
+    url = f"file:{tmp_path / 'store'}"
+    with detent.open(url) as store:
+        store.journal("a").append(b"x")
+        reader = stream(store)
+    assert reader.latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 1}
+    close_all()
+
+
+def test_a_reader_whose_grants_do_not_cover_plans_goes_on(
+    store: detent.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def deny(self: detent.Store, step: object) -> None:
+        raise Denied("not you")
+
+    monkeypatch.setattr(detent.Store, "plan", deny)
+    reader = stream(store)
+    for _ in range(2):
+        assert reader.latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 10}
+    assert caplog.text.count("is not kept in the store") == 1

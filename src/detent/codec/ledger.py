@@ -1,4 +1,5 @@
-"""The ledger's records: which batches of a query were entered, and where a stream began. `docs/format.md` shows them.
+"""The ledger's records: which batches of a query were entered and what their inputs were, where a stream began, and
+what its readers have planned. `docs/format.md` shows them.
 
 All keys start with subsystem 08, version 01 and a type; the name follows and ends the key, so records lie in the order
 of their names.
@@ -15,6 +16,8 @@ from detent.errors import Corrupt
 
 ROW: Final = Prefix(SUBSYSTEM_LEDGER, 1, 0x01)
 PIN: Final = Prefix(SUBSYSTEM_LEDGER, 1, 0x02)
+INPUTS: Final = Prefix(SUBSYSTEM_LEDGER, 1, 0x04)
+PLAN: Final = Prefix(SUBSYSTEM_LEDGER, 1, 0x05)
 
 REPLACED_MAX: Final = 16
 """Replaced runs that a row remembers. A driver that is so many restarts behind has been dead for long."""
@@ -22,9 +25,21 @@ REPLACED_MAX: Final = 16
 NO_BATCH: Final = -1
 """The batch of a row that was reset: nothing is entered, and whoever comes first says which query it is."""
 
+DIGEST_BYTES: Final = 16
+"""What identifies an input, a start or an end: a digest of it."""
+
+INPUTS_MAX: Final = 32
+"""Batches of a ledger whose inputs are known. Spark comes back to the newest one or two after a crash, and to older
+ones when its checkpoint was restored from a copy."""
+
+STEPS_MAX: Final = 32
+"""Steps of a plan that are kept: as many as batches."""
+
 _ROW: Final = struct.Struct("<qqqQI")
 _RUN_BYTES: Final = 3
 _OFFSET_BYTES: Final = 11
+_INPUT: Final = struct.Struct(f"<q{DIGEST_BYTES}s")
+_STEP: Final = struct.Struct(f"<q{DIGEST_BYTES}s{DIGEST_BYTES}s{DIGEST_BYTES}s")
 
 
 def key_of(prefix: Prefix, name: str) -> bytes:
@@ -111,3 +126,67 @@ class Pin(NamedTuple):
         if any(not low < high for low, high in zip(["", *journals], journals, strict=False)):
             raise reader.corrupt("journals that are empty, out of order or twice there")
         return cls(created_ms, dict(pairs))
+
+
+class Inputs(NamedTuple):
+    """What the newest batches of a ledger were made from: batch and digest, oldest first. A digest of zeros is that of
+    a batch which was entered without one."""
+
+    entries: tuple[tuple[int, bytes], ...]
+
+    def encode(self) -> bytes:
+        return ByteWriter().array(self.entries, lambda w, entry: w.pack(_INPUT, *entry)).finish()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Inputs:
+        reader = ByteReader(value, "inputs of a ledger")
+        entries = tuple(reader.array(lambda r: r.unpack(_INPUT), element_bytes=_INPUT.size))
+        reader.finish()
+        batches = [batch for batch, _ in entries]
+        if len(entries) > INPUTS_MAX or any(not low < high for low, high in zip([-1, *batches], batches, strict=False)):
+            raise reader.corrupt("batches that are too many, below 0 or out of order")
+        return cls(entries)
+
+
+class Step(NamedTuple):
+    """From which offsets a reader planned, to which, and on which journals: three digests. `moved` are the offsets of
+    the end that are not those of the start."""
+
+    planned_ms: int
+    start: bytes
+    end: bytes
+    journals: bytes
+    moved: dict[str, int]
+
+
+class Plan(NamedTuple):
+    """What a reader of journals has planned, oldest step first."""
+
+    steps: tuple[Step, ...]
+
+    def encode(self) -> bytes:
+        return ByteWriter().array(self.steps, _write_step).finish()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Plan:
+        reader = ByteReader(value, "plan")
+        steps = tuple(reader.array(_read_step, element_bytes=_STEP.size))
+        reader.finish()
+        if not 1 <= len(steps) <= STEPS_MAX or len({step.start for step in steps}) != len(steps):
+            raise reader.corrupt("no steps, too many, or two from one start")
+        if any(list(step.moved) != sorted({*step.moved} - {""}) for step in steps):
+            raise reader.corrupt("journals that are empty, out of order or twice there")
+        return cls(steps)
+
+
+def _write_step(writer: ByteWriter, step: Step) -> None:
+    writer.pack(_STEP, step.planned_ms, step.start, step.end, step.journals)
+    writer.array(sorted(step.moved.items()), lambda w, item: w.utf8(item[0]).u64(item[1]))
+
+
+def _read_step(reader: ByteReader) -> Step:
+    planned_ms, start, end, journals = reader.unpack(_STEP)
+    pairs = reader.array(lambda r: (r.utf8(), r.u64()), element_bytes=_OFFSET_BYTES)
+    if len({name for name, _ in pairs}) != len(pairs):
+        raise reader.corrupt("a journal that is twice there")
+    return Step(planned_ms, start, end, journals, dict(pairs))

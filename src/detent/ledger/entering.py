@@ -1,4 +1,8 @@
-"""The rule: a batch is entered if and only if it is above the highest of its query, by a run that nobody replaced.
+"""The rule: a batch is entered if and only if it is above the highest of its query, by a run that was not replaced.
+
+One that is not above it took effect before, if it is made from the same input. If it is made from another one it is
+refused: to take it as done would lose what is new in it. Spark plans a batch number anew, over more, when its own log
+has lost the newest entry.
 
 It is pure. Spark replays a batch whose end it did not log, and of two drivers on one checkpoint both may come this far,
 so nothing but this rule stands between a replay and a second effect.
@@ -8,9 +12,13 @@ from __future__ import annotations
 
 import shlex
 
-from detent.codec.ledger import NO_BATCH, REPLACED_MAX, Row
-from detent.errors import AlreadyEntered, Fenced
+from detent.codec.ledger import DIGEST_BYTES, INPUTS_MAX, NO_BATCH, REPLACED_MAX, Inputs, Row
+from detent.errors import AlreadyEntered, Fenced, OtherInput
 from detent.ledger.operations import EnterLedger
+
+NO_INPUTS = Inputs(())
+UNNAMED = bytes(DIGEST_BYTES)
+"""The input of a batch that was entered without one. The number alone decides about it."""
 
 
 def new_row(now_ms: int) -> Row:
@@ -18,8 +26,8 @@ def new_row(now_ms: int) -> Row:
     return Row(now_ms, now_ms, NO_BATCH, 0, 0, "", "", ())
 
 
-def enter(row: Row, op: EnterLedger, now_ms: int) -> Row:
-    """The row with the batch in it; `Fenced` or `AlreadyEntered` if it does not belong there.
+def enter(row: Row, op: EnterLedger, now_ms: int, inputs: Inputs = NO_INPUTS) -> Row:
+    """The row with the batch in it; `Fenced`, `AlreadyEntered` or `OtherInput` if it does not belong there.
 
     A replaced run is told so before anything else. To be told that its batch is done, or that the ledger can be reset,
     would be true and would mislead it: whoever replaced it goes on.
@@ -37,6 +45,7 @@ def enter(row: Row, op: EnterLedger, now_ms: int) -> Row:
         error = Fenced(f"the ledger {op.name!r} is the one of query {row.query!r}, {reason}")
         raise error.quoting("ledger", op.name, f"the ledger {op.name!r} is the one of another query, {reason}")
     if op.batch <= row.batch:
+        _check_input(op, row, inputs)
         raise AlreadyEntered(
             f"batch {op.batch} of the ledger {op.name!r} was entered before: the highest is {row.batch}",
             op.name,
@@ -46,6 +55,41 @@ def enter(row: Row, op: EnterLedger, now_ms: int) -> Row:
     if not op.run or op.run == row.run:
         return entered
     return entered._replace(run=op.run, replaced=_replaced(row))
+
+
+def add_input(inputs: Inputs, op: EnterLedger) -> Inputs:
+    """What is known of inputs when the batch is entered. A ledger whose batches never had any stays without them."""
+    if not op.input and not inputs.entries:
+        return inputs
+    return Inputs((*inputs.entries, (op.batch, op.input or UNNAMED))[-INPUTS_MAX:])
+
+
+def _check_input(op: EnterLedger, row: Row, inputs: Inputs) -> None:
+    """`OtherInput` unless the batch of this number was made from the same input, or the number alone decides: the
+    caller names no input, the batch was entered without one, or the ledger is of a time when there were none."""
+    known = dict(inputs.entries)
+    if not op.input or not known or known.get(op.batch) in {op.input, UNNAMED}:
+        return
+    what = (
+        "took effect with another input"
+        if op.batch in known
+        else f"is not among the newest ones, whose inputs are known ({min(known)} to {row.batch})"
+    )
+    raise OtherInput(
+        f"batch {op.batch} of the ledger {op.name!r} {what}, so this one is not taken for done. {ADVICE} with "
+        f"`detent ledger reset {shlex.quote(op.name)}`",
+        op.name,
+        op.batch,
+    )
+
+
+ADVICE = (
+    "The checkpoint has lost its newest entries, or is an older copy. Put back the entries of its folder `offsets` as "
+    "they were when the batch took effect, and start the stream again. If they are gone, start over behind what has "
+    "taken effect: with a new checkpoint, a start given by the option of the source (startingOffsets), and the ledger "
+    "reset"
+)
+"""What to do about a batch that comes with another input."""
 
 
 def reset(row: Row, now_ms: int) -> Row:

@@ -21,7 +21,12 @@ class Ledgers:
 
     def ledger(self, name: str) -> LedgerInfo:
         """A ledger by name. `NotFound` if nothing was ever entered under it."""
-        return _one(self.commit([_asking(name)]))
+        return ledger_info(self.describe_ledger(name))
+
+    def describe_ledger(self, name: str) -> ops.LedgerDescription:
+        """A ledger by name, with what its newest batches were made from."""
+        found: ops.LedgerDescription = self.commit([_asking(name)])[0].ledgers[0]
+        return found
 
     def ledgers(self, prefix: str = "") -> list[LedgerInfo]:
         """The ledgers, by name."""
@@ -47,6 +52,11 @@ class Ledgers:
         """Keep offsets under a name and answer them; if there are some already, those: whoever was first decides."""
         found: dict[str, int] = self.commit([_pinning(name, offsets)])[0].offsets
         return found
+
+    def plan(self, step: ops.PlanOffsets) -> ops.Planned:
+        """Keep what a reader of journals has planned; or, if it has planned from there before, answer that."""
+        planned: ops.Planned = self.commit([step])[0]
+        return planned
 
     def pins(self, prefix: str = "") -> list[PinInfo]:
         """The pins, by name."""

@@ -11,12 +11,13 @@ from itertools import islice
 from typing import Any
 
 from detent.codec import ledger as records
-from detent.codec.ledger import Pin, Row
+from detent.codec.ledger import Inputs, Pin, Row
 from detent.engine import Context, Done, Operation, Result
 from detent.errors import LimitExceeded, NotFound
 from detent.kv import Batch, View
 from detent.ledger import entering
 from detent.ledger import operations as ops
+from detent.ledger.planning import Plans
 from detent.ledger.shelf import Shelf
 
 
@@ -31,12 +32,14 @@ class LedgerMachine:
         ops.PinOffsets,
         ops.Unpin,
         ops.DescribePins,
+        ops.PlanOffsets,
     )
     local: tuple[type[Operation], ...] = ()
     prepared: tuple[type[Operation], ...] = ()
     results: tuple[type[Result], ...] = (
         ops.Entered,
         ops.Pinned,
+        ops.Planned,
         ops.LedgerDescriptions,
         ops.PinDescriptions,
     )
@@ -45,6 +48,8 @@ class LedgerMachine:
         self._rows: Shelf[Row] = Shelf(records.ROW)
         self._pins: Shelf[bytes] = Shelf(records.PIN)  # as they are written: a tenth of what they take as dictionaries
         self._pin_bytes = 0
+        self._inputs: Shelf[Inputs] = Shelf(records.INPUTS)
+        self._plans = Plans()
         self.handlers: dict[type[Operation], Callable[[Any, Context], Result]] = {
             ops.EnterLedger: self._enter,
             ops.ResetLedger: self._reset,
@@ -53,6 +58,7 @@ class LedgerMachine:
             ops.PinOffsets: self._pin,
             ops.Unpin: self._unpin,
             ops.DescribePins: self._describe_pins,
+            ops.PlanOffsets: self._plans.plan,
         }
 
     # -- the machine's interface --------------------------------------------------------------------------------
@@ -61,8 +67,10 @@ class LedgerMachine:
         """Nothing here needs slow checks."""
 
     def load(self, view: View) -> None:
-        """Read all rows and pins."""
+        """Read all rows, inputs, pins and plans."""
         self._rows.load(view, Row.decode)
+        self._inputs.load(view, Inputs.decode)
+        self._plans.load(view)
         self._pins.load(view, bytes)
         self._pin_bytes = sum(len(value) for _, value in self._pins.items("", ""))
 
@@ -70,9 +78,11 @@ class LedgerMachine:
         """Nothing here waits for a time."""
 
     def flush(self, batch: Batch, now_ms: int) -> None:
-        """Write the rows and pins that the group has changed."""
+        """Write what the group has changed."""
         del now_ms
         self._rows.flush(batch)
+        self._inputs.flush(batch)
+        self._plans.flush(batch)
         self._pins.flush(batch)
 
     def committed(self) -> None:
@@ -101,25 +111,40 @@ class LedgerMachine:
             if len(self._rows) >= ops.LEDGERS_MAX:
                 raise LimitExceeded(f"there are {ops.LEDGERS_MAX} ledgers already: delete those that nobody uses")
             row = entering.new_row(context.now_ms)
-        self._set(op.name, entering.enter(row, op, context.now_ms), context)
+        known = self._inputs_of(op.name)
+        self._set(op.name, entering.enter(row, op, context.now_ms, known), context)
+        self._set_inputs(op.name, entering.add_input(known, op), context)
         return ops.Entered(op.name, row.batch)
+
+    def _inputs_of(self, name: str) -> Inputs:
+        return self._inputs.get(name) or entering.NO_INPUTS
+
+    def _set_inputs(self, name: str, inputs: Inputs, context: Context) -> None:
+        """Keep what the newest batches of a ledger were made from; nothing is kept of nothing."""
+        if inputs.entries:
+            self._inputs.set(name, inputs, inputs.encode(), context)
+        elif self._inputs.get(name) is not None:
+            self._inputs.set(name, None, None, context)
 
     def _reset(self, op: ops.ResetLedger, context: Context) -> Result:
         self._set(op.name, entering.reset(self._row(op.name), context.now_ms), context)
+        self._set_inputs(op.name, entering.NO_INPUTS, context)
         return Done()
 
     def _delete(self, op: ops.DeleteLedger, context: Context) -> Result:
         self._row(op.name)
         self._rows.set(op.name, None, None, context)
+        self._set_inputs(op.name, entering.NO_INPUTS, context)
         return Done()
 
     def _describe(self, op: ops.DescribeLedgers, context: Context) -> Result:
         context.idle += 1
         if op.name:
-            return ops.LedgerDescriptions([_description(op.name, self._row(op.name))], False)
+            return ops.LedgerDescriptions([_description(op.name, self._row(op.name), self._inputs_of(op.name))], False)
         ops.check_page(op.prefix, op.after, op.limit)
         found = list(islice(self._rows.items(op.prefix, op.after), op.limit + 1))
-        return ops.LedgerDescriptions([_description(*item) for item in found[: op.limit]], len(found) > op.limit)
+        shown = [_description(name, row, self._inputs_of(name)) for name, row in found[: op.limit]]
+        return ops.LedgerDescriptions(shown, len(found) > op.limit)
 
     def _row(self, name: str) -> Row:
         """A ledger that exists."""
@@ -181,7 +206,7 @@ class LedgerMachine:
         return ops.PinDescriptions(found, False)
 
 
-def _description(name: str, row: Row) -> ops.LedgerDescription:
+def _description(name: str, row: Row, inputs: Inputs) -> ops.LedgerDescription:
     return ops.LedgerDescription(
         name=name,
         query=row.query,
@@ -192,4 +217,5 @@ def _description(name: str, row: Row) -> ops.LedgerDescription:
         generation=row.generation,
         created_ms=row.created_ms,
         updated_ms=row.updated_ms,
+        inputs=list(inputs.entries),
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import msgspec
 
 from detent import names
+from detent.codec.ledger import DIGEST_BYTES
 from detent.engine import Operation, Result
 from detent.engine.operation import OPERATION_WEIGHT
 from detent.errors import Invalid, LimitExceeded
@@ -29,6 +30,14 @@ QUERY_BYTES_MAX: Final = 128
 RUN_BYTES_MAX: Final = 128
 """Query and run are ids that somebody else makes, mostly UUIDs of 36 bytes."""
 
+PLANS_MAX: Final = 10_000
+PLANS_BYTES_MAX: Final = 64 << 20
+"""Plans are kept in memory. When there are too many, those go that were not used for the longest time: their readers
+plan anew, and a batch that comes with another input than before is refused by its ledger."""
+
+PLAN_BYTES_MAX: Final = 64 << 10
+"""What the steps of a plan may take, the newest apart: it is written whole with each step."""
+
 PAGE_MAX: Final = 1_000
 """Ledgers or pins in one answer; everybody else waits while it is made."""
 
@@ -48,13 +57,15 @@ class EnterLedger(Operation, frozen=True, tag=True, array_like=True):
     """This batch of this query takes effect with the rest of the transaction, or `AlreadyEntered`: it did before.
 
     `Fenced` when the name is another query's, or when this run of the driver was replaced by a later one. A caller that
-    names no run is not held to that, and replaces nobody.
+    names no run is not held to that, and replaces nobody. `input` is a digest of what the batch is made from:
+    `OtherInput` when the batch of this number was made from something else. Without one the number alone decides.
     """
 
     name: str
     query: str
     batch: Batch
     run: str = ""
+    input: bytes = b""
 
 
 class ResetLedger(Operation, frozen=True, tag=True, array_like=True):
@@ -95,6 +106,25 @@ class Unpin(Operation, frozen=True, tag=True, array_like=True):
     name: str
 
 
+class PlanOffsets(Operation, frozen=True, tag=True, array_like=True):
+    """A reader of journals plans a step from one place to another. If it has planned from there before, that step
+    counts. Answers `Planned`.
+
+    `start`, `end` and `journals` are digests: of the offsets, and of which journals they are of. `moved` are the
+    offsets of the end that differ from those of the start. With `anew` the step takes the place of an earlier one.
+    """
+
+    name: str
+    start: bytes
+    end: bytes
+    journals: bytes
+    moved: dict[str, Offset]
+    anew: bool = False
+
+    def weight(self) -> int:
+        return OPERATION_WEIGHT + sum(len(journal) + 16 for journal in self.moved)
+
+
 class DescribePins(Operation, frozen=True, tag=True, array_like=True):
     """Pins whose names begin with `prefix` and come after `after`, by name. Changes nothing."""
 
@@ -117,6 +147,16 @@ class Pinned(Result, frozen=True, tag=True, array_like=True):
     new: bool
 
 
+class Planned(Result, frozen=True, tag=True, array_like=True):
+    """The step that counts: what it moves, on which journals, and whether it is the one that was brought along just
+    now. `before` says on which journals the step was that ended where this one starts; empty if none is known."""
+
+    moved: dict[str, int]
+    journals: bytes
+    new: bool
+    before: bytes
+
+
 class LedgerDescription(msgspec.Struct, frozen=True, array_like=True):
     """One ledger, as its owner sees it."""
 
@@ -129,6 +169,7 @@ class LedgerDescription(msgspec.Struct, frozen=True, array_like=True):
     generation: int
     created_ms: int
     updated_ms: int
+    inputs: list[tuple[int, bytes]] = []  # of the newest batches, oldest first
 
 
 class LedgerDescriptions(Result, frozen=True, tag=True, array_like=True):
@@ -166,6 +207,8 @@ def check_enter(op: EnterLedger) -> None:
             raise Invalid(f"{text!r} is no {what}: use up to {limit} bytes of text without control characters")
     if type(op.batch) is not int or not 0 <= op.batch <= BATCH_MAX:
         raise Invalid(f"{op.batch!r} is no batch: batches are numbered from 0 to {BATCH_MAX}")
+    if not isinstance(op.input, bytes) or len(op.input) not in {0, DIGEST_BYTES}:
+        raise Invalid(f"{op.input!r} does not identify an input: use a digest of {DIGEST_BYTES} bytes")
 
 
 def check_pin(op: PinOffsets) -> None:
@@ -179,6 +222,14 @@ def check_pin(op: PinOffsets) -> None:
         names.check_name(journal, "journal")
         if type(offset) is not int or not 0 <= offset <= OFFSET_MAX:
             raise Invalid(f"{offset!r} is no offset of {journal!r}: offsets are numbered from 0 on")
+
+
+def check_plan(op: PlanOffsets) -> None:
+    """Refuse a step that cannot be kept."""
+    for digest in (op.start, op.end, op.journals):
+        if not isinstance(digest, bytes) or len(digest) != DIGEST_BYTES:
+            raise Invalid(f"{digest!r} is not a digest of {DIGEST_BYTES} bytes")
+    check_pin(PinOffsets(op.name, op.moved))
 
 
 def check_page(prefix: str, after: str, limit: int) -> None:

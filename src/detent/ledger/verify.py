@@ -1,19 +1,20 @@
-"""The ledgers' part of `store verify`: each row and each pin by itself, for none depends on another record."""
+"""The ledgers' part of `store verify`: rows, pins and plans by themselves, and inputs with the row that they are of."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 from detent.codec import ledger as records
 from detent.codec.keys import Prefix
-from detent.codec.ledger import Pin, Row
+from detent.codec.ledger import Inputs, Pin, Plan, Row
 from detent.engine.verify import Finding, Tally, record_at
 from detent.errors import Corrupt, DetentError
 from detent.kv import View
 from detent.ledger import operations as ops
 
-KNOWN: Final = (records.ROW, records.PIN)
+KNOWN: Final = (records.ROW, records.PIN, records.INPUTS, records.PLAN)
 """All that this release writes of ledgers."""
 
 
@@ -23,6 +24,10 @@ def check_ledgers(view: View, tally: Tally) -> Iterator[Finding]:
         yield Finding(record_at(key), f"a malformed ledger: {problem}")
     for key, problem in _check(view, tally, records.PIN, _check_pin):
         yield Finding(record_at(key), f"a malformed pin: {problem}")
+    for key, problem in _check(view, tally, records.INPUTS, partial(_check_inputs, view)):
+        yield Finding(record_at(key), f"malformed inputs of a ledger: {problem}")
+    for key, problem in _check(view, tally, records.PLAN, _check_plan):
+        yield Finding(record_at(key), f"a malformed plan: {problem}")
 
 
 def _check(
@@ -48,6 +53,22 @@ def _check_pin(name: str, value: bytes, tally: Tally) -> None:
     tally.counts.pins += 1
     ops.check_pin(ops.PinOffsets(name, pin.offsets))
     _check_times(pin.created_ms)
+
+
+def _check_inputs(view: View, name: str, value: bytes, tally: Tally) -> None:
+    del tally
+    inputs = Inputs.decode(value)
+    row = view.get(records.key_of(records.ROW, name))
+    highest = Row.decode(row).batch if row is not None else records.NO_BATCH
+    if not inputs.entries or inputs.entries[-1][0] > highest:
+        raise Corrupt(f"inputs up to batch {inputs.entries[-1:]}, and batch {highest} as the ledger's highest")
+
+
+def _check_plan(name: str, value: bytes, tally: Tally) -> None:
+    del tally
+    for step in Plan.decode(value).steps:
+        ops.check_plan(ops.PlanOffsets(name, step.start, step.end, step.journals, step.moved))
+        _check_times(step.planned_ms)
 
 
 def _check_times(*times_ms: int) -> None:

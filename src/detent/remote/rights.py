@@ -124,6 +124,7 @@ NEEDS: Final[dict[type[Operation], Need]] = {
     ledgers.PinOffsets: _ledger_publish,
     ledgers.Unpin: _ledger_admin,
     ledgers.DescribePins: Need("consume", "ledger"),
+    ledgers.PlanOffsets: Need("consume", "ledger", "name"),
     shards.RegisterConsumer: _consumer_consume,
     shards.Heartbeat: _consumer_consume,
     shards.LeaseShard: _consumer_consume,

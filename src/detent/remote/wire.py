@@ -97,6 +97,7 @@ STATUS = {
     "Conflict": 409,
     "AlreadyEntered": 409,
     "RollBackHeld": 409,
+    "OtherInput": 409,
     "Fenced": 410,
     "SessionExpired": 410,
     "ProducerTaken": 410,

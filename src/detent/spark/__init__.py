@@ -18,10 +18,12 @@ The formats, and what they share:
     options.py          the options of the formats, checked
     opened.py           stores that a Python process of Spark's keeps open
     identity.py         query, run and ledger name: who writes a batch
+    batch_input.py      a digest of what a batch is made from, by the offsets that Spark has planned
 
 Reading:
 
     journal_reading.py  the driver plans, tasks read straight from the store
+    planned.py          what a stream has planned, kept in the store, so that it plans the same again
     extents.py          which journals there are, where each begins and ends
     places.py           where a read starts or ends, as the user says it
     ranges.py           cuts a batch into partitions, the same way at each replay
@@ -37,6 +39,7 @@ Writing:
     queue_writing.py    the same for queues
     once_writing.py     `once(...)`: a function for ``foreachBatch`` with any number of sinks
     once_batch.py       the batch: its name, whether it was there before, its rows
+    once_mark.py        the marks of sinks outside of the store: the last batch, and its input
     once_engine.py      sink: journals and queues
     once_delta.py       sink: a Delta table
     delta_files.py      the Parquet files that its tasks write

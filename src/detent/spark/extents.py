@@ -63,6 +63,10 @@ class Journals:
         """Where each journal ends now."""
         return {name: end for name, (_, end) in self.found.items()}
 
+    def number(self, name: str) -> int | None:
+        """The journal's number, which another one of the same name does not have."""
+        return self._extents.reader.number(name)
+
     def check(self, start: Mapping[str, int]) -> None:
         """Refuse to go on where messages are missing, unless the user said to."""
         for name, offset in start.items():

@@ -20,6 +20,7 @@ from detent.spark.extents import Journals, extents_of
 from detent.spark.opened import opened
 from detent.spark.options import Options
 from detent.spark.places import EARLIEST, LATEST, Places
+from detent.spark.planned import Plans
 from detent.spark.pushdown import Pushed
 from detent.spark.ranges import Offsets, Range, between, cut, limited, ordered
 from detent.spark.rows import Piece, choose, gathered, rows_of
@@ -36,6 +37,7 @@ OPTIONS: Final = (
     "includeHeaders",
     "columns",
     "readerName",
+    "planName",
     "server",
     "filterPushdown",
 )
@@ -58,6 +60,7 @@ class ReadSettings:
     reader_name: str | None
     owner_url: str
     pushdown: bool
+    plan_name: str | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> ReadSettings:
@@ -83,6 +86,7 @@ class ReadSettings:
             owner_url=options.owner_url(),
             # Never by itself: Spark 4.3 keeps a filtered plan and gives it to the next query on the same DataFrame.
             pushdown=options.truth("filterPushdown", False),
+            plan_name=options.text("planName"),
         )
 
 
@@ -172,6 +176,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, settings: ReadSettings) -> None:
         self._settings = settings
         self._final: Offsets | None = None
+        self._plans = Plans(settings)
 
     @property
     def _journals(self) -> Journals:
@@ -206,7 +211,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._final is not None:
             ends = {name: min(end, self._final[name]) for name, end in ends.items() if name in self._final}
         reach = {name: max(end, start.get(name, 0)) for name, end in ends.items()}
-        return limited(start, reach, self._rows_of(limit, between(start, reach)))
+        end = limited(start, reach, self._rows_of(limit, between(start, reach)))
+        return self._plans.settle(journals, start, end, repr(limit))
 
     def _rows_of(self, limit: ReadLimit, waiting: list[Range]) -> int:
         """How many messages a limit is. Spark passes one limit; the other, if the user gave both, is ours to keep."""

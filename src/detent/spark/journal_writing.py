@@ -21,7 +21,8 @@ from detent.errors import AlreadyEntered, Invalid
 from detent.journal import FragmentRef
 from detent.journal.fragments import write_fragment
 from detent.names import check_name
-from detent.spark.identity import BatchIdentity, ledger_name, task_identity
+from detent.spark.batch_input import UNKNOWN
+from detent.spark.identity import NOT_SAID, BatchIdentity, CheckpointPlace, ledger_name, task_identity
 from detent.spark.opened import opened
 from detent.spark.options import Options
 from detent.spark.outgoing import RowsToMessages
@@ -53,6 +54,7 @@ class WriteSettings:
     version: int | None
     columns: RowsToMessages
     server: str | None = None
+    checkpoint: CheckpointPlace = NOT_SAID
 
     @property
     def owner_url(self) -> str:
@@ -73,7 +75,8 @@ class WriteSettings:
         if streaming:
             if version is not None:
                 raise Invalid("txnVersion is for batch writes: a stream's version is its batch number")
-            return cls(options.url(), journal, app or ledger_name(options), None, columns, options.text("server"))
+            ledger, checkpoint = app or ledger_name(options), CheckpointPlace.of(options)
+            return cls(options.url(), journal, ledger, None, columns, options.text("server"), checkpoint)
         if (app is None) != (version is None):
             raise Invalid("txnAppId and txnVersion go together: who writes, and which of its writes this is")
         return cls(options.url(), journal, app, version, columns, options.text("server"))
@@ -162,12 +165,20 @@ def stage_rows(settings: WriteSettings, batches: Iterable[Any]) -> dict[str, Sta
     return out.finish()
 
 
-def adopt(store: Store, messages: Iterable[TaskMessage], ledger: str | None, query: str, batch: int, run: str) -> bool:
+def adopt(
+    store: Store,
+    messages: Iterable[TaskMessage],
+    ledger: str | None,
+    query: str,
+    batch: int,
+    run: str,
+    input: bytes = UNKNOWN,
+) -> bool:
     """Make what tasks staged visible, with the ledger row. False when the ledger has the batch already."""
     ordered = sorted(messages, key=lambda message: message.partition)
     transaction = store.transaction()
     if ledger is not None:
-        transaction.enter_ledger(ledger, batch, query=query, run=run)
+        transaction.enter_ledger(ledger, batch, query=query, run=run, input=input)
     add_staged(store, transaction, [message.staged for message in ordered])
     crash.point("spark.sink.before_commit")
     try:
@@ -232,7 +243,9 @@ class JournalStreamWriter(DataSourceStreamArrowWriter):
         found = arrived(messages)
         identity = BatchIdentity.common(message.identity for message in found)
         ledger = self._settings.ledger or f"query:{identity.query}"
-        adopt(opened(self._settings.owner_url, "client"), found, ledger, identity.query, batchId, identity.run)
+        made_from = self._settings.checkpoint.input_of(identity, batchId)
+        store = opened(self._settings.owner_url, "client")
+        adopt(store, found, ledger, identity.query, batchId, identity.run, made_from)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing, for the reason that :meth:`JournalWriter.abort` gives."""

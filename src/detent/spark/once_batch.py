@@ -13,10 +13,11 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame
 
-from detent.codec.ledger import Row
+from detent.codec.ledger import Inputs, Row
 from detent.errors import AlreadyEntered, Invalid, NotFound
 from detent.ledger import EnterLedger
 from detent.ledger.entering import enter
+from detent.spark.batch_input import UNKNOWN, checkpoint_of, input_of
 from detent.spark.identity import QUERY_PROPERTY, RUN_PROPERTY
 from detent.store import Store
 from detent.transaction import Transaction
@@ -29,12 +30,14 @@ _ANSWER: Final = "partition int, answer binary"
 
 
 class BatchKey(NamedTuple):
-    """What names a batch, the same at each replay, and which run of the driver has it."""
+    """What names a batch, the same at each replay; which run of the driver has it; and a digest of what it is made
+    from, empty if that is not known."""
 
     name: str
     query: str
     batch: int
     run: str
+    input: bytes = UNKNOWN
 
     def __str__(self) -> str:
         return f"{self.name}/{self.query}/{self.batch}"
@@ -90,18 +93,22 @@ def key_of(name: str, batch: DataFrame, number: int) -> BatchKey:
             "once(...) is for streams: df.writeStream.foreachBatch(once(...)).start(). For a batch write use the "
             'format "detent" with the options txnAppId and txnVersion'
         )
-    return BatchKey(name, query, number, context.getLocalProperty(RUN_PROPERTY) or "")
+    checkpoint = checkpoint_of(batch.sparkSession, query)
+    made_from = UNKNOWN if checkpoint is None else input_of(checkpoint, number)
+    return BatchKey(name, query, number, context.getLocalProperty(RUN_PROPERTY) or "", made_from)
 
 
 def is_entered(store: Store, key: BatchKey) -> bool:
-    """Whether the ledger has the batch. `Fenced` if it would not take it from this query, or from this run of it."""
+    """Whether the ledger has the batch. `Fenced` if it would not take it from this query, or from this run of it, and
+    `OtherInput` if it has another one of that number."""
     try:
-        info = store.ledger(key.name)
+        info = store.describe_ledger(key.name)
     except NotFound:
         return False
-    row = Row(0, 0, info.batch, info.entries, info.generation, info.query, info.run, info.replaced)
+    row = Row(0, 0, info.batch, info.entries, info.generation, info.query, info.run, tuple(info.replaced))
+    inputs = Inputs(tuple(info.inputs))
     try:
-        enter(row, EnterLedger(key.name, key.query, key.batch, key.run), 0)
+        enter(row, EnterLedger(key.name, key.query, key.batch, key.run, key.input), 0, inputs)
     except AlreadyEntered:
         return True
     return False

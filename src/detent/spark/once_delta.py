@@ -44,6 +44,7 @@ from detent.errors import Invalid, Unavailable
 from detent.extras import install_command
 from detent.spark.delta_files import FilePlan, WrittenFile, sync_folder, write_files
 from detent.spark.once_batch import BatchKey, ExternalSink, Place, Select, check_select, in_tasks, selected
+from detent.spark.once_mark import delta_has, delta_marks
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -104,13 +105,13 @@ class _ToDelta(ExternalSink):
         rows = selected(batch, self._select)
         table = self._open(rows.schema)
         application = f"detent:{key.name}:{key.query}"
-        is_new = not _has(table, application, key.batch)
+        is_new = not delta_has(table, application, key, self._uri)
         if is_new:
             plan = self._plan(table, rows.schema)
             files = [file for task in in_tasks(rows, partial(write_files, plan)) for file in task]
             if files or self._mode == "overwrite":
                 crash.point("spark.once.delta_before_commit")
-                self._commit(table, application, key.batch, files)
+                self._commit(table, application, key, files)
                 crash.point("spark.once.delta_after_commit")
         if is_local(self._uri):
             sync_log(Path(self._uri), table.version() if is_new else 0)
@@ -149,12 +150,13 @@ class _ToDelta(ExternalSink):
         required = tuple(field["name"] for field in fields if not field["nullable"])
         return FilePlan(self._uri, self._storage, tuple(kinds), partitions, required)
 
-    def _commit(self, table: DeltaTable, application: str, version: int, files: list[WrittenFile]) -> None:
+    def _commit(self, table: DeltaTable, application: str, key: BatchKey, files: list[WrittenFile]) -> None:
         """Commit files, from the view of the table in which the batch was not there."""
         delta = deltalake_module()
         adds = [delta.transaction.AddAction(**file._asdict(), data_change=True) for file in files]
         for _ in range(COMMIT_ATTEMPTS):
-            properties = delta.CommitProperties(app_transactions=[delta.Transaction(application, version)])
+            marks = [delta.Transaction(*mark) for mark in delta_marks(application, key)]
+            properties = delta.CommitProperties(app_transactions=marks)
             try:
                 table.create_write_transaction(
                     adds,
@@ -168,7 +170,7 @@ class _ToDelta(ExternalSink):
             else:
                 return
             table = self._at_hand()
-            if _has(table, application, version):
+            if delta_has(table, application, key, self._uri):
                 return  # another driver of the same query was faster; our files are nobody's
         raise Unavailable(f"others wrote to the Delta table {self._uri} first, {COMMIT_ATTEMPTS} times") from failure
 
@@ -198,11 +200,6 @@ def _uri_of(path: str | os.PathLike[str]) -> str:
 def is_local(uri: str) -> bool:
     """Whether a table is a folder."""
     return "://" not in uri
-
-
-def _has(table: DeltaTable, application: str, version: int) -> bool:
-    last = table.transaction_version(application)
-    return last is not None and last >= version
 
 
 def sync_log(table: Path, since: int) -> None:

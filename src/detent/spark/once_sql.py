@@ -19,6 +19,7 @@ from detent import crash
 from detent.errors import Invalid, LimitExceeded, NotFound
 from detent.extras import install_command
 from detent.spark.once_batch import BatchKey, ExternalSink, Place, Select, check_select, in_tasks, selected
+from detent.spark.once_mark import INPUTS_TABLE, inputs_table, sql_has, sql_mark
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Table
@@ -152,17 +153,25 @@ def _reflected(connection: Connection, name: str) -> Table:
 
 
 def _ledger(connection: Connection) -> Table:
-    """The table of batches that the database has, made if it is not there."""
-    sa = _sqlalchemy()
+    """The table of batches that the database has, made if it is not there; the one of their inputs is made after it."""
     table = ledger_table()
-    if not sa.inspect(connection).has_table(LEDGER_TABLE):
-        try:
-            with connection.begin_nested():
-                table.create(connection)
-        except sa.exc.DBAPIError:  # another driver may have made it just now
-            if not sa.inspect(connection).has_table(LEDGER_TABLE):
-                raise
+    if not _sqlalchemy().inspect(connection).has_table(INPUTS_TABLE):
+        _create(connection, table, LEDGER_TABLE)
+        _create(connection, inputs_table(_sqlalchemy()), INPUTS_TABLE)
     return table
+
+
+def _create(connection: Connection, table: Table, name: str) -> None:
+    """Make a table, unless it is there."""
+    sa = _sqlalchemy()
+    if sa.inspect(connection).has_table(name):
+        return
+    try:
+        with connection.begin_nested():
+            table.create(connection)
+    except sa.exc.DBAPIError:  # another driver may have made it just now
+        if not sa.inspect(connection).has_table(name):
+            raise
 
 
 def ledger_table() -> Table:
@@ -186,12 +195,15 @@ def _row(table: Table, label: str, key: BatchKey) -> Any:
 def _holds(connection: Connection, table: Table, label: str, key: BatchKey) -> bool:
     """Whether the database has the batch, as far as a look can tell."""
     last = connection.execute(_sqlalchemy().select(table.c.batch).where(_row(table, label, key))).scalar()
-    return last is not None and last >= key.batch
+    return sql_has(_sqlalchemy(), connection, label, key, last)
 
 
 def _enter(connection: Connection, table: Table, label: str, key: BatchKey) -> bool:
-    """Enter the batch; False if it is there. Whoever enters the same one waits until this transaction ends."""
-    return connection.execute(entering(connection.dialect.name, table, label, key)).first() is not None
+    """Enter the batch; False if it is there. Another driver with the same one waits until this transaction ends."""
+    if connection.execute(entering(connection.dialect.name, table, label, key)).first() is None:
+        return not _holds(connection, table, label, key)
+    sql_mark(_sqlalchemy(), connection, label, key)
+    return True
 
 
 def entering(dialect: str, table: Table, label: str, key: BatchKey) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from detent import crash
-from detent.errors import AlreadyEntered, Invalid
+from detent.errors import AlreadyEntered, Invalid, OtherInput
 from detent.kv import absolute_url, parse_url
 from detent.ledger.operations import check_name
 from detent.remote import server_address
@@ -77,17 +77,29 @@ class Once:
             # Nothing that is staged has an effect yet, and rows that do not fit are found before anything has.
             staged = [(sink, sink.stage(batch, self._url)) for sink in self._sinks if isinstance(sink, EngineSink)]
             crash.point("spark.once.after_stage")
-            for external in self._sinks:
-                if isinstance(external, ExternalSink):
-                    external.write(batch, key)
+            if not self._write_outside(store, batch, key):
+                return
         transaction = store.transaction()
-        transaction.enter_ledger(key.name, key.batch, query=key.query, run=key.run)
+        transaction.enter_ledger(key.name, key.batch, query=key.query, run=key.run, input=key.input)
         for sink, answers in staged:
             sink.add(store, transaction, answers)
         crash.point("spark.once.before_commit")
         with contextlib.suppress(AlreadyEntered):  # by another driver of the same query, with all that belongs to it
             transaction.commit()
         crash.point("spark.once.after_commit")
+
+    def _write_outside(self, store: Store, batch: DataFrame, key: BatchKey) -> bool:
+        """Let the sinks outside of the store have the batch. False if another driver has finished it meanwhile: a sink
+        may then be ahead of it, and can not tell."""
+        try:
+            for external in self._sinks:
+                if isinstance(external, ExternalSink):
+                    external.write(batch, key)
+        except OtherInput:
+            if is_entered(store, key):
+                return False
+            raise
+        return True
 
 
 @contextlib.contextmanager

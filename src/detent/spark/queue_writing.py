@@ -18,7 +18,8 @@ from pyspark.sql.types import StructType
 from detent.errors import AlreadyEntered, Invalid, LimitExceeded
 from detent.queue.operations import PUBLISH_MESSAGES_MAX, check_name
 from detent.queue.reader_operations import ASSIGNED_MAX
-from detent.spark.identity import BatchIdentity, ledger_name, task_identity
+from detent.spark.batch_input import UNKNOWN
+from detent.spark.identity import NOT_SAID, BatchIdentity, CheckpointPlace, ledger_name, task_identity
 from detent.spark.opened import opened
 from detent.spark.options import Options
 from detent.spark.queue_outgoing import SCHEMA, RowsToPublish, outgoing
@@ -47,6 +48,7 @@ class PublishSettings:
     ledger: str | None
     version: int | None
     columns: RowsToPublish
+    checkpoint: CheckpointPlace = NOT_SAID
 
     @classmethod
     def of(cls, given: Mapping[str, str], schema: StructType, *, streaming: bool) -> PublishSettings:
@@ -61,7 +63,7 @@ class PublishSettings:
         if streaming:
             if version is not None:
                 raise Invalid("txnVersion is for batch writes: a stream's version is its batch number")
-            return cls(owner_url, app or ledger_name(options), None, columns)
+            return cls(owner_url, app or ledger_name(options), None, columns, CheckpointPlace.of(options))
         if (app is None) != (version is None):
             raise Invalid("txnAppId and txnVersion go together: who writes, and which of its writes this is")
         return cls(owner_url, app, version, columns)
@@ -144,11 +146,19 @@ def _groups(rows: Any) -> dict[tuple[str | None, bool, int], list[int]]:
     return groups
 
 
-def commit(store: Store, messages: Iterable[RowsMessage], ledger: str | None, query: str, batch: int, run: str) -> bool:
+def commit(
+    store: Store,
+    messages: Iterable[RowsMessage],
+    ledger: str | None,
+    query: str,
+    batch: int,
+    run: str,
+    input: bytes = UNKNOWN,
+) -> bool:
     """Publish what tasks have gathered, with the ledger row. False when the ledger has the batch already."""
     transaction = store.transaction()
     if ledger is not None:
-        transaction.enter_ledger(ledger, batch, query=query, run=run)
+        transaction.enter_ledger(ledger, batch, query=query, run=run, input=input)
     publish(transaction, [message.rows for message in sorted(messages, key=lambda message: message.partition)])
     try:
         transaction.commit()
@@ -195,7 +205,9 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         found = arrived(messages)
         identity = BatchIdentity.common(message.identity for message in found)
         ledger = self._settings.ledger or f"query:{identity.query}"
-        commit(opened(self._settings.owner_url, "client"), found, ledger, identity.query, batchId, identity.run)
+        made_from = self._settings.checkpoint.input_of(identity, batchId)
+        store = opened(self._settings.owner_url, "client")
+        commit(store, found, ledger, identity.query, batchId, identity.run, made_from)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing, for the reason that :meth:`QueueWriter.abort` gives."""

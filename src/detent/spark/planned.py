@@ -1,0 +1,150 @@
+"""What a stream of journals has planned, kept in the store, so that it plans the same again.
+
+Spark's log alone knows how far a batch goes. When the log loses its newest entry, a source is asked once more how far
+to go from there; were it to say "to the end, as it is now", the batch would be another one under the same number. So
+each step is kept in the store before it is answered, and the store's answer counts. A step also says which journals it
+was planned on: one that was deleted and made anew in the meantime is not read from its middle.
+
+Without an owner nothing can be kept. A batch whose input is another one is then refused where it is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from detent import crash
+from detent.codec.ledger import DIGEST_BYTES
+from detent.errors import Denied, NotFound
+from detent.kv import parse_url
+from detent.kv.ownership import read_owner
+from detent.ledger import Planned, PlanOffsets
+from detent.ledger.operations import PIN_JOURNALS_MAX
+from detent.remote import server_address
+from detent.spark.extents import Journals
+from detent.spark.opened import opened
+from detent.spark.ranges import Offsets, ordered
+from detent.store import Store
+
+if TYPE_CHECKING:
+    from detent.spark.journal_reading import ReadSettings
+
+NUMBERED_MAX: Final = 256
+"""Of so many journals a step says which they are: behind a server each one is a request."""
+
+NAME_SHOWN_MAX: Final = 100
+_UNKNOWN: Final = bytes(DIGEST_BYTES)
+
+logger = logging.getLogger("detent.spark")
+
+
+class Plans:
+    """The plan of one stream."""
+
+    def __init__(self, settings: ReadSettings) -> None:
+        self._settings = settings
+        self._is_denied = False
+
+    def settle(self, journals: Journals, start: Offsets, end: Offsets, limit: str) -> Offsets:
+        """How far the batch from `start` goes: as far as it did when it was planned before, or to `end`."""
+        if start == end or len(moved_of(start, end)) > PIN_JOURNALS_MAX:
+            return end
+        store = self._store()
+        if store is None:
+            return end
+        numbers = _Numbers(journals)
+        step = self._step(numbers, start, end, limit)
+        try:
+            planned = store.plan(step)
+            known = ordered({**start, **planned.moved})
+            if not planned.new and not _is_possible(known, start, journals.ends(), planned, numbers):
+                planned, known = store.plan(_anew(step)), end
+        except Denied as error:
+            self._is_denied = True
+            logger.warning("%s. What this stream plans is not kept in the store", error)
+            return end
+        crash.point("spark.plan.after_step")
+        self._check(numbers, start, planned.before)
+        return known
+
+    def _step(self, numbers: _Numbers, start: Offsets, end: Offsets, limit: str) -> PlanOffsets:
+        return PlanOffsets(
+            plan_name(self._settings, limit), digest(start), digest(end), numbers.digest(end), moved_of(start, end)
+        )
+
+    def _store(self) -> Store | None:
+        """The owner's client; None if there is no owner, or it does not let this stream keep anything."""
+        url = self._settings.owner_url
+        if self._is_denied:
+            return None
+        if server_address(url) is None:
+            location = parse_url(url)
+            if location.scheme != "file" or read_owner(location.directory) is None:
+                return None
+        return opened(url, "client")
+
+    def _check(self, numbers: _Numbers, start: Offsets, before: bytes) -> None:
+        """Refuse to go on in the middle of another journal than the one that was read so far."""
+        if not before or before == _UNKNOWN or before == numbers.digest(start):
+            return
+        what = f"a journal of {', '.join(map(repr, _read(start)))} was deleted and made anew since it was read"
+        if self._settings.fail_on_loss:
+            raise NotFound(
+                f"{what}, so this stream would begin in the middle of another journal. To read the new one from its "
+                "beginning, delete the stream's checkpoint and reset its ledger with `detent ledger reset NAME`; to go "
+                "on at the offset where it was, set the option failOnDataLoss to false"
+            )
+        logger.warning("%s; going on at the offset where it was (failOnDataLoss is false)", what)
+
+
+class _Numbers:
+    """The numbers of journals, each looked up once: another journal of the same name has another one."""
+
+    def __init__(self, journals: Journals) -> None:
+        self._journals = journals
+        self._known: dict[str, int | None] = {}
+
+    def digest(self, offsets: Mapping[str, int]) -> bytes:
+        """Which journals these offsets are of. One of which nothing was read may as well be another one."""
+        names = _read(offsets)
+        if len(names) > NUMBERED_MAX:
+            return _UNKNOWN
+        for name in names:
+            if name not in self._known:
+                self._known[name] = self._journals.number(name)
+        return digest({name: self._known[name] for name in names})
+
+
+def plan_name(settings: ReadSettings, limit: str) -> str:
+    """The name of a stream's plan: its own, and what its planning depends on."""
+    stream = settings.plan_name or settings.reader_name or ",".join(settings.journals)
+    what = [stream, settings.journals, settings.raw, settings.rows_max, settings.bytes_max, limit]
+    return f"{stream.strip()[:NAME_SHOWN_MAX]}#{digest(what).hex()}"
+
+
+def digest(value: object) -> bytes:
+    """A digest of offsets, or of anything else that JSON can say."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def moved_of(start: Mapping[str, int], end: Mapping[str, int]) -> Offsets:
+    """What the end has and the start has not."""
+    return {name: offset for name, offset in end.items() if start.get(name) != offset}
+
+
+def _anew(step: PlanOffsets) -> PlanOffsets:
+    return PlanOffsets(step.name, step.start, step.end, step.journals, step.moved, anew=True)
+
+
+def _read(offsets: Mapping[str, int]) -> list[str]:
+    """The journals of which something was read."""
+    return [name for name, offset in sorted(offsets.items()) if offset > 0]
+
+
+def _is_possible(known: Offsets, start: Offsets, ends: Mapping[str, int], planned: Planned, numbers: _Numbers) -> bool:
+    """Whether a step that was planned before can still be taken: it was on these journals, and they reach so far."""
+    within = all(start.get(name, 0) <= offset <= ends.get(name, -1) for name, offset in planned.moved.items())
+    return within and planned.journals in {_UNKNOWN, numbers.digest(known)}

@@ -14,23 +14,41 @@ from detent.spark import once_batch
 
 
 class Frame:
-    """Rows in partitions. `query` and `run` are what Spark tells of the stream."""
+    """Rows in partitions. `query` and `run` are what Spark tells of the stream, `mode` and `plan` what it knows."""
 
     def __init__(
-        self, schema: StructType, *partitions: list[Any], query: str | None = "query", run: str = "run"
+        self,
+        schema: StructType,
+        *partitions: list[Any],
+        query: str | None = "query",
+        run: str = "run",
+        mode: str = "Append",
+        plan: str = "Project",
     ) -> None:
         self.schema = schema
         self.partitions = partitions
         self.jobs = 0
         self.kept: list[bool] = []
         properties = {"sql.streaming.queryId": query, "spark.jobGroup.id": run}
-        self.sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(getLocalProperty=properties.get))
+        jvm = SimpleNamespace(java=SimpleNamespace(util=SimpleNamespace(UUID=SimpleNamespace(fromString=str))))
+        context = SimpleNamespace(getLocalProperty=properties.get, _jvm=jvm)
+        self.sparkSession = SimpleNamespace(sparkContext=context, _jsparkSession=_java(query, mode, plan))
+        self.computed = 0
 
     def persist(self) -> None:
         self.kept.append(True)
 
     def unpersist(self) -> None:
         self.kept.append(False)
+
+    @property
+    def write(self) -> SimpleNamespace:
+        """A write that computes the rows, and keeps none."""
+
+        def save() -> None:
+            self.computed += 1
+
+        return SimpleNamespace(format=lambda name: SimpleNamespace(mode=lambda mode: SimpleNamespace(save=save)))
 
     def limit(self, count: int) -> Self:
         assert count == 0
@@ -52,3 +70,11 @@ class Frame:
                 patch.setattr(once_batch, "TaskContext", SimpleNamespace(get=lambda context=context: context))
                 found += [row for answer in function(iter(batches)) for row in answer.to_pylist()]
         return found[::-1]  # in whatever order they come
+
+
+def _java(query: str | None, mode: str, plan: str) -> SimpleNamespace:
+    """As much of Java's session as tells the kind of a query."""
+    last = SimpleNamespace(executedPlan=lambda: SimpleNamespace(toString=lambda: plan))
+    execution = SimpleNamespace(outputMode=lambda: SimpleNamespace(toString=lambda: mode), lastExecution=lambda: last)
+    queries = {query: execution}
+    return SimpleNamespace(sharedState=lambda: SimpleNamespace(activeStreamingQueries=lambda: queries))

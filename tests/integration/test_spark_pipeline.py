@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -222,6 +224,52 @@ def test_two_sources_each_as_a_dataframe(spark: SparkSession, store: Store, tmp_
     origins = sorted(one.source for one in quarantine.waiting(store, "join/refunded.quarantine"))
     assert origins == ["shop/orders", "shop/refunds"]
     assert (tmp_path / "store.checkpoints" / "join" / "refunded").is_dir()
+
+
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_results_that_change_are_in_tables_once(spark: SparkSession, store: Store, tmp_path: Path, mode: str) -> None:
+    """With a replay: of the second batch, whose end Spark did not log, and whose state it wants to be written again."""
+    from deltalake import DeltaTable
+    from pyspark.sql import functions as F
+
+    from detent.spark import to_sql
+
+    url = f"sqlite:///{tmp_path}/counts.db"
+    with contextlib.closing(sqlite3.connect(tmp_path / "counts.db")) as connection:
+        connection.execute("CREATE TABLE counts (Customer TEXT PRIMARY KEY, n INTEGER)")
+    pipeline = Pipeline("p", store=store.url, checkpoints=tmp_path / "checkpoints")
+
+    schema = "Customer STRING NOT NULL"
+
+    def counted(orders: DataFrame) -> DataFrame:
+        return orders.groupBy("Customer").agg(F.count("*").alias("n"))
+
+    merge = ["Customer"] if mode == "update" else None
+    pipeline.table(read="orders", path=tmp_path / "counts", merge_on=merge, mode=mode, json=schema)(counted)
+    pipeline.stream(read="orders", write=to_sql(url, "counts", merge_on=merge), mode=mode, name="sql", json=schema)(
+        counted
+    )
+    expected: Counter[str] = Counter()
+    for customers in ("aab", "bcc", "a"):
+        store.journal("orders").append_many([b'{"Customer": "%s"}' % one.encode() for one in customers])
+        store.journal("orders").append(b"{}")
+        expected.update(customers)
+        for _ in range(2):
+            summary = run(pipeline, once=True)
+            assert [state.error for state in summary.states] == ["", ""]
+            rows = DeltaTable(tmp_path / "counts").to_pyarrow_table().to_pylist()
+            assert sorted((row["Customer"], row["n"]) for row in rows) == sorted(expected.items())
+            with contextlib.closing(sqlite3.connect(tmp_path / "counts.db")) as connection:
+                assert dict(connection.execute("SELECT * FROM counts")) == expected
+            for commits in (tmp_path / "checkpoints").glob("p/*/commits"):
+                newest = max(path.name for path in commits.iterdir() if path.name.isdigit())
+                for path in (commits / newest, commits / f".{newest}.crc"):
+                    path.unlink(missing_ok=True)
+    assert (
+        quarantine.info(store, "p/sql.quarantine").waiting
+        == quarantine.info(store, "p/counted.quarantine").waiting
+        == 3
+    )
 
 
 # -- running on, stopping, failing ----------------------------------------------------------------------------------

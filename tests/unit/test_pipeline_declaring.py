@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from detent.errors import Exists, Invalid
+from detent.spark import to_delta
 from detent.spark.pipeline import Pipeline, queue
 from detent.spark.pipeline_stream import (
     MESSAGES_MAX,
@@ -119,7 +120,8 @@ def test_parameters_with_defaults_are_the_functions_own() -> None:
         ({"start": "yesterday"}, "earliest, latest"),
         ({"start": 7}, "earliest"),
         ({"read": queue("q"), "start": "latest"}, "reads no journal"),
-        ({"mode": "complete"}, "append, update"),
+        ({"mode": "all"}, "append, update, complete"),
+        ({"mode": "complete"}, "writes to paid in complete mode"),
         ({"every": "soon"}, "no duration"),
         ({"max_messages": 0}, "from 1 on"),
         ({"max_messages": True}, "from 1 on"),
@@ -187,3 +189,19 @@ print(sorted(name for name in ("pyspark", "pandas", "pyarrow") if name in sys.mo
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "[]"
+
+
+def test_update_mode_into_a_table_names_the_key() -> None:
+    pipeline = Pipeline("p")
+    with pytest.raises(Invalid, match="merge_on"):
+        pipeline.table(read="a", path="t", mode="update")(one)
+    with pytest.raises(Invalid, match="merge_on"):
+        pipeline.stream(read="a", write=to_delta("t"), mode="update")(one)
+    for bad in ("id", [1]):
+        with pytest.raises(Invalid, match="merge_on is a list"):
+            pipeline.table(read="a", path="t", merge_on=bad)  # type: ignore[arg-type]
+    pipeline.table(read="a", path="t", mode="update", merge_on=["id"], name="one")(one)
+    pipeline.stream(read="a", write=to_delta("u", merge_on=["id"]), mode="update", name="two")(one)
+    pipeline.table(read="a", path="v", mode="complete", name="three")(one)
+    pipeline.stream(read="a", write="b", mode="update", name="four")(one)
+    assert len(pipeline.streams) == 4

@@ -31,13 +31,13 @@ def store(tmp_path: Path) -> Iterator[detent.Store]:
     opened.close_all()
 
 
-def frame(*ids: int, query: str | None = "query", run: str = "run") -> Any:
+def frame(*ids: int, query: str | None = "query", run: str = "run", **kind: str) -> Any:
     """A batch in two partitions."""
     batches = [
         pa.RecordBatch.from_pydict({"id": part, "name": [f"n{number}" for number in part]})
         for part in (ids[: len(ids) // 2], ids[len(ids) // 2 :])
     ]
-    return Frame(SCHEMA, *([batch] for batch in batches), query=query, run=run)
+    return Frame(SCHEMA, *([batch] for batch in batches), query=query, run=run, **kind)
 
 
 def ids(store: detent.Store, journal: str) -> list[int]:
@@ -112,6 +112,39 @@ def test_what_the_store_refuses_leaves_nothing_in_it(store: detent.Store) -> Non
     store.sweep(grace="0s")
     once(store, "shop", to_journal("a"))(frame(1), 0)
     assert ids(store, "a") == [1]
+
+
+def test_a_replay_of_a_batch_with_state_is_computed_and_changes_nothing(store: detent.Store) -> None:
+    """Spark fails a batch whose state was not written."""
+    write = once(store, "shop", to_journal("a"))
+    first = frame(1)
+    write(first, 0)
+    assert (first.computed, first.kept) == (0, [])
+    write = once(store, "shop", to_journal("a"))
+    stateful = frame(2, run="later", plan="StateStoreSave [id#1], state info [ checkpoint = file:/x")
+    write(stateful, 1)
+    assert (stateful.computed, stateful.kept) == (1, [True, False])
+    again = frame(2, run="later", plan="state info [ checkpoint = file:/x")
+    write(again, 1)
+    assert (again.computed, again.jobs, ids(store, "a")) == (1, 0, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("mode", "sink", "says"),
+    [
+        ("Update", to_delta("t"), "update mode"),
+        ("Update", to_sql("sqlite:///x", "t"), "update mode"),
+        ("Complete", to_journal("b"), "complete mode"),
+        ("Complete", to_queue("b"), "complete mode"),
+    ],
+)
+def test_an_output_mode_that_a_sink_cannot_write_is_refused_before_anything(
+    store: detent.Store, mode: str, sink: Any, says: str
+) -> None:
+    have: list[str] = []
+    with pytest.raises(Invalid, match=says):
+        once(store, "shop", Noted(have), sink)(frame(1, mode=mode), 0)
+    assert (have, store.ledgers()) == ([], [])
 
 
 def test_several_sinks_see_the_same_rows(store: detent.Store) -> None:

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from detent.errors import DetentError, Invalid, LimitExceeded, Unavailable
+from detent.errors import Corrupt, DetentError, Invalid, LimitExceeded, Unavailable
 from detent.extras import install_command
 from detent.spark import delta_files, once_delta, to_delta
 from detent.spark.once_batch import BatchKey
@@ -46,8 +46,8 @@ def rows(*ids: int | None, days: list[str | None] | None = None) -> Any:
     return pa.RecordBatch.from_arrays(columns, names=["id", "day"])
 
 
-def frame(*ids: int, **options: Any) -> Any:
-    return Frame(SCHEMA, [rows(*ids, **options)], [])
+def frame(*ids: int, mode: str = "Append", **options: Any) -> Any:
+    return Frame(SCHEMA, [rows(*ids, **options)], [], mode=mode)
 
 
 def ids(path: Path) -> list[int]:
@@ -336,3 +336,124 @@ def test_without_the_library_it_is_told_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(__import__("sys").modules, "deltalake", None)
     with pytest.raises(DetentError, match=re.escape(install_command("delta"))):
         to_delta("/x")
+
+
+# -- merging ----------------------------------------------------------------------------------------------------
+
+
+def pairs(path: Path) -> list[tuple[int, str]]:
+    return sorted((row["id"], row["day"]) for row in DeltaTable(path).to_pyarrow_table().to_pylist())
+
+
+def test_a_merged_batch_replaces_rows_by_key_once(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    sink = to_delta(path, merge_on=["id"])
+    sink.write(frame(1, 2, days=["a", "b"]), KEY)
+    sink.write(frame(2, 3, days=["B", "C"]), KEY._replace(batch=1))
+    again = frame(2, 3, days=["x", "y"])
+    sink.write(again, KEY._replace(batch=1, run="later"))
+    sink.write(frame(1, days=["late"]), KEY)  # a driver that was asleep
+    assert (pairs(path), again.jobs) == ([(1, "a"), (2, "B"), (3, "C")], 0)
+    version = DeltaTable(path).version()
+    sink.write(frame(), KEY._replace(batch=2))
+    assert DeltaTable(path).version() == version, "a batch without rows commits nothing"
+
+
+def test_the_last_row_of_a_key_counts(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    first, second = rows(1, 2, 1, days=["a", "b", "c"]), rows(2, 3, days=["d", "e"])
+    to_delta(path, merge_on=["id"]).write(Frame(SCHEMA, [first], [second]), KEY)  # type: ignore[arg-type]
+    assert pairs(path) == [(1, "c"), (2, "d"), (3, "e")]
+
+
+def test_a_key_without_a_value_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    with pytest.raises(Invalid, match="1 rows have no id"):
+        to_delta(path, merge_on=["id"]).write(Frame(SCHEMA, [rows(1, None)]), KEY)  # type: ignore[arg-type]
+    with pytest.raises(Invalid, match="merge_on names the column number"):
+        to_delta(path, merge_on=["number"]).write(frame(1), KEY)
+    assert ids(path) == []
+
+
+def test_rows_are_merged_on_several_columns_of_a_partitioned_table(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    sink = to_delta(path, merge_on=["id", "day"], partition_by="day")
+    sink.write(frame(1, 1, 2, days=["a", "b", "a"]), KEY)
+    sink.write(frame(1, 2, days=["a", "b"]), KEY._replace(batch=1))
+    assert pairs(path) == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
+
+
+def test_of_two_drivers_that_merge_one_batch_one_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "table"
+    sink = to_delta(path, merge_on=["id"])
+    sink.write(frame(1, days=["a"]), KEY)
+    batch, collect = KEY._replace(batch=1), once_delta.collect
+
+    def slowly(found: Any) -> Any:
+        monkeypatch.setattr(once_delta, "collect", collect)
+        to_delta(path, merge_on=["id"]).write(frame(1, days=["first"]), batch)  # the other driver
+        return collect(found)
+
+    monkeypatch.setattr(once_delta, "collect", slowly)
+    sink.write(frame(1, days=["second"]), batch)
+    assert pairs(path) == [(1, "first")]
+
+
+def test_others_that_write_while_a_batch_is_merged_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "table"
+    sink = to_delta(path, merge_on=["id"])
+    sink.write(frame(1, days=["a"]), KEY)
+    collect = once_delta.collect
+
+    def slowly(found: Any) -> Any:
+        write_deltalake(path, pa.table(rows(7, days=["theirs"])), mode="append")
+        return collect(found)
+
+    monkeypatch.setattr(once_delta, "collect", slowly)
+    sink.write(frame(1, 7, days=["b", "ours"]), KEY._replace(batch=1))
+    assert pairs(path) == [(1, "b"), (7, "ours")]
+
+
+def test_a_file_that_a_power_failure_took_is_not_taken_for_written(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    sink = to_delta(path, merge_on=["id"])
+    sink.write(frame(1), KEY)
+    (file,) = DeltaTable(path).file_uris()
+    Path(file).write_bytes(b"")
+    with pytest.raises(Corrupt, match=r"power failure cut a commit off.*/_delta_log/0+1\.json") as caught:
+        sink.write(frame(1), KEY)
+    Path(re.findall(r"Delete that commit, (\S+),", str(caught.value))[0]).unlink()
+    sink.write(frame(1), KEY)
+    assert ids(path) == [1]
+
+
+def test_complete_mode_replaces_the_table(tmp_path: Path) -> None:
+    for sink in (to_delta(tmp_path / "a"), to_delta(tmp_path / "b", merge_on=["id"])):
+        sink.write(frame(1, 2, mode="Complete"), KEY)
+        sink.write(frame(2, 3, mode="Complete"), KEY._replace(batch=1))
+    assert ids(tmp_path / "a") == ids(tmp_path / "b") == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mode", "says"),
+    [
+        ({}, "update", "say which columns name a row"),
+        ({"mode": "append"}, "update", "say which columns name a row"),
+        ({"mode": "append"}, "complete", "get all rows again"),
+    ],
+)
+def test_an_output_mode_that_leaves_wrong_rows_is_refused(arguments: Any, mode: str, says: str) -> None:
+    with pytest.raises(Invalid, match=says):
+        to_delta("table", **arguments).check_mode(mode)
+    for fits in ("", "append", "update", "complete"):
+        to_delta("table", merge_on=["id"]).check_mode(fits)
+
+
+def test_arguments_that_do_not_go_together_are_refused() -> None:
+    for arguments in ({"merge_on": "id"}, {"merge_on": []}, {"merge_on": ["id", "id"]}, {"merge_on": [1]}):
+        with pytest.raises(Invalid, match="merge_on"):
+            to_delta("table", **arguments)
+    with pytest.raises(Invalid, match="leave mode out"):
+        to_delta("table", mode="append", merge_on=["id"])

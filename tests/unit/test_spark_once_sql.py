@@ -56,10 +56,10 @@ def sqlite(tmp_path: Path) -> Database:
     return Database(f"sqlite:///{tmp_path}/shop.db")
 
 
-def frame(*ids: int) -> Any:
+def frame(*ids: int, name: str = "n", mode: str = "Append") -> Any:
     half = len(ids) // 2
-    parts = [pa.RecordBatch.from_pydict({"id": part, "name": ["n"] * len(part)}) for part in (ids[:half], ids[half:])]
-    return Frame(SCHEMA, *([part] for part in parts if part.num_rows), [])
+    parts = [pa.RecordBatch.from_pydict({"id": part, "name": [name] * len(part)}) for part in (ids[:half], ids[half:])]
+    return Frame(SCHEMA, *([part] for part in parts if part.num_rows), [], mode=mode)
 
 
 def insert(connection: Any, rows: Any) -> None:
@@ -236,3 +236,62 @@ def test_times_arrive_in_utc(database: Database) -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([moment], pa.timestamp("us", tz="Asia/Tokyo"))], names=["at"])
     to_sql(database.url, "times").write(Frame(StructType([StructField("at", TimestampType())]), [batch]), KEY)  # type: ignore[arg-type]
     assert str(database.execute("SELECT at FROM times")[0][0]).removesuffix(".000000") == "2026-01-31 12:00:00"
+
+
+# -- merging ----------------------------------------------------------------------------------------------------
+
+
+def named(database: Database) -> list[Any]:
+    return database.execute("SELECT id, name FROM orders ORDER BY id")
+
+
+def test_a_merged_batch_replaces_rows_by_key_once(database: Database) -> None:
+    sink = to_sql(database.url, "orders", merge_on=["id"])
+    sink.write(frame(1, 2, name="a"), KEY)
+    sink.write(frame(2, 3, name="b"), KEY._replace(batch=1))
+    sink.write(frame(1, 2, name="again"), KEY)
+    assert named(database) == [(1, "a"), (2, "b"), (3, "b")]
+
+
+def test_the_last_row_of_a_key_counts(database: Database) -> None:
+    parts = [pa.RecordBatch.from_pydict({"id": [1, 2], "name": [name, name]}) for name in ("first", "last")]
+    to_sql(database.url, "orders", merge_on=["id"]).write(Frame(SCHEMA, *([part] for part in parts)), KEY)  # type: ignore[arg-type]
+    assert named(database) == [(1, "last"), (2, "last")]
+
+
+def test_keys_alone_are_merged_too(database: Database) -> None:
+    database.execute("INSERT INTO orders VALUES (1, 'kept')")
+    schema = StructType([StructField("id", LongType())])
+    batch = pa.RecordBatch.from_pydict({"id": [1, 2]})
+    to_sql(database.url, "orders", merge_on=["id"]).write(Frame(schema, [batch]), KEY)  # type: ignore[arg-type]
+    assert named(database) == [(1, "kept"), (2, None)]
+
+
+def test_a_key_without_a_value_or_an_index_is_refused(database: Database) -> None:
+    batch = pa.RecordBatch.from_pydict({"id": pa.array([1, None], pa.int64()), "name": ["n", "n"]})
+    with pytest.raises(Invalid, match="1 rows have no id"):
+        to_sql(database.url, "orders", merge_on=["id"]).write(Frame(SCHEMA, [batch]), KEY)  # type: ignore[arg-type]
+    sink = to_sql(database.url, "orders", merge_on=["name"])
+    with pytest.raises(Invalid, match="no unique index on name") as caught:
+        sink.write(frame(1), KEY)
+    assert (database.ids(), database.ledger()) == ([], [])
+    database.execute(str(caught.value).partition("Create it: ")[2])
+    sink.write(frame(1, name="x"), KEY)
+    sink.write(frame(2, name="x"), KEY._replace(batch=1))
+    assert named(database) == [(2, "x")]
+
+
+def test_complete_mode_replaces_all_rows(database: Database) -> None:
+    sink = to_sql(database.url, "orders")
+    sink.write(frame(1, 2, mode="Complete"), KEY)
+    sink.write(frame(2, 3, mode="Complete"), KEY._replace(batch=1))
+    assert database.ids() == [2, 3]
+
+
+def test_update_mode_without_a_key_is_refused() -> None:
+    with pytest.raises(Invalid, match="the table orders would get them as further rows"):
+        to_sql("sqlite:///x", "orders").check_mode("update")
+    to_sql("sqlite:///x", "orders", merge_on=["id"]).check_mode("update")
+    to_sql("sqlite:///x", write=insert).check_mode("update")
+    with pytest.raises(Invalid, match="merges by itself"):
+        to_sql("sqlite:///x", write=insert, merge_on=["id"])

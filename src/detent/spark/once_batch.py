@@ -19,6 +19,7 @@ from detent.ledger import EnterLedger
 from detent.ledger.entering import enter
 from detent.spark.batch_input import UNKNOWN, checkpoint_of, input_of
 from detent.spark.identity import QUERY_PROPERTY, RUN_PROPERTY
+from detent.spark.once_query import COMPLETE
 from detent.store import Store
 from detent.transaction import Transaction
 
@@ -61,6 +62,10 @@ class ExternalSink(ABC):
         """Where it keeps its record; None if it keeps none."""
         return None
 
+    def check_mode(self, mode: str) -> None:
+        """Refuse an output mode of Spark's whose rows it would keep wrongly. Not every query says its mode."""
+        del mode
+
     @abstractmethod
     def write(self, batch: DataFrame, key: BatchKey) -> None:
         """Let a batch take effect, unless it did before."""
@@ -68,6 +73,14 @@ class ExternalSink(ABC):
 
 class EngineSink(ABC):
     """A sink in the store. What all of them stage takes effect in one transaction."""
+
+    def check_mode(self, mode: str) -> None:
+        """Refuse complete mode, which writes the whole result with each batch: what is in a store only grows."""
+        if mode == COMPLETE:
+            raise Invalid(
+                "a stream in complete mode writes its whole result with each batch, and journals and queues would get "
+                'all rows again: use outputMode("update") or "append"'
+            )
 
     @abstractmethod
     def stage(self, batch: DataFrame, url: str) -> list[Any]:

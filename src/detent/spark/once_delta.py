@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -42,9 +42,13 @@ from pyspark.sql.types import (
 from detent import crash
 from detent.errors import Invalid, Unavailable
 from detent.extras import install_command
-from detent.spark.delta_files import FilePlan, WrittenFile, sync_folder, write_files
+from detent.spark.delta_files import FilePlan, sync_folder, write_files
+from detent.spark.delta_merge import merge_rows, sync_files
 from detent.spark.once_batch import BatchKey, ExternalSink, Place, Select, check_select, in_tasks, selected
 from detent.spark.once_mark import delta_has, delta_marks
+from detent.spark.once_merge import check_mode, key_columns, one_row_a_key
+from detent.spark.once_query import APPEND, COMPLETE, output_mode
+from detent.spark.once_sql import collect
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -54,6 +58,11 @@ COMMIT_ATTEMPTS: Final = 5
 
 CHECKPOINT_INTERVAL: Final = "10"
 """Commits between checkpoints of a table that is made here: every batch opens the table, and reads the log since."""
+
+OVERWRITE: Final = "overwrite"
+
+Change = Callable[["DeltaTable", Any], None]
+"""What a commit does to a table, with the properties that name the batch."""
 
 _NUMBERS: Final = (ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType, DecimalType)
 _PLAIN: Final = (BooleanType, BinaryType, DateType, TimestampType, TimestampNTZType, *_NUMBERS)
@@ -67,32 +76,43 @@ _COMPUTED: Final = ("delta.invariants", "delta.generationExpression", "delta.ide
 def to_delta(
     path: str | os.PathLike[str],
     *,
-    mode: str = "append",
+    mode: str | None = None,
+    merge_on: Iterable[str] | None = None,
     partition_by: Iterable[str] | str | None = None,
     select: Select = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> ExternalSink:
-    """A sink that appends each batch to a Delta table, or with ``mode="overwrite"`` replaces the table by it, which is
-    for ``outputMode("complete")``. A table that is not there is made, with the batch's columns.
+    """A sink that appends each batch to a Delta table. With `merge_on`, columns such as ``["id"]``, a row replaces the
+    one with the same key, if there is one; see `once_merge` for null and repeated keys. In complete mode, or with
+    ``mode="overwrite"``, each batch replaces the table. One that is not there is made, with the batch's columns.
 
     `path` is a folder or a URL such as ``s3://bucket/table``, for which `storage_options` are passed on to `deltalake`.
     Tasks write the files, so on a cluster a folder must be the same for all. Files that were written and not committed,
     by a task that was repeated or a batch that was, stay until ``DeltaTable(path).vacuum(full=True)``.
     """
     columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by or ())
-    return _ToDelta(_uri_of(path), mode, columns, select, dict(storage_options or {}))
+    return _ToDelta(_uri_of(path), mode, key_columns(merge_on), columns, select, dict(storage_options or {}))
 
 
 class _ToDelta(ExternalSink):
     def __init__(
-        self, uri: str, mode: str, partition_by: tuple[str, ...], select: Select, storage: dict[str, str]
+        self,
+        uri: str,
+        mode: str | None,
+        merge_on: tuple[str, ...],
+        partition_by: tuple[str, ...],
+        select: Select,
+        storage: dict[str, str],
     ) -> None:
-        if mode not in {"append", "overwrite"}:
+        if mode not in {None, APPEND, OVERWRITE}:
             raise Invalid(f"the mode of to_delta is append or overwrite, not {mode!r}")
+        if mode is not None and merge_on:
+            raise Invalid("merge_on says how rows come into the table: leave mode out")
         check_select(select)
         deltalake_module()
         self._uri = uri
         self._mode = mode
+        self._merge_on = merge_on
         self._partition_by = partition_by
         self._select = select
         self._storage = storage
@@ -101,20 +121,49 @@ class _ToDelta(ExternalSink):
     def place(self) -> Place:
         return Place(f"the Delta table {self._uri}")
 
+    def check_mode(self, mode: str) -> None:
+        check_mode(mode, self._merge_on, self._mode, f"the Delta table {self._uri}")
+
     def write(self, batch: DataFrame, key: BatchKey) -> None:
+        overwrite = self._mode == OVERWRITE or output_mode(batch) == COMPLETE
         rows = selected(batch, self._select)
         table = self._open(rows.schema)
         application = f"detent:{key.name}:{key.query}"
-        is_new = not delta_has(table, application, key, self._uri)
+        is_new, version = not delta_has(table, application, key, self._uri), table.version()
         if is_new:
-            plan = self._plan(table, rows.schema)
-            files = [file for task in in_tasks(rows, partial(write_files, plan)) for file in task]
-            if files or self._mode == "overwrite":
+            merges = self._merge_on and not overwrite
+            mode = OVERWRITE if overwrite else APPEND
+            change = self._merging(table, rows) if merges else self._adding(table, rows, mode)
+            if change is not None:
                 crash.point("spark.once.delta_before_commit")
-                self._commit(table, application, key, files)
+                self._commit(table, application, key, change)
                 crash.point("spark.once.delta_after_commit")
+        elif self._merge_on and is_local(self._uri):
+            sync_files(table, Path(self._uri))
         if is_local(self._uri):
-            sync_log(Path(self._uri), table.version() if is_new else 0)
+            sync_log(Path(self._uri), version if is_new else 0)
+
+    def _adding(self, table: DeltaTable, rows: DataFrame, mode: str) -> Change | None:
+        """How files that tasks write come into the table, beside what is there or in its place."""
+        plan = self._plan(table, rows.schema)
+        files = [file for task in in_tasks(rows, partial(write_files, plan)) for file in task]
+        if not files and mode == APPEND:
+            return None
+        delta = deltalake_module()
+        adds = [delta.transaction.AddAction(**file._asdict(), data_change=True) for file in files]
+
+        def change(table: DeltaTable, properties: Any) -> None:
+            table.create_write_transaction(
+                adds, mode, table.schema(), table.metadata().partition_columns, commit_properties=properties
+            )
+
+        return change
+
+    def _merging(self, table: DeltaTable, rows: DataFrame) -> Change | None:
+        """How rows come into the table in the place of those with the same keys."""
+        plan = self._plan(table, rows.schema)
+        found = one_row_a_key(collect(rows), self._merge_on)
+        return partial(merge_rows, plan, found, self._merge_on) if found.num_rows else None
 
     def _open(self, schema: StructType) -> DeltaTable:
         delta = deltalake_module()
@@ -150,21 +199,13 @@ class _ToDelta(ExternalSink):
         required = tuple(field["name"] for field in fields if not field["nullable"])
         return FilePlan(self._uri, self._storage, tuple(kinds), partitions, required)
 
-    def _commit(self, table: DeltaTable, application: str, key: BatchKey, files: list[WrittenFile]) -> None:
-        """Commit files, from the view of the table in which the batch was not there."""
+    def _commit(self, table: DeltaTable, application: str, key: BatchKey, change: Change) -> None:
+        """Change the table, from the view of it in which the batch was not there."""
         delta = deltalake_module()
-        adds = [delta.transaction.AddAction(**file._asdict(), data_change=True) for file in files]
         for _ in range(COMMIT_ATTEMPTS):
             marks = [delta.Transaction(*mark) for mark in delta_marks(application, key)]
-            properties = delta.CommitProperties(app_transactions=marks)
             try:
-                table.create_write_transaction(
-                    adds,
-                    self._mode,
-                    table.schema(),
-                    table.metadata().partition_columns,
-                    commit_properties=properties,
-                )
+                change(table, delta.CommitProperties(app_transactions=marks))
             except delta.exceptions.CommitFailedError as error:
                 failure = error
             else:

@@ -6,7 +6,7 @@ drivers with the same batch one waits for the other, and then changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
@@ -20,6 +20,8 @@ from detent.errors import Invalid, LimitExceeded, NotFound
 from detent.extras import install_command
 from detent.spark.once_batch import BatchKey, ExternalSink, Place, Select, check_select, in_tasks, selected
 from detent.spark.once_mark import INPUTS_TABLE, inputs_table, sql_has, sql_mark
+from detent.spark.once_merge import check_mode, key_columns, one_row_a_key
+from detent.spark.once_query import COMPLETE, output_mode
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Table
@@ -43,6 +45,7 @@ def to_sql(
     table: str | None = None,
     *,
     write: Write | None = None,
+    merge_on: Iterable[str] | None = None,
     select: Select = None,
     label: str = "",
 ) -> ExternalSink:
@@ -52,14 +55,19 @@ def to_sql(
     >>> to_sql("postgresql+psycopg://shop@db/shop", write=merge_orders, label="orders")
 
     `engine` is a URL of SQLAlchemy's, or a function that answers an engine; it is asked for each batch. With a `table`,
-    which must exist, rows are inserted by the names of their columns. With `write`, the function gets the connection
-    and all rows of the batch as a `pyarrow.Table`, and does whatever belongs to the batch; it neither commits nor rolls
-    back. The table ``detent_ledger`` is made if it is not there. `label` tells sinks apart that write to one database
-    under one name; for a table it is the table, unless said.
+    which must exist, rows are inserted by the names of their columns. With `merge_on`, columns such as ``["id"]`` on
+    which the table has a primary key or a unique index, a row replaces the one with the same key; see `once_merge` for
+    null and repeated keys. In complete mode each batch replaces all rows of the table.
+
+    With `write`, the function gets the connection and all rows of the batch as a `pyarrow.Table`, and does whatever
+    belongs to the batch; it neither commits nor rolls back. The table ``detent_ledger`` is made if it is not there.
+    `label` tells sinks apart that write to one database under one name; for a table it is the table, unless said.
     """
     if (table is None) == (write is None):
         raise Invalid("to_sql takes a table to insert into, or write=function: one of the two")
-    return _ToSql(engine, table, write, select, label)
+    if write is not None and merge_on is not None:
+        raise Invalid("merge_on is for a table: a function that writes merges by itself")
+    return _ToSql(engine, table, write, key_columns(merge_on), select, label)
 
 
 class _ToSql(ExternalSink):
@@ -68,6 +76,7 @@ class _ToSql(ExternalSink):
         engine: str | Callable[[], Engine],
         table: str | None,
         write: Write | None,
+        merge_on: tuple[str, ...],
         select: Select,
         label: str,
     ) -> None:
@@ -80,6 +89,7 @@ class _ToSql(ExternalSink):
         self._engine = engine
         self._table = table
         self._write = write
+        self._merge_on = merge_on
         self._select = select
         self._label = label or table or ""
 
@@ -87,7 +97,12 @@ class _ToSql(ExternalSink):
     def place(self) -> Place:
         return Place(f"the row {self._label!r} of {LEDGER_TABLE}", self._engine)
 
+    def check_mode(self, mode: str) -> None:
+        if self._write is None:
+            check_mode(mode, self._merge_on, None, f"the table {self._table}")
+
     def write(self, batch: DataFrame, key: BatchKey) -> None:
+        write = self._write or (self._replace if output_mode(batch) == COMPLETE else self._insert)
         rows = selected(batch, self._select)
         with self._open() as connection, connection.begin():
             _require_transactions(connection)
@@ -97,7 +112,7 @@ class _ToSql(ExternalSink):
         found = collect(rows)  # before the transaction: others wait for its locks
         with self._open() as connection, _undivided(connection):
             if _enter(connection, ledger, self._label, key):
-                (self._write or self._insert)(connection, found)
+                write(connection, found)
                 crash.point("spark.once.sql_before_commit")
         crash.point("spark.once.sql_after_commit")
 
@@ -114,6 +129,12 @@ class _ToSql(ExternalSink):
         with engine.connect() as connection:
             yield connection
 
+    def _replace(self, connection: Connection, rows: Any) -> None:
+        """The rows are all that the table is to have."""
+        assert self._table is not None
+        connection.execute(_reflected(connection, self._table).delete())
+        self._insert(connection, rows)
+
     def _insert(self, connection: Connection, rows: Any) -> None:
         assert self._table is not None
         table = _reflected(connection, self._table)
@@ -123,8 +144,13 @@ class _ToSql(ExternalSink):
                 f"the table {self._table} has no column {', '.join(unknown)}, but {', '.join(table.columns.keys())}: "
                 "select what fits, with select=[...]"
             )
+        statement = table.insert()
+        if self._merge_on:
+            rows = one_row_a_key(rows, self._merge_on)
+            _require_unique(connection, table, self._merge_on)
+            statement = merging(connection.dialect.name, table, self._merge_on, rows.column_names)
         for first in range(0, rows.num_rows, INSERT_ROWS):
-            connection.execute(table.insert(), rows.slice(first, INSERT_ROWS).to_pylist())
+            connection.execute(statement, rows.slice(first, INSERT_ROWS).to_pylist())
 
 
 def _sqlalchemy() -> ModuleType:
@@ -147,6 +173,37 @@ def _reflected(connection: Connection, name: str) -> Table:
             f"there is no table {name!r} in the database: create it first, with the columns it is to have"
         ) from None
     return table
+
+
+def merging(dialect: str, table: Table, keys: tuple[str, ...], names: Iterable[str]) -> Any:
+    """The statement that inserts a row, or replaces these columns of the one with its key."""
+    insert = getattr(_sqlalchemy().dialects, dialect).insert(table)
+    others = {name: insert.excluded[name] for name in names if name not in keys}
+    where = [table.c[name] for name in keys]
+    if not others:
+        return insert.on_conflict_do_nothing(index_elements=where)
+    return insert.on_conflict_do_update(index_elements=where, set_=others)
+
+
+def _require_unique(connection: Connection, table: Table, keys: tuple[str, ...]) -> None:
+    """Without an index that is unique a database cannot tell that a key is there."""
+    inspector = _sqlalchemy().inspect(connection)
+    found = [inspector.get_pk_constraint(table.name, table.schema).get("constrained_columns") or []]
+    found += [one["column_names"] for one in inspector.get_unique_constraints(table.name, table.schema)]
+    found += [one["column_names"] for one in inspector.get_indexes(table.name, table.schema) if _is_whole(one)]
+    if not any(set(columns) == set(keys) for columns in found):
+        quote = connection.dialect.identifier_preparer.quote
+        index = quote(f"{table.name}_by_{'_'.join(keys)}")
+        raise Invalid(
+            f"the table {table.fullname} has no unique index on {', '.join(keys)}, which merge_on needs. Create it: "
+            f"CREATE UNIQUE INDEX {index} ON {table.fullname} ({', '.join(map(quote, keys))})"
+        )
+
+
+def _is_whole(index: Any) -> bool:
+    """Whether an index is unique over all rows."""
+    partial_index = any(option.endswith("_where") for option in index.get("dialect_options", {}))
+    return bool(index["unique"]) and not partial_index and None not in index["column_names"]
 
 
 # -- the ledger -------------------------------------------------------------------------------------------------
@@ -289,6 +346,6 @@ def _packed(rows_max: int, bytes_max: int, batches: Iterator[Any]) -> bytes | No
 def _check_size(rows: int, size: int, rows_max: int, bytes_max: int) -> None:
     if rows > rows_max or size > bytes_max:
         raise LimitExceeded(
-            f"a batch brings at most {rows_max} rows of {bytes_max} bytes together to a database: let the source give "
+            f"a batch brings at most {rows_max} rows of {bytes_max} bytes together to the driver: let the source give "
             "fewer rows a batch, or aggregate them first"
         )

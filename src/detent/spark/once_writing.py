@@ -30,6 +30,7 @@ from detent.spark.once_batch import (
     key_of,
     selected,
 )
+from detent.spark.once_query import QueryKind, compute, query_kind
 from detent.spark.opened import opened
 from detent.store import Store
 
@@ -63,6 +64,7 @@ class Once:
         self._name = name
         self._sinks = sinks
         self._store = store if isinstance(store, Store) and server is None else None
+        self._kinds: dict[str, QueryKind] = {}
         _check_sinks(sinks)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -71,9 +73,12 @@ class Once:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         key = key_of(self._name, batch, batch_id)
         store = self._store or opened(self._owner_url, "client")
+        kind = self._kind(batch, key)
         if is_entered(store, key):
+            if kind.keeps_state:
+                compute(batch)
             return
-        with _kept(batch, len(self._sinks)):
+        with _kept(batch, len(self._sinks), kind.keeps_state):
             # Nothing that is staged has an effect yet, and rows that do not fit are found before anything has.
             staged = [(sink, sink.stage(batch, self._url)) for sink in self._sinks if isinstance(sink, EngineSink)]
             crash.point("spark.once.after_stage")
@@ -101,17 +106,30 @@ class Once:
             raise
         return True
 
+    def _kind(self, batch: DataFrame, key: BatchKey) -> QueryKind:
+        """What the query is like. A run of it has one kind; sinks refuse one that they cannot write."""
+        kind = self._kinds.get(key.run)
+        if kind is None:
+            kind = query_kind(batch)
+            for sink in self._sinks:
+                sink.check_mode(kind.mode)
+            self._kinds = {key.run: kind}
+        return kind
+
 
 @contextlib.contextmanager
-def _kept(batch: DataFrame, sinks: int) -> Iterator[None]:
+def _kept(batch: DataFrame, sinks: int, keeps_state: bool) -> Iterator[None]:
     """Compute a batch once for several sinks. Computed anew for each, what is not a pure function of the input, such as
-    ``uuid()`` or ``current_timestamp()``, would tell each another story."""
-    if sinks == 1:
+    ``uuid()`` or ``current_timestamp()``, would tell each another story. With state it is computed in any case: sinks
+    that have the batch do not ask for its rows."""
+    if sinks == 1 and not keeps_state:
         yield
         return
     batch.persist()
     try:
         yield
+        if keeps_state:
+            compute(batch)
     finally:
         batch.unpersist()
 

@@ -107,9 +107,10 @@ class Pipeline:
         only if the schema says NOT NULL.
 
         `start` is where the first run begins in the journals: "earliest" (unless told), "latest", or a time. `mode` is
-        Spark's output mode, "append" or "update". `every` sets a pace, such as "10s"; left out, a batch begins as soon
-        as there is something to read. `max_messages` bounds a batch. With `fail_on_loss` set to False the stream goes
-        on where messages it has not read were trimmed away.
+        Spark's output mode: "append", "update" for results that change, which tables take with `merge_on`, or
+        "complete" for tables that each batch replaces. `every` sets a pace, such as "10s"; left out, a batch begins as
+        soon as there is something to read. `max_messages` bounds a batch. With `fail_on_loss` set to False the stream
+        goes on where messages it has not read were trimmed away.
         """
         settings = StreamSettings.of(start, mode, every, max_messages, fail_on_loss)
 
@@ -124,20 +125,25 @@ class Pipeline:
         *,
         read: Read,
         path: str | Path,
+        merge_on: list[str] | None = None,
         partition_by: list[str] | None = None,
         name: str | None = None,
         json: Schema | None = None,
         start: str | None = None,
+        mode: str = "append",
         every: Duration | None = None,
         max_messages: int | None = None,
         fail_on_loss: bool = True,
     ) -> Callable[[Function], Function]:
         """Declare a stream into a Delta table: the rows that the function answers are appended, each batch once.
 
+        With `merge_on`, columns such as ``["id"]``, a row replaces the one with the same key, if there is one. Rows of
+        ``mode="update"`` need that; with ``mode="complete"`` each batch replaces the table.
+
         The other arguments are those of :meth:`stream`.
         """
-        settings = StreamSettings.of(start, "append", every, max_messages, fail_on_loss)
-        sink = Delta.at(path, partition_by)
+        settings = StreamSettings.of(start, mode, every, max_messages, fail_on_loss)
+        sink = Delta.at(path, partition_by, merge_on)
 
         def declare(function: Function) -> Function:
             self._add(function, name, read, (sink,), json, settings)

@@ -21,8 +21,8 @@ MESSAGES_MAX: Final = 1_000_000
 PUBLISHED_MAX: Final = 20_000
 """The same for streams into queues: all that a batch publishes passes through the owner in one transaction."""
 
-MODES: Final = ("append", "update")
-"""Complete is left out: it writes the whole result again with each batch, and journals only grow."""
+MODES: Final = ("append", "update", "complete")
+"""Spark's output modes. Complete writes the whole result again with each batch, so it is for tables alone."""
 
 QUARANTINE: Final = ".quarantine"
 PART_MAX: Final = 64
@@ -74,16 +74,27 @@ class Delta:
 
     path: str
     partition_by: tuple[str, ...] = ()
+    merge_on: tuple[str, ...] = ()
 
     @classmethod
-    def at(cls, path: str | Path, partition_by: list[str] | None) -> Delta:
+    def at(cls, path: str | Path, partition_by: list[str] | None, merge_on: list[str] | None = None) -> Delta:
         """A table by its path, checked."""
         text = str(path)
         if not text.strip():
             raise Invalid('a table has a path, for example "./tables/paid" or "s3://bucket/paid"')
         if isinstance(partition_by, str) or not all(isinstance(column, str) for column in partition_by or []):
             raise Invalid(f'partition_by is a list of columns such as ["day"], not {partition_by!r}')
-        return cls(text, tuple(partition_by or []))
+        if isinstance(merge_on, str) or not all(isinstance(column, str) for column in merge_on or []):
+            raise Invalid(f'merge_on is a list of the columns that name a row, such as ["id"], not {merge_on!r}')
+        return cls(text, tuple(partition_by or []), tuple(merge_on or []))
+
+    def check_mode(self, mode: str) -> None:
+        """Refuse update mode, whose rows replace earlier ones, unless it is said which ones."""
+        if mode == "update" and not self.merge_on:
+            raise Invalid(
+                f"rows in update mode replace earlier ones, and {self} would get them as further rows: say which "
+                'columns name a row, with merge_on=["id"]'
+            )
 
     def __str__(self) -> str:
         return f"table {self.path}"
@@ -197,10 +208,12 @@ class Stream:
         return [*self.outputs, *([self.quarantine] if self.quarantine else [])]
 
     def check(self) -> None:
-        """Refuse a start for queues, which have none; and a stream that reads what it writes: each message would make
-        another one, for ever."""
+        """Refuse a start for queues, which have none; an output mode that an output cannot take; and a stream that
+        reads what it writes: each message would make another one, for ever."""
         if self.settings.start != EARLIEST and not any(isinstance(source, Journal) for source in self.sources):
             raise Invalid(f"the stream {self.name!r} reads no journal, so it cannot start at {self.settings.start!r}")
+        for output in self.outputs:
+            _check_mode(self.name, self.settings.mode, output)
         for source in self.sources:
             for target in self.targets:
                 if source.reads(target):
@@ -337,6 +350,19 @@ def _schemas(name: str, parameters: list[str], json: Schema | None) -> dict[str,
 
 
 # -- what is written ------------------------------------------------------------------------------------------------
+
+
+def _check_mode(name: str, mode: str, output: Output) -> None:
+    if isinstance(output, Journal | Queue):
+        if mode == "complete":
+            raise Invalid(
+                f"the stream {name!r} writes to {output} in complete mode, which writes the whole result with each "
+                'batch: what is in a store only grows; use mode="update" or "append"'
+            )
+        return
+    check = output.check_mode if isinstance(output, Delta) else getattr(output.sink, "check_mode", None)
+    if check is not None:
+        check(mode)
 
 
 def outputs_of(write: Write) -> tuple[Output, ...]:

@@ -36,7 +36,7 @@ def writer_of(url: str, stream: Stream, frames: Frames) -> DataStreamWriter:
     _check(stream, frames.result)
     sinks = [_sink(stream, output) for output in stream.outputs]
     if stream.quarantine is not None:
-        sinks.append(to_journal(stream.quarantine.name, select=rejected_of))
+        sinks.append(_Rejected(to_journal(stream.quarantine.name, select=rejected_of)))
     writer = joined(frames).writeStream.outputMode(stream.settings.mode)
     return writer.foreachBatch(once(url, stream.full_name, *sinks))
 
@@ -72,7 +72,8 @@ def _sink(stream: Stream, output: Output) -> Sink:
     if isinstance(output, Queue):
         return to_queue(output.name, select=_then(published_of))
     if isinstance(output, Delta):
-        return _External(to_delta(output.path, partition_by=list(output.partition_by) or None))
+        keys, columns = list(output.merge_on) or None, list(output.partition_by) or None
+        return _External(to_delta(output.path, merge_on=keys, partition_by=columns))
     assert isinstance(output, Custom)
     inner = output.sink
     return _Engine(inner) if isinstance(inner, EngineSink) else _External(inner)
@@ -92,8 +93,27 @@ class _External(ExternalSink):
     def place(self) -> Place | None:
         return self._inner.place
 
+    def check_mode(self, mode: str) -> None:
+        self._inner.check_mode(mode)
+
     def write(self, batch: DataFrame, key: BatchKey) -> None:
         self._inner.write(rows_of(result_of(batch)), key)
+
+
+class _Rejected(EngineSink):
+    """The quarantine. In every output mode its rows are those of the batch alone."""
+
+    def __init__(self, inner: EngineSink) -> None:
+        self._inner = inner
+
+    def check_mode(self, mode: str) -> None:
+        del mode
+
+    def stage(self, batch: DataFrame, url: str) -> list[Any]:
+        return self._inner.stage(batch, url)
+
+    def add(self, store: Store, transaction: Transaction, staged: list[Any]) -> None:
+        self._inner.add(store, transaction, staged)
 
 
 class _Engine(EngineSink):
@@ -101,6 +121,9 @@ class _Engine(EngineSink):
 
     def __init__(self, inner: EngineSink) -> None:
         self._inner = inner
+
+    def check_mode(self, mode: str) -> None:
+        self._inner.check_mode(mode)
 
     def stage(self, batch: DataFrame, url: str) -> list[Any]:
         return self._inner.stage(rows_of(result_of(batch)), url)

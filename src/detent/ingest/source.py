@@ -9,8 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
+from detent.engine import MALFORMED
 from detent.errors import Corrupt, Invalid
 from detent.ingest.committer import BATCH, DATA_FOLDER
 from detent.ingest.config import IngestConfig
@@ -66,7 +68,7 @@ def _own(location: Path, name: str, owner: str) -> None:
     except OSError as error:
         raise Invalid(f"the table {location} cannot be made: {error}") from error
     try:
-        found = json.loads(mark.read_bytes())
+        found = _read_mark(mark)
     except FileNotFoundError:
         if any(BATCH.fullmatch(path.name) for path in folder.iterdir()):
             raise Invalid(
@@ -74,11 +76,16 @@ def _own(location: Path, name: str, owner: str) -> None:
                 "that it was made with"
             ) from None
         _write_mark(mark, json.dumps({"ingest": name, "owner": owner}).encode())
-        found = json.loads(mark.read_bytes())  # another pipeline may have been faster
-    except ValueError:
-        raise Corrupt(f"{mark} is no JSON, and says whose table this is") from None
+        found = _read_mark(mark)  # another pipeline may have been faster
     if found.get("owner") != owner:
         raise Invalid(f"the table {location} is that of the ingest {found.get('ingest')!r}: name another folder")
+
+
+def _read_mark(mark: Path) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(mark.read_bytes(), type=dict[str, str])
+    except MALFORMED as error:
+        raise Corrupt(f"{mark} says whose table this is, and cannot be read: {error}") from error
 
 
 def _write_mark(mark: Path, content: bytes) -> None:

@@ -478,6 +478,10 @@ def deleted_and_listed(d: Damage) -> None:
     d.put(records.DELETED.key(u32(d.id("plain"))), b"plain")
 
 
+NO_TEXT = b"\x91\x91\xa1\xff"
+"""An answer with a text that is not UTF-8."""
+
+
 def twice_answered(d: Damage) -> None:
     value = encode_answers([(b"s" * 16, 0, 7, b"\x91\x91\xa4Done")], 1)
     d.put(ANSWERS.key(u64(900)), value)
@@ -559,6 +563,7 @@ DAMAGES: list[tuple[Callable[[Damage], None], str]] = [
     (lambda d: d.put(ANSWERS.key(u64(900)), b"short"), "answers, at byte"),
     (lambda d: d.put(ANSWERS.key(u64(900), b"x"), b""), "answers key, at byte"),
     (lambda d: d.put(ANSWERS.key(u64(900)), encode_answers([(b"s" * 16, 0, 7, b"?")], 1)), "does not decode"),
+    (lambda d: d.put(ANSWERS.key(u64(900)), encode_answers([(b"s" * 16, 0, 7, NO_TEXT)], 1)), "does not decode"),
     (lambda d: d.put(ANSWERS.key(u64(900)), encode_answers([(b"s" * 16, 8, 7, b"\x91\x90")], 1)), "its own floor 8"),
     (lambda d: d.put(EXPIRED.raw, b"short"), "expired sessions, at byte"),
     (lambda d: d.put(PROVED_SINCE.raw, b"short"), "producers are proved, at byte"),

@@ -404,6 +404,9 @@ def test_a_log_that_cannot_be_read_plainly_is_left_to_the_library(tmp_path: Path
     (log / "_last_checkpoint").write_text('{"version": 1, "size": 3, "parts": 2}')
     assert delta_log._read(log, 1, wanted) is None
     assert known_applications(table, log, wanted) == {f"app-{one}" for one in range(4)}
+    for damaged in (b"", b"[]", b'{"version": 1', b'{"version": "x"}', b'{"version": "\xff"}', b"[" * 100_000):
+        (log / "_last_checkpoint").write_bytes(damaged)
+        assert delta_log._read(log, 1, wanted) is None
     (log / "_last_checkpoint").unlink()
     (log / f"{0:020d}.json").rename(log / "elsewhere")
     assert delta_log._read(log, 1, wanted) is None

@@ -13,7 +13,7 @@ from pyspark.sql.types import DoubleType, LongType, StringType, StructField, Str
 from sqlalchemy import Engine, event, insert, select, update
 
 import postgresserver
-from detent.errors import Invalid, NotFound
+from detent.errors import Corrupt, Invalid, NotFound
 from detent.ingest import metastore, schemas, source, steering
 from detent.ingest.config import IngestConfig
 from detent.ingest.metastore import transact
@@ -75,6 +75,16 @@ def enter(engine: Engine, *rows: tuple[str, str, float], name: str = "orders") -
 def left(engine: Engine, name: str = "orders") -> list[str]:
     with engine.connect() as connection:
         return list(connection.execute(select(SHARDS.c.uri).where(SHARDS.c.source == name).order_by("uri")).scalars())
+
+
+@pytest.mark.parametrize("damaged", [b"", b"[]", b"{", b'{"owner": 1}', b'"\\xff"', b"[" * 100_000], ids=len)
+def test_mark_of_a_table_that_cannot_be_read_is_corrupt(engine: Engine, tmp_path: Path, damaged: bytes) -> None:
+    mine = config(table=str(tmp_path / "marked"))
+    source.register(engine, mine)
+    (mark,) = (tmp_path / "marked").rglob(source.OWNER_FILE)
+    mark.write_bytes(damaged)
+    with pytest.raises(Corrupt, match="cannot be read"):
+        source.register(engine, mine)
 
 
 # -- what may not change ---------------------------------------------------------------------------------------------

@@ -378,6 +378,13 @@ class TestFragments:
         with pytest.raises(Fenced, match="horizon"):
             world.commit(ops.AdoptFragments("j", [late]))
 
+    def test_writer_whose_clock_is_slow_is_told_by_how_much(self, world: World) -> None:
+        """Writing again helps only with a right clock."""
+        world.commit(ops.RaiseHorizon(world.now_ms - DAY))
+        slow = self.write(world, b"new", at_ms=world.now_ms - 2 * DAY)
+        with pytest.raises(Fenced, match=f"begun {DAY // 1000} s before .* whose clock is right"):
+            world.commit(ops.AdoptFragments("j", [slow]))
+
     def test_trimmed_and_deleted_journals_leave_their_fragments_to_the_sweeper(self, world: World) -> None:
         refs = [self.write(world, b"%d" % i) for i in range(3)]
         world.commit(ops.AdoptFragments("j", refs[:2]), ops.AdoptFragments("k", refs[2:]))

@@ -165,6 +165,13 @@ def test_headers_of_other_producers_stop_nobody(headers: dict[str, str]) -> None
     assert attributes.unpack(b"body", headers)[0] == b"body"
 
 
+@pytest.mark.parametrize(
+    "behind", [b"\x91\x94\xa1\xff\xa1t\xa1v\xc0", b"\x91\x94\xa1n\xa1t", b"\xc1", b"\x91" * 10_000], ids=len
+)
+def test_payloads_of_other_producers_stop_nobody(behind: bytes) -> None:
+    assert attributes.unpack(b"body" + behind, {BODY: "4"}) == (b"body" + behind, {})
+
+
 def test_consumers_choose_attributes_by_name_and_by_beginning() -> None:
     have = {name: Attribute("String", "x") for name in ("a", "foo.a", "foo.b", "food")}
     assert set(attributes.wanted(have, [])) == set()

@@ -10,6 +10,7 @@ import msgspec
 
 from detent.codec.values import ByteReader
 from detent.engine.ownertime import TIME, Recorded
+from detent.engine.request import MALFORMED
 from detent.engine.sessions import ANSWERS, EXPIRED, PROVED_SINCE, SECRET, decode_answers, decode_secret, decode_since
 from detent.errors import Corrupt
 from detent.kv import View
@@ -173,6 +174,6 @@ def _is_answer(answer: bytes) -> bool:
     """Whether these bytes are a list of results; which ones, only the layers above could say."""
     try:
         results = msgspec.msgpack.decode(answer, type=list[list[object]])
-    except (msgspec.DecodeError, RecursionError):
+    except MALFORMED:
         return False
     return bool(results)

@@ -6,15 +6,16 @@ files. So the log is read here once: the last checkpoint's column of ids, and th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from detent.engine import MALFORMED
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -28,6 +29,13 @@ class _Action(msgspec.Struct):
     txn: _Txn | None = None
 
 
+class _Pointer(msgspec.Struct, rename="camel"):
+    version: Annotated[int, msgspec.Meta(ge=0)]
+    parts: int | None = None
+    v2_checkpoint: Any = None
+
+
+_pointer: Final = msgspec.json.Decoder(_Pointer)
 _action: Final = msgspec.json.Decoder(_Action)
 
 
@@ -47,7 +55,7 @@ def _read(log: Path, version: int, wanted: Collection[str]) -> frozenset[str] | 
         first, found = _in_checkpoint(log, version, wanted)
         for number in range(first, version + 1):
             found |= _in_commit(log / f"{number:020d}.json", wanted)
-    except (FileNotFoundError, KeyError, msgspec.DecodeError, pa.ArrowInvalid):
+    except (FileNotFoundError, KeyError, pa.ArrowInvalid, *MALFORMED):
         return None  # cleaned up meanwhile, or in parts: the library knows all ways of writing a log
     return frozenset(found)
 
@@ -57,9 +65,9 @@ def _in_checkpoint(log: Path, version: int, wanted: Collection[str]) -> tuple[in
     pointer = log / "_last_checkpoint"
     if not pointer.exists():
         return 0, set()
-    last: dict[str, Any] = json.loads(pointer.read_bytes())
-    at = int(last["version"])
-    if at > version or last.get("parts") or last.get("v2Checkpoint"):
+    last = _pointer.decode(pointer.read_bytes())
+    at = last.version
+    if at > version or last.parts or last.v2_checkpoint:
         raise KeyError(at)
     # The column by itself, and no table: making one imports pandas.
     rows = pq.read_table(log / f"{at:020d}.checkpoint.parquet", columns=["txn"]).column("txn")

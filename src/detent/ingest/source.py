@@ -11,9 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
 from detent.durations import no_shorter_text, span_text
+from detent.engine import MALFORMED
 from detent.errors import Corrupt, Invalid
 from detent.ingest.committer import BATCH, DATA_FOLDER
 from detent.ingest.config import IngestConfig
@@ -85,14 +87,18 @@ def _note_mark(connection: Connection, source: str) -> None:
 
 def owner_of(location: Path) -> str | None:
     """The owner that a table's folder is marked with; None if there is no mark."""
+    found = _read_mark(location)
+    return None if found is None else str(found.get("owner"))
+
+
+def _read_mark(location: Path) -> dict[str, str] | None:
     mark = location / DATA_FOLDER / OWNER_FILE
     try:
-        found = json.loads(mark.read_bytes())
+        return msgspec.json.decode(mark.read_bytes(), type=dict[str, str])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError:
-        raise Corrupt(f"{mark} is not JSON, and says whose table this is") from None
-    return str(found.get("owner"))
+    except MALFORMED as error:
+        raise Corrupt(f"{mark} says whose table this is, and cannot be read: {error}") from error
 
 
 def _own(location: Path, name: str, owner: str) -> None:
@@ -103,15 +109,16 @@ def _own(location: Path, name: str, owner: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Invalid(f"the table {location} cannot be made: {error}") from error
-    if owner_of(location) is None:
+    found = _read_mark(location)
+    if found is None:
         if has_batches(location):
             raise Invalid(
                 f"{folder} has data of an ingest that this database does not know: name another table, or the database "
                 "that it was made with"
             )
         _write_mark(mark, json.dumps({"ingest": name, "owner": owner}).encode())
-    if owner_of(location) != owner:  # another pipeline may have been faster
-        found = json.loads(mark.read_bytes())
+        found = _read_mark(location) or {}  # another pipeline may have been faster
+    if found.get("owner") != owner:
         raise Invalid(f"the table {location} is that of the ingest {found.get('ingest')!r}: name another folder")
 
 

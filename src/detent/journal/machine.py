@@ -328,7 +328,11 @@ class JournalMachine:
                 if self.fragment(ref.id, view) is not None:
                     raise Exists(f"fragment {ref.id.hex()} was adopted before")
                 if fragments.created_ms(ref.id) < self.horizon_ms:
-                    raise Fenced(f"fragment {ref.id.hex()} was begun before the sweeper's horizon: write it again")
+                    behind_s = (self.horizon_ms - fragments.created_ms(ref.id)) // 1_000
+                    raise Fenced(
+                        f"fragment {ref.id.hex()} was begun {behind_s} s before the sweeper's horizon, by the clock of "
+                        "the machine that wrote it: write it again, on a machine whose clock is right"
+                    )
                 record = Fragment(state.id, ref.rows, ref.size, ref.checksum, state.next_offset, context.now_ms)
                 self.write(key, record.encode(), context)
                 state.commit_run(0, ref.rows, ref.id)

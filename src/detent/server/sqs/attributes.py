@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from detent.engine import MALFORMED
 from detent.queue.operations import HEADER_BYTES_MAX, HEADERS_MAX
 from detent.server.sqs.errors import INVALID_CONTENTS, Refused, invalid_value
 
@@ -237,7 +238,7 @@ def unpack(payload: bytes, headers: Mapping[str, str]) -> tuple[bytes, dict[str,
     length = int(size) if size.isascii() and size.isdigit() and len(size) < 10 else len(payload)
     try:
         behind = _BEHIND.decode(payload[length:])
-    except msgspec.DecodeError:
+    except MALFORMED:
         return payload, found  # another producer's header of this name: one message must not stop a whole queue
     found.update((name, Attribute(data_type, text, data)) for name, data_type, text, data in behind)
     return payload[:length], found

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from detent.engine import MALFORMED
 from detent.queue.operations import LABEL_NAME_BYTES_MAX
 
 ATTRIBUTE: Final = "sqs:"
@@ -32,7 +33,7 @@ def tags_of(labels: Labels) -> dict[str, str]:
         elif name.startswith(LONG_TAG):
             try:
                 key, text = _PAIR.decode(value)
-            except msgspec.DecodeError:
+            except MALFORMED:
                 continue  # somebody else's label
             found[key] = text
     return found

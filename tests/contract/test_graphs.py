@@ -540,7 +540,8 @@ def test_recreated_input_of_a_running_graph_shows_at_once_and_stops_it(store: St
         assert live.status()[0].error == ""
         live.start()
         live.settle()
-        assert (values(live, "x"), live.status()[0].error) == ([0, 1, 2, 10, 11], "")
+        assert values(live, "x") == [0, 1, 2, 10, 11]
+        eventually(lambda: (live.status()[0].status, live.status()[0].error) == ("running", ""), what="the report")
 
 
 def test_a_processor_whose_progress_was_deleted_does_not_begin_anew_by_itself(store: Store) -> None:

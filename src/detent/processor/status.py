@@ -129,7 +129,7 @@ def _status(
 ) -> ProcessorStatus:
     inputs = _inputs(live, _positions(live, name, record, declared=declared), _journals(shard, record))
     said, error = _said(shard, record), _what_is_gone(name, inputs)
-    if error and said == "running":
+    if error and said in {"starting", "running"}:
         said = "failed"  # it is about to notice
     if not error and shard is not None and said == "failed":
         error = shard.error

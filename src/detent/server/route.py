@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
-from detent.durations import milliseconds
+from detent.durations import Duration, milliseconds
 from detent.errors import Denied, Invalid, LimitExceeded
 from detent.server import tracing
 from detent.server.access import RIGHTS, Caller, Kind, Right
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 ARROW: Final = "application/vnd.apache.arrow.stream"
 
 IDEMPOTENCY_KEY: Final = "idempotency-key"
+
+
+def query_duration(text: str) -> Duration:
+    """A duration in a query, where a number of seconds is text as well."""
+    is_number = text.isascii() and text.replace(".", "", 1).isdigit()
+    return duration(float(text) if is_number else text)
+
 
 Body = TypeVar("Body")
 Query = TypeVar("Query")
@@ -61,15 +68,17 @@ class Call(Generic[Body, Query]):
 
     def wait_ms(self, wait: str | float | None) -> int:
         """How long the caller wants to wait; `LimitExceeded` if that is too long for a connection to stay silent."""
-        wanted = 0 if wait is None else milliseconds(duration(wait))
+        return self._checked_ms(None if wait is None else duration(wait))
+
+    def _checked_ms(self, wait: Duration | None) -> int:
+        wanted = 0 if wait is None else milliseconds(wait)
         if wanted > self.service.wait_ms_max:
             raise LimitExceeded(f"a request waits at most {self.service.wait_ms_max} ms, not {wanted}: ask again then")
         return wanted
 
     def query_wait_ms(self, wait: str | None) -> int:
         """The same for a query, where a number of seconds is text as well."""
-        is_number = wait is not None and wait.isascii() and wait.replace(".", "", 1).isdigit()
-        return self.wait_ms(float(wait) if wait is not None and is_number else wait)
+        return self._checked_ms(None if wait is None else query_duration(wait))
 
     def poll(self, wait_ms: int) -> Poll:
         """Wait for something, as long as the caller does."""

@@ -47,8 +47,8 @@ def document(*arguments: str) -> Any:
 
 
 QUEUE_COMMANDS = [
-    "create", "configure", "rm", "ls", "info", "publish", "claim", "ack", "fail", "extend", "failed", "redrive",
-    "purge", "pause", "resume", "stats", "readers", "release",
+    "create", "configure", "rm", "ls", "info", "publish", "claim", "ack", "fail", "extend", "messages", "failed",
+    "redrive", "purge", "pause", "resume", "stats", "readers", "release",
 ]  # fmt: skip
 
 
@@ -390,6 +390,25 @@ def fail_some(store: detent.Store, count: int) -> None:
         message.fail("first", delay="0s")
     for message in queue.claim(count, consumer="me"):
         message.fail(f"bad\x1b[2J {message.id}", final=True)
+
+
+def test_messages_are_listed_without_a_claim(store: detent.Store, url: str) -> None:
+    fail_some(store, 3)
+    store.queue("q").publish(b"a\x1b[2Jb" + b"c" * 100, headers={"tier": "gold"})
+    store.queue("q").claim(consumer="me")
+    listed = document("queue", "messages", url, "q", "--payload-bytes", "10")
+    assert [(one["id"], one["state"]) for one in listed["messages"]] == [
+        (3, "in flight"), (0, "failed"), (1, "failed"), (2, "failed"),
+    ]  # fmt: skip
+    assert (listed["messages"][0]["payload"], listed["messages"][0]["size"]) == ("a\x1b[2Jbcccc", 106)
+    first = document("queue", "messages", url, "q", "--limit", "2")
+    rest = document("queue", "messages", url, "q", "--cursor", first["cursor"], "--state", "failed")
+    assert ([one["id"] for one in rest["messages"]], rest["cursor"]) == ([1, 2], None)
+    text = ok("queue", "messages", url, "q", "--filter", 'headers.tier == "gold"', "--state", "in flight").decode()
+    assert "in flight" in text
+    assert "a\\x1b[2Jb" in text
+    assert len(text.splitlines()) == 2
+    assert "has no state" in refused("queue", "messages", url, "q", "--state", "lost", code=1)
 
 
 def test_dead_letters_tell_where_they_came_from(store: detent.Store, url: str) -> None:

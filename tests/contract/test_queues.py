@@ -935,6 +935,39 @@ class TestFailed:
         assert records(store, queue_records.ATTEMPTS) == []
 
 
+class TestPeek:
+    def test_look_shows_every_message_and_changes_nothing(self, store: Store, queue: Queue) -> None:
+        queue.publish_many([detent.Outgoing(b"%d" % n * 100, {"n": str(n)}) for n in range(5)])
+        queue.publish(b"late", delay="1h")
+        one, two = queue.claim(2, lease="1h", consumer="me")
+        two.fail("boom", final=True)
+        checkpoint(store)
+        before = records(store, Prefix())
+        page = queue.peek(3, payload_bytes=10)
+        rest = queue.peek(cursor=page.cursor)
+        found = [*page.messages, *rest.messages]
+        states = ["in flight", "available", "available", "available", "delayed", "failed"]
+        assert ([message.state for message in found], rest.cursor) == (states, None)
+        assert [message.payload for message in page.messages] == [b"0" * 10, b"2" * 10, b"3" * 10]
+        assert (page.messages[0].size, page.messages[0].consumer, page.messages[0].attempts) == (100, "me", 1)
+        assert (found[-1].message, found[-1].reason, found[-1].headers["n"]) == (two.id, "boom", "1")
+        chosen = queue.peek(filter="has(headers.n) && int(headers.n) > 2", states="available").messages
+        assert [message.headers["n"] for message in chosen] == ["3", "4"]
+        assert records(store, Prefix()) == before
+        one.ack()
+
+    def test_async_look_is_the_same(self, url: str, store: Store, queue: Queue) -> None:
+        queue.publish_many([b"one", b"two"])
+
+        async def scenario(other: AsyncStore) -> None:
+            page = await other.queue("q").peek(1)
+            rest = await other.queue("q").peek(cursor=page.cursor, older_than="0s")
+            assert [message.payload for message in (*page.messages, *rest.messages)] == [b"one", b"two"]
+            assert (await other.queue("q").peek(newer_than="1h", states=["done"])).messages == []
+
+        run(url, scenario)
+
+
 class TestDeadLetters:
     def test_a_dead_letter_queue_keeps_what_comes_for_its_own_time(self, store: Store) -> None:
         dead, queue = store.queue("dead"), store.queue("q")

@@ -376,6 +376,39 @@ def test_failed_messages_are_paged_driven_again_and_purged(server: HttpServer) -
     refused(client.get("/v1/queues/none/failed"), 404, "NotFound")
 
 
+def test_messages_of_a_queue_are_shown_without_a_claim(server: HttpServer) -> None:
+    client = server.client
+    good(client.put("/v1/queues/q", json={}), 201)
+    texts = ["é" * 10, "x", "y"]
+    sent = [{"payload": text, "headers": {"n": str(n), "priority": str(n)}} for n, text in enumerate(texts)]
+    good(client.post("/v1/queues/q/messages", json=sent))
+    (held,) = claim(server)
+    url = "/v1/queues/q/messages"
+    before = snapshot(server)
+    page = good(client.get(url, params={"limit": 2, "payload_bytes": 5}))
+    rest = good(client.get(url, params={"cursor": page["cursor"]}))
+    assert [one["id"] for one in (*page["messages"], *rest["messages"])] == [0, 1, 2]
+    assert (rest["cursor"], page["messages"][0]["state"]) == (None, "in flight")
+    assert (page["messages"][0]["payload"], page["messages"][0]["size"]) == ("éé", 20)
+    for options, expected in (
+        ({"state": "available,failed"}, [1, 2]), ({"priority": 2}, [2]), ({"filter": 'headers.n == "1"'}, [1]),
+        ({"older_than": "3600"}, []), ({"newer_than": "1h"}, [0, 1, 2]), ({"state": "in flight"}, [0]),
+    ):  # fmt: skip
+        assert [one["id"] for one in good(client.get(url, params=options))["messages"]] == expected, options
+    for wrong in (
+        {"state": "lost"},
+        {"limit": 0},
+        {"limit": 1001},
+        {"cursor": "x"},
+        {"filter": "("},
+        {"priority": 256},
+    ):
+        refused(client.get(url, params=wrong), 400, "Invalid")
+    refused(client.get("/v1/queues/none/messages"), 404, "NotFound")
+    assert snapshot(server) == before
+    good(client.post("/v1/queues/q/ack", json={"receipts": [held["receipt"]]}))
+
+
 def test_dead_letter_tells_where_it_came_from(server: HttpServer) -> None:
     client = server.client
     good(client.put("/v1/queues/dead", json={"max_attempts": 1}), 201)
@@ -997,6 +1030,7 @@ NEEDED: list[tuple[str, str, Any, str, str]] = [
     ("POST", "/v1/queues/{queue}/fail", {"receipt": "1-0-1"}, "consume", "queue"),
     ("POST", "/v1/queues/{queue}/extend", {"receipt": "1-0-1"}, "consume", "queue"),
     ("GET", "/v1/queues/{queue}/failed", None, "consume", "queue"),
+    ("GET", "/v1/queues/{queue}/messages", None, "consume", "queue"),
     ("POST", "/v1/queues/{queue}/redrive", {"all": True}, "admin", "queue"),
     ("POST", "/v1/queues/{queue}/purge", {"failed": True}, "admin", "queue"),
     ("DELETE", "/v1/queues/{queue}", None, "admin", "queue"),

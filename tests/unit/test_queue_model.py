@@ -106,7 +106,8 @@ SETTINGS_CHANGES = (
 )
 SMALL: dict[Any, dict[str, int]] = {
     holdings: {"CHUNK": 8, "SEGMENT_MESSAGES": 8},
-    checkpoint: {"RECORDS_MAX": 6, "DONE_PER_RECORD": 2},
+    checkpoint: {"RECORDS_MAX": 6},
+    records: {"DONE_PER_RECORD": 2},
     housekeeping: {"CATCH_UP_STEP": 3, "COLLECT_RECORDS": 3, "COLLECT_BUCKETS": 1},
     publishing: {"RECORD_MESSAGES_MAX": 3},
     ops: {"STEP_MESSAGES": 2},

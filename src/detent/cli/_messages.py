@@ -19,7 +19,7 @@ from detent.errors import Invalid
 
 if TYPE_CHECKING:
     from detent.journal import Message
-    from detent.queue import AttemptInfo, DeadLetter, Delivery, FailedMessage, MessageInfo, Outgoing
+    from detent.queue import AttemptInfo, DeadLetter, Delivery, FailedMessage, MessageInfo, Outgoing, QueuedMessage
 
 LINE_BYTES_MAX: Final = 64 << 20
 """The largest message is 16 MiB; in base64 inside JSON it stays far below this."""
@@ -304,6 +304,54 @@ def dead_letter_text(move: DeadLetter) -> str:
     tries = "1 attempt" if move.attempts == 1 else f"{move.attempts} attempts"
     why = line_text(move.reason) or "no reason"
     return f"given up by {line_text(move.queue)} {iso(move.moved)}, {tries}: {why}"
+
+
+def queued_fields(message: QueuedMessage) -> dict[str, Any]:
+    """A message of a queue, for programs."""
+    from detent.queue.info import whole_characters
+
+    times = {name: getattr(message, name) for name in ("created", "received", "expires")}
+    content: dict[str, Any] = {} if message.size is None else {"payload": _to_text(whole_characters(message))}
+    if message.uri is not None:
+        content = {"uri": message.uri}
+    return {
+        "id": message.message,
+        "state": message.state,
+        "at": iso(message.at),
+        "attempts": message.attempts,
+        "total_attempts": message.total_attempts,
+        "priority": message.priority,
+        "consumer": message.consumer,
+        "delivery": message.delivery,
+        "reason": message.reason,
+        **{name: None if time is None else iso(time) for name, time in times.items()},
+        "size": message.size,
+        "headers": message.headers,
+        **content,
+        "dead_letter": None if message.dead_letter is None else dead_letter_fields(message.dead_letter),
+    }
+
+
+def queued_row(message: QueuedMessage) -> list[str]:
+    """A message of a queue, for people: a row of a table."""
+    from detent.queue.info import whole_characters
+
+    data = whole_characters(message) if message.uri is None else message.uri.encode()
+    more = "..." if message.size is not None and message.size > len(data) else ""
+    headers = " ".join(f"{name}={value}" for name, value in sorted(message.headers.items()))
+    moved = "" if message.dead_letter is None else dead_letter_text(message.dead_letter)
+    remarks = [part for part in (message.consumer, message.reason) if part]
+    return [
+        str(message.message),
+        message.state,
+        iso(message.at),
+        str(message.total_attempts),
+        str(message.priority),
+        "-" if message.size is None else str(message.size),
+        line_text(data.decode(errors="replace")) + more,
+        line_text(headers),
+        "; ".join([*map(line_text, remarks), *([moved] if moved else [])]),
+    ]
 
 
 def print_dead_letters(moves: list[DeadLetter]) -> None:

@@ -24,6 +24,7 @@ from detent.cli._output import (
     note,
     print_fields,
     print_json,
+    print_table,
     progress_bar,
     time_text,
 )
@@ -32,8 +33,11 @@ from detent.cli.queue import contents_text, queue
 from detent.errors import NotFound
 
 if TYPE_CHECKING:
-    from detent.queue import Delivery, FailedMessage, Receipt
+    from detent.queue import Delivery, FailedMessage, QueuedMessage, Receipt
     from detent.store import Store
+
+PEEK_STEP = 500
+"""Messages that a list asks for at once."""
 
 
 # -- publishing -----------------------------------------------------------------------------------------------------
@@ -234,6 +238,71 @@ def extend(url: str, receipt: tuple[str, ...], lease: str | None, force: bool, a
     else:
         for line in until:
             click.echo(f"{line['receipt']} is held until {line['lease_until']}")
+
+
+# -- looking ----
+
+
+@queue.command()
+@takes_store("QUEUE")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    metavar="STATE",
+    help="Only messages that are available, delayed, blocked, 'in flight', assigned, failed or done; repeat it for "
+    "more.",
+)
+@click.option("--filter", metavar="CEL", help="Only those whose headers match, such as 'headers.tier == \"gold\"'.")
+@click.option("--priority", type=click.IntRange(0, 255), help="Only those of this priority.")
+@click.option("--older-than", metavar="DURATION", help="Only those that were published longer ago, such as 2h.")
+@click.option("--newer-than", metavar="DURATION", help="Only those that were published less long ago.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Show at most so many.")
+@click.option(
+    "--payload-bytes",
+    type=click.IntRange(0, 4096),
+    default=64,
+    show_default=True,
+    help="Show the first bytes of each payload; 0 shows none.",
+)
+@click.option("--cursor", metavar="CURSOR", help="Go on where an earlier list ended.")
+@force_option
+@json_option
+def messages(url: str, queue: str, limit: int, cursor: str | None, force: bool, as_json: bool, **wanted: Any) -> None:
+    """Look at a queue's messages without claiming them.
+
+    Nothing changes, and no attempt is counted. First come those that wait or are in flight, in the order in which they
+    came to the queue, then those that failed, then those that are done. If there are more, the cursor for the next ones
+    is on stderr; with --json it is in the document.
+
+    \b
+    Examples:
+      detent queue messages file:./data orders
+      detent queue messages file:./data orders --state 'in flight' --state blocked
+      detent queue messages file:./data orders --older-than 1h --filter 'headers.tier == "gold"'
+    """
+    found: list[QueuedMessage] = []
+    with open_for_writing(url, force=force) as store:
+        target = store.queue(queue)
+        while True:
+            page = target.peek(min(limit - len(found), PEEK_STEP), cursor=cursor, **wanted)
+            found += page.messages
+            cursor = page.cursor
+            if cursor is None or len(found) == limit:
+                break
+    _print_queued(queue, found, cursor, as_json)
+
+
+def _print_queued(queue: str, found: list[QueuedMessage], cursor: str | None, as_json: bool) -> None:
+    from detent.cli._messages import queued_fields, queued_row
+
+    if as_json:
+        print_json({"queue": queue, "messages": list(map(queued_fields, found)), "cursor": cursor})
+        return
+    columns = ["message", "state", "since or until", "attempts", "priority", "bytes", "payload", "headers", "remarks"]
+    print_table(columns, list(map(queued_row, found)))
+    if cursor is not None:
+        note(f"there are more: go on with --cursor {cursor}")
 
 
 # -- what failed ----------------------------------------------------------------------------------------------------

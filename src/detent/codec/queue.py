@@ -153,6 +153,9 @@ def _read_groups(reader: ByteReader, count: int) -> list[bytes | None]:
 
 DONE_MESSAGE: Final = np.dtype([("message", "<u8"), ("done_ms", "<i8"), ("attempts", "<u2")])
 
+DONE_PER_RECORD: Final = 50_000
+"""Done messages in one record."""
+
 
 EMPTY_ACTIVE: Final = bytes(4)
 EMPTY_ARRAY: Final = bytes(2)

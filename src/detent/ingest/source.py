@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
 from detent.durations import no_shorter_text, span_text
-from detent.engine import MALFORMED
+from detent.engine import MALFORMED as UNREADABLE
 from detent.errors import Corrupt, Invalid
 from detent.ingest.committer import BATCH, DATA_FOLDER
 from detent.ingest.config import IngestConfig
@@ -97,7 +97,7 @@ def _read_mark(location: Path) -> dict[str, str] | None:
         return msgspec.json.decode(mark.read_bytes(), type=dict[str, str])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except MALFORMED as error:
+    except UNREADABLE as error:
         raise Corrupt(f"{mark} says whose table this is, and cannot be read: {error}") from error
 
 

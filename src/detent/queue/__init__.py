@@ -48,7 +48,8 @@ Rare calls and questions:
 
     admin.py             queues made, changed, deleted, purged; failed messages redriven
     looking.py           descriptions, failed messages, where a message is
-    listing.py           a queue's messages, page by page
+    listing.py           a queue's messages, page by page, for programs that want them all
+    peeking.py           the same for people: by state, filter, priority and age, with the first bytes
     info.py              what these answer
 
 Durability and what is forgotten:
@@ -70,7 +71,9 @@ from detent.queue.info import (
     FailedMessage,
     MessageInfo,
     MessagePlace,
+    QueuedMessage,
     QueueInfo,
+    QueuePage,
     message_info,
     queue_info,
 )
@@ -102,7 +105,9 @@ __all__ = [
     "QueueInfo",
     "QueueMachine",
     "QueueOperations",
+    "QueuePage",
     "QueueReader",
+    "QueuedMessage",
     "ReaderInfo",
     "Receipt",
     "Worker",

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from detent import crash
 from detent.codec import published
 from detent.codec import queue as records
@@ -29,8 +27,6 @@ more than this; and what is published and done between two checkpoints is never 
 
 FREED_MAX: Final = 20_000
 """Records that wait to be removed; a checkpoint comes before there are more."""
-
-DONE_PER_RECORD: Final = 50_000
 
 
 def is_due(machine: QueueMachine, now_ms: int) -> bool:
@@ -153,13 +149,9 @@ def _write_attempts(state: QueueState, batch: Batch, view: View) -> None:
 
 
 def _write_done(state: QueueState, batch: Batch) -> None:
-    count = len(state.done_messages)
-    for start in range(0, count, DONE_PER_RECORD):
-        part = slice(start, start + DONE_PER_RECORD)
-        table = np.empty(len(state.done_messages[part]), records.DONE_MESSAGE)
-        table["message"] = state.done_messages[part]
-        table["done_ms"] = state.done_times[part]
-        table["attempts"] = state.done_attempts[part]
+    done = state.done_table()
+    for start in range(0, len(done), records.DONE_PER_RECORD):
+        table = done[start : start + records.DONE_PER_RECORD]
         last = int(table["done_ms"].max())
         batch.put(records.done_key(state.number, last, state.done_records), records.encode_done(table))
         state.done_records += 1

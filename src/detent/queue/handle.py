@@ -20,7 +20,7 @@ from detent.queue import calls
 from detent.queue import operations as ops
 from detent.queue.assignment import AssignmentReader, AsyncAssignmentReader, ReaderInfo, reader_info
 from detent.queue.calls import Message, Settings
-from detent.queue.info import FailedMessage, QueueInfo, failed_message, queue_info
+from detent.queue.info import FailedMessage, QueueInfo, QueuePage, failed_message, queue_info
 from detent.queue.message import AsyncDelivery, Delivery, Held, Published, ack_operations
 from detent.queue.reader import QueueReader
 from detent.queue.reader_operations import DescribeReaders
@@ -30,6 +30,9 @@ WAIT_SLICE_MS: Final = 5_000
 """A consumer that waits looks again this often, whatever it hears: the owner may have been replaced."""
 
 FAILED_PAGE: Final = 500
+
+PAYLOAD_BYTES: Final = 256
+"""The first bytes of a payload that a look into a queue shows, unless told otherwise."""
 
 READ_AT_ONCE_MAX: Final = 16
 """Messages whose content an event loop reads itself from a local file: that takes less than asking a thread to."""
@@ -257,6 +260,33 @@ class Queue(_QueueBase):
         if operations:
             self._store.commit(operations)
 
+    def peek(
+        self,
+        limit: int = 100,
+        *,
+        states: str | Iterable[str] | None = None,
+        filter: str | None = None,
+        priority: int | None = None,
+        older_than: Duration | None = None,
+        newer_than: Duration | None = None,
+        payload_bytes: int = PAYLOAD_BYTES,
+        cursor: str | None = None,
+    ) -> QueuePage:
+        """Look into the queue, page by page, without claiming: nothing changes, and no attempt is counted.
+
+        A page has up to `limit` messages (1,000 at most), with their headers and the first `payload_bytes` of their
+        payloads (4,096 at most; 0 reads none). Choose by `states` (available, delayed, blocked, in flight, assigned,
+        failed, done), by a `filter` for headers, by `priority`, by how long ago they were published. First come those
+        that are not failed or done, in the order in which they came to the queue; then the failed, then the done ones.
+
+        `page.cursor` is where the next page begins. It stays good while the queue changes: a message that stays where
+        it is, is on one page; one that moves on may be on two, or on none.
+        """
+        operation = calls.peek(
+            self.name, limit, states, filter, priority, older_than, newer_than, payload_bytes, cursor
+        )
+        return calls.queue_page(self.name, self._store.messages, operation, self._commit(operation))
+
     def failed(self) -> Iterator[FailedMessage]:
         """The failed messages, oldest first, with their reasons and attempts."""
         after, more = -1, True
@@ -438,6 +468,25 @@ class AsyncQueue(_QueueBase):
         operations = ack_operations(messages)
         if operations:
             await self._store.commit(operations)
+
+    async def peek(
+        self,
+        limit: int = 100,
+        *,
+        states: str | Iterable[str] | None = None,
+        filter: str | None = None,
+        priority: int | None = None,
+        older_than: Duration | None = None,
+        newer_than: Duration | None = None,
+        payload_bytes: int = PAYLOAD_BYTES,
+        cursor: str | None = None,
+    ) -> QueuePage:
+        """Look into the queue, page by page, without claiming; see :meth:`Queue.peek`."""
+        operation = calls.peek(
+            self.name, limit, states, filter, priority, older_than, newer_than, payload_bytes, cursor
+        )
+        page = await self._commit(operation)
+        return await asyncio.to_thread(calls.queue_page, self.name, self._store.messages, operation, page)
 
     async def failed(self) -> AsyncIterator[FailedMessage]:
         """The failed messages, oldest first, with their reasons and attempts."""

@@ -167,6 +167,45 @@ def failed_message(queue: str, entry: ops.FailedEntry, content: Content | None) 
 
 
 @dataclass(frozen=True, slots=True)
+class QueuedMessage:
+    """A message as `peek` shows it. `state`, `at`, `consumer`, `delivery` and `reason` are those of
+    :class:`MessagePlace`.
+
+    `payload` has the first bytes of `size`. Without a `size` the payload was not read, or is gone. Of a done message
+    nothing is known but its number, its attempts and when it was done. `dead_letter` is the last queue that gave the
+    message up, without its history: `store.message` has that.
+    """
+
+    message: int
+    queue: str
+    state: str
+    at: datetime
+    attempts: int
+    total_attempts: int
+    priority: int
+    consumer: str
+    delivery: int
+    reason: str
+    created: datetime | None
+    received: datetime | None
+    expires: datetime | None
+    headers: dict[str, str]
+    payload: bytes
+    size: int | None
+    uri: str | None
+    dead_letter: DeadLetter | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePage:
+    """Some messages of a queue. `cursor` says where the next page begins; None, if this was the last one. A page that
+    is not the last one may be empty, where a filter, an age or a state leaves most messages out."""
+
+    messages: list[QueuedMessage]
+    cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class MessagePlace:
     """Where a message is in one queue. `state` is available, delayed, blocked (by others of its group that came before
     it), in flight, assigned (to a reader), failed or done; `at` is when it becomes or became visible, when its lease
@@ -259,6 +298,19 @@ def dead_letters_of(moves: Iterable[ops.DeadLetterMove | Move]) -> list[DeadLett
         )
         for move in moves
     ]
+
+
+def whole_characters(message: QueuedMessage) -> bytes:
+    """The first bytes of a payload without the first bytes of a character, if it is text that was cut within one."""
+    data = message.payload
+    for cut in range(4 if message.size is not None and message.size > len(data) else 1):
+        part = data[: len(data) - cut]
+        try:
+            part.decode()
+        except UnicodeDecodeError:
+            continue
+        return part
+    return data
 
 
 def time_of(ms: int) -> datetime:

@@ -128,7 +128,7 @@ def list_messages(machine: QueueMachine, op: ListMessages, context: Context) -> 
     _check(op.after, op.limit)
     first, row = divmod(op.after + 1, state.size)
     found: list[ListedMessage] = []
-    for number in _numbers(state, first):
+    for number in bucket_numbers(state, first):
         room = op.limit + 1 - len(found)
         found += _listed(state, state.buckets[number], row if number == first else 0, room)
         if len(found) > op.limit:
@@ -136,7 +136,7 @@ def list_messages(machine: QueueMachine, op: ListMessages, context: Context) -> 
     return ListedMessages(state.number, found[: op.limit], len(found) > op.limit)
 
 
-def _numbers(state: QueueState, first: int) -> Iterator[int]:
+def bucket_numbers(state: QueueState, first: int) -> Iterator[int]:
     """The buckets from one on, in order. They mostly follow each other, and then nobody looks at them all."""
     number = first
     while number in state.buckets:
@@ -176,7 +176,7 @@ def list_done(machine: QueueMachine, op: ListDone, context: Context) -> Result:
     below, parts = op.below, []
     if below is None:
         below = state.done_records
-        parts.append(_done_lately(state))
+        parts.append(state.done_table().tobytes())
     start, end = records.queue_range(records.DONE, state.number)
     after = op.after or (0, 0)
     if op.after is not None:
@@ -196,14 +196,6 @@ def list_done(machine: QueueMachine, op: ListDone, context: Context) -> Result:
             size += len(value)
             after = done_ms, number
     return DoneMessages(state.number, b"".join(parts), after, below, more)
-
-
-def _done_lately(state: QueueState) -> bytes:
-    table = np.empty(len(state.done_messages), records.DONE_MESSAGE)
-    table["message"] = state.done_messages
-    table["done_ms"] = state.done_times
-    table["attempts"] = state.done_attempts
-    return table.tobytes()
 
 
 def list_attempts(machine: QueueMachine, op: ListAttempts, context: Context) -> Result:

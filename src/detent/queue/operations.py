@@ -388,6 +388,19 @@ class DeadLetterMove(msgspec.Struct, frozen=True, array_like=True):
     history: Sequence[Tried]
 
 
+class PeekedContent(msgspec.Struct, frozen=True, array_like=True):
+    """What a page shows of a stored message: the first bytes of its payload (or its URI), and how many it has; none if
+    they were not read, or are gone."""
+
+    headers: dict[str, str]
+    created_ms: int
+    received_ms: int
+    kind: int
+    size: int | None
+    data: bytes
+    move: DeadLetterMove | None = None
+
+
 class FailedEntry(msgspec.Struct, frozen=True, array_like=True):
     """A failed message, without its payload."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -11,7 +12,7 @@ from typing import Final, NamedTuple
 from detent.codec import log, published
 from detent.codec.keys import var_u64
 from detent.codec.log import SegmentMeta
-from detent.codec.published import LOG_KEY, NO_ENTRY, Entry, Metadata, PayloadRecord
+from detent.codec.published import BYTES_INLINE, LOG_KEY, NO_ENTRY, URI, Entry, Metadata, PayloadRecord
 from detent.codec.queue import ORIGIN, queue_key
 from detent.errors import Corrupt
 from detent.kv import Reader, View
@@ -80,6 +81,12 @@ class QueueReader:
                 about += part.about
             return Columns(kinds, payloads, about, payloads.count(None))
 
+    @contextmanager
+    def heads(self) -> Iterator[Heads]:
+        """Headers and the first bytes of payloads, of messages one after another."""
+        with self._reader.view() as view:
+            yield Heads(view, self._entry)
+
     def origins(self, queue: int, messages: Iterable[int]) -> dict[int, bytes]:
         """The records of where dead letters of a queue came from; of one that has left it there may be none."""
         with self._reader.view() as view:
@@ -131,6 +138,37 @@ class QueueReader:
         starts, heads = self._segments
         index = bisect_right(starts, record) - 1
         return None if index < 0 else view.get(heads[index] + var_u64(record - starts[index]))
+
+
+class Heads:
+    """Reads the headers and the first bytes of messages. `read` is how many bytes the last payload has cost: neighbours
+    share a record, which is read once."""
+
+    def __init__(self, view: View, entry: Callable[[View, int], Entry]) -> None:
+        self._view = view
+        self._entry = entry
+        self._known: tuple[int, PayloadRecord | None] = (-1, None)
+        self.read = 0
+
+    def metadata(self, message: int, record: int) -> Metadata | None:
+        """What is known of a message that is still in the log."""
+        return self._entry(self._view, record).at(message - record)
+
+    def payload(self, message: int, record: int, count: int) -> tuple[int | None, int, bytes]:
+        """The size, the type and the first bytes of a payload; of a URI all of it. No size: it is gone, or was not
+        read, because no byte of it was wanted."""
+        self.read = 0
+        if not count:
+            return None, BYTES_INLINE, b""
+        if self._known[0] != record:
+            value = self._view.get(published.payload_key(record))
+            self.read = 0 if value is None else len(value)
+            self._known = record, None if value is None else PayloadRecord(value)
+        found = None if self._known[1] is None else self._known[1].payload(message - record)
+        if found is None:
+            return None, BYTES_INLINE, b""
+        kind, data = found
+        return len(data), kind, data if kind == URI else data[:count]
 
 
 _FIRST: Final = itemgetter(0)

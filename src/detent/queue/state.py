@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from detent.codec.published import FOREVER
-from detent.codec.queue import BUCKET_EXPONENT_MAX, NOT_KEPT, Attempt, Config, Cursor, Failed
+from detent.codec.queue import BUCKET_EXPONENT_MAX, DONE_MESSAGE, NOT_KEPT, Attempt, Config, Cursor, Failed
 from detent.queue import operations as ops
 from detent.queue.bucket import AVAILABLE, HELD, HIDDEN, READY, Bucket
 from detent.queue.failures import Failures
@@ -285,6 +285,14 @@ class QueueState(Places, Failures, Readers):
     def _forget_origins(self, messages: Sequence[int], undo: Undo | None) -> None:
         for message in messages if self.origins else ():
             self.forget_origin(message, undo)
+
+    def done_table(self) -> np.ndarray:
+        """The done messages that no checkpoint has written yet, as their records will have them."""
+        table = np.empty(len(self.done_messages), DONE_MESSAGE)
+        table["message"] = self.done_messages
+        table["done_ms"] = self.done_times
+        table["attempts"] = self.done_attempts
+        return table
 
     def _undone(self, count: int) -> None:
         for column in (self.done_messages, self.done_times, self.done_attempts):

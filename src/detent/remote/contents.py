@@ -19,6 +19,7 @@ from detent.errors import DetentError
 from detent.queue import QueueReader, calls
 from detent.queue import operations as ops
 from detent.queue.listing import ListedMessages
+from detent.queue.peeking import PeekedMessages, read_page
 from detent.queue.reader_operations import AssignedMessages
 
 ANSWER_CONTENT_BYTES_MAX: Final = 32 << 20
@@ -34,6 +35,7 @@ WITH_CONTENT: Final = (
     ops.MessageFound,
     AssignedMessages,
     ListedMessages,
+    PeekedMessages,
 )
 
 Outcome = list[Any] | DetentError
@@ -96,6 +98,8 @@ def _attach(operation: Any, result: Any, reader: QueueReader, room: Room) -> Any
         count = len(found)
         more = result.more or count < len(entries)
         return msgspec.structs.replace(result, messages=entries[:count], more=more, contents=[*found])
+    if isinstance(result, PeekedMessages):
+        return read_page(reader, operation, result)
     if isinstance(result, AssignedMessages):
         rows = [*reader.leading(result.messages, result.records, room.fits)]
         count = len(rows)

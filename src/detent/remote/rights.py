@@ -9,7 +9,7 @@ from detent.engine import Operation
 from detent.errors import Denied, DetentError, StaleReceipt
 from detent.journal import operations as journals
 from detent.ledger import operations as ledgers
-from detent.queue import QueueMachine, listing
+from detent.queue import QueueMachine, listing, peeking
 from detent.queue import operations as queues
 from detent.queue import reader_operations as readers
 from detent.queue.filters import default_filter
@@ -110,6 +110,7 @@ NEEDS: Final[dict[type[Operation], Need]] = {
     listing.ListMessages: _queue_consume,
     listing.ListDone: _queue_consume,
     listing.ListAttempts: _queue_consume,
+    peeking.PeekMessages: _queue_consume,
     readers.OpenReader: _queue_consume,
     readers.Assign: _queue_consume,
     readers.AckAssigned: _queue_consume,

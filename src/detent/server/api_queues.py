@@ -14,8 +14,10 @@ from msgspec import Meta
 from detent.errors import Conflict, DetentError, Invalid, NotFound
 from detent.queue import AsyncDelivery, FailedMessage, MessageInfo, Outgoing, Published, Receipt, calls
 from detent.queue import operations as ops
+from detent.queue.handle import PAYLOAD_BYTES
 from detent.queue.info import MessagePlace, failed_message, queue_info
 from detent.queue.message import ack_operations, extend_operation, fail_operation
+from detent.queue.peeking import PAYLOAD_BYTES_MAX, PEEKED_MAX
 from detent.queue.unclaiming import undoing_deliveries
 from detent.remote import rights
 from detent.remote.contents import Room
@@ -29,6 +31,7 @@ from detent.server.limits import (
     FAILED_PAGE,
     LARGE_BYTES,
     NAMED_MAX,
+    PEEK_PAGE,
     ListQuery,
     check_count,
     claim_step,
@@ -58,6 +61,7 @@ from detent.server.models_queues import (
     Purged,
     PurgeRequest,
     QueueDescription,
+    QueuedList,
     QueueList,
     Redriven,
     RedriveRequest,
@@ -66,6 +70,7 @@ from detent.server.models_queues import (
     describe_queue,
     failure,
     published_message,
+    queued_list,
 )
 from detent.server.route import Call, Route, may_everywhere, may_see
 
@@ -77,6 +82,20 @@ class FailedQuery(Input, kw_only=True):
 
     after: Annotated[int, Meta(ge=-1, le=(1 << 62) - 1)] = -1
     limit: Annotated[int, Meta(ge=1)] = FAILED_PAGE
+
+
+class PeekQuery(Input, kw_only=True):
+    """Which messages to show: of some states (separated by commas), that match a filter, of a priority, published
+    longer or less long ago; how many, how many bytes of each payload, and after which page."""
+
+    state: str = ""
+    filter: str | None = None
+    priority: Annotated[int, Meta(ge=0, le=255)] | None = None
+    older_than: str | None = None
+    newer_than: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=PEEKED_MAX)] = PEEK_PAGE
+    payload_bytes: Annotated[int, Meta(ge=0, le=PAYLOAD_BYTES_MAX)] = PAYLOAD_BYTES
+    cursor: str | None = None
 
 
 # -- queues ---------------------------------------------------------------------------------------------------------
@@ -332,6 +351,25 @@ def _failed_page(call: Call[Any, Any], page: ops.FailedMessages) -> Response:
     return Response.json(FailureList(messages=list(map(failure, found)), next=found[-1].message if more else None))
 
 
+async def peek(call: Call[None, PeekQuery]) -> QueuedList:
+    """Look into the queue without claiming: nothing changes, and no attempt is counted. A page shows headers and the
+    first bytes of payloads; `cursor` says where the next one begins, and stays good while the queue changes. First come
+    messages that are available, delayed, blocked, in flight or assigned, in the order in which they came; then failed
+    ones, then done ones. Ages count from when a message was published."""
+    query = call.query
+    page = await call.store.queue(call.name).peek(
+        query.limit,
+        states=[state.strip() for state in query.state.split(",")] if query.state else None,
+        filter=query.filter,
+        priority=query.priority,
+        older_than=query.older_than,
+        newer_than=query.newer_than,
+        payload_bytes=query.payload_bytes,
+        cursor=query.cursor,
+    )
+    return queued_list(call.name, page)
+
+
 async def redrive(call: Call[RedriveRequest, None]) -> Redriven:
     """Try failed messages again, as if they had never been tried. In another queue, the caller needs the right to
     publish there too."""
@@ -421,6 +459,7 @@ ROUTES: Final = (
         "POST", f"{QUEUE}/extend", extend, "Hold a message for longer", "consume", Extended,
         body=ExtendRequest, errors=(404, 410),
     ),
+    Route("GET", f"{QUEUE}/messages", peek, "Look at a queue's messages", "consume", QueuedList, query=PeekQuery),
     Route("GET", f"{QUEUE}/failed", list_failed, "List failed messages", "consume", FailureList, query=FailedQuery),
     Route(
         "POST", f"{QUEUE}/redrive", redrive, "Try failed messages again", "admin", Redriven,

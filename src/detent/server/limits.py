@@ -32,6 +32,7 @@ LIST_MAX: Final = 1_000
 
 FAILED_MAX: Final = 1_000
 FAILED_PAGE: Final = 100
+PEEK_PAGE: Final = 100
 READ_MESSAGES_MAX: Final = 10_000
 READ_PAGE: Final = 100
 """Messages in one answer in JSON, at most and unless told otherwise; an Arrow stream has no such limit."""

@@ -27,6 +27,7 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 
+
 Body = TypeVar("Body")
 Query = TypeVar("Query")
 

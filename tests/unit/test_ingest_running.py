@@ -10,7 +10,7 @@ from pyspark.errors import PySparkRuntimeError
 
 import detent.spark
 import ingestfakes
-from detent.errors import NotFound
+from detent.errors import Invalid, NotFound
 from detent.ingest import Counters, Ingest, IngestConfig, read_table
 
 
@@ -48,3 +48,31 @@ def test_a_spark_that_does_not_start_is_a_failure(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(detent.spark, "session", no_java)
     with pytest.raises(PySparkRuntimeError):
         an_ingest(tmp_path).run()
+
+
+THEIRS = """
+class TheirQueue:
+    name, visibility_max_s = "orders", 60.0
+    def __init__(self, name, *, kept="7d"): self.kept = kept
+    def receive(self, limit, wait_s, visibility_s): return []
+    def extend(self, deliveries, visibility_s): return []
+    def give_back(self, deliveries): pass
+    def acknowledge(self, deliveries): return []
+    def retention_s(self): return self.kept
+    def close(self): pass
+"""
+
+
+def test_a_class_is_found_beside_the_configuration_and_its_answers_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "their_queue.py").write_text(THEIRS)
+    queue = "their_queue.py:TheirQueue:orders"
+    config = IngestConfig(name="orders", queue=queue, table="lake", schema="id BIGINT", folder=str(tmp_path))
+    with pytest.raises(Invalid, match=r"TheirQueue.retention_s answered '7d': it is seconds"):
+        Ingest(config).run()
+
+
+def test_a_queue_that_is_given_is_checked_before_spark_starts(tmp_path: Path) -> None:
+    config = IngestConfig(name="orders", queue="none:", table="lake", schema="id BIGINT", folder=str(tmp_path))
+    wrong: Any = object()
+    with pytest.raises(Invalid, match="object has no receive, extend, give_back"):
+        Ingest(config, queue=wrong).run()

@@ -42,6 +42,9 @@ def total(order):
 def note(total, step):
     if os.path.exists("broken"):
         raise KeyError("no such book")
+    if os.path.exists("away"):
+        os.unlink("away")
+        raise ConnectionError("the book is away")
     with open("noted", "a") as noted:
         noted.write(f"{total['total']}\\n")
 
@@ -270,6 +273,13 @@ def test_once_ends_with_what_failed(world: World) -> None:
     done = world.run("run", "shop.py", "--once", "--json")
     assert json.loads(done.stdout)["problem"] == done.stderr.decode().removeprefix("error: ").strip()
     (world.folder / "broken").unlink()
+    world.ok("run", "shop.py", "--once")
+    assert world.noted() == [2]
+
+
+def test_once_goes_on_behind_a_failure_that_passes(world: World) -> None:
+    world.send(1)
+    (world.folder / "away").touch()
     world.ok("run", "shop.py", "--once")
     assert world.noted() == [2]
 

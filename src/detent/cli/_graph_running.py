@@ -116,7 +116,7 @@ def run_once(
 def _settled(live: LiveGraph, tally: Tally, stopping: threading.Event) -> DetentError | None:
     """Wait until nothing is left, also of what another process has taken on. What went wrong, if something did."""
     try:
-        live.settle(timeout=None, stopping=stopping)
+        live.finish(stopping)
     except Exception as error:  # noqa: BLE001 - of the user's function, which is told, and raised
         return _problem(live, tally, error)
     return None

@@ -155,8 +155,9 @@ def run(
     Start it in as many processes as you like: each processor runs in one of them, and the others stand by to take over.
 
     It runs until Ctrl-C or SIGTERM, which let the steps under way end; a second Ctrl-C does not wait, and what it cuts
-    off is done again. A processor whose function fails, and has no journal for errors, rests and tries again; with
-    --once the command ends, and the exit code is 1.
+    off is done again. A processor whose function fails, and has no journal for errors, rests and tries again. With
+    --once it does so a few times, longer if it says that something is away; then the command ends, and the exit code is
+    1. What cannot pass, and what at-most-once has dropped, ends it at once.
 
     \b
     Examples:

@@ -225,7 +225,8 @@ class Graph:
         migrate: Sequence[str] = (),
     ) -> None:
         """Run the processors in threads of this process, until SIGTERM or Ctrl-C; with `once`, until nothing is left to
-        do. `only` names some of them: others may run elsewhere. `detent graph run module:graph` does the same."""
+        do; raises then what made a processor fail several times in a row. `only` names some of them: others may run
+        elsewhere. `detent graph run module:graph` does the same."""
         from detent.processor.live import run
 
         run(self, store, once=once, only=only, migrate=migrate)

@@ -100,12 +100,12 @@ def run(
     with opened(graph, store) as live:
         if threading.current_thread() is not threading.main_thread():
             live.start(only=only, migrate=migrate)
-            live.settle(timeout=None) if once else live.join()
+            live.finish() if once else live.join()
             return
         stopping = threading.Event()
         with stop_on_signals(stopping):
             live.start(only=only, migrate=migrate)
-            live.settle(timeout=None, stopping=stopping) if once else stopping.wait()
+            live.finish(stopping) if once else stopping.wait()
 
 
 class LiveGraph:
@@ -348,6 +348,14 @@ class LiveGraph:
         if not self._lives:
             raise Invalid("nothing was started here: live.start() comes first")
         settling.settle(self._lives.values(), self.stores, timeout, stopping)
+
+    def finish(self, stopping: threading.Event | None = None) -> None:
+        """The same for a run that ends then, without a timeout: a processor that fails starts over, as in a run that
+        does not end, and what made it fail is raised if it does so several times with no step in between."""
+        processors = self.graph.processors
+        dropping = {one.name for one in processors if self._delivery(one) == "at-most-once"}
+        patience = settling.Patience(dropping)
+        settling.settle(self._lives.values(), self.stores, None, stopping, patience)
 
     def reset(
         self, name: str, to: str | int | Mapping[str, int] = "earliest", *, time: Any = None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from detent.durations import Duration, milliseconds
-from detent.errors import Unavailable
+from detent.errors import Busy, DetentError, Unavailable
 from detent.processor.inputs import is_other
 from detent.processor.life import Life
 from detent.processor.records import Record
@@ -23,19 +23,56 @@ LOOK_S: Final = 0.02
 """How often somebody who waits for a graph looks again."""
 
 
+AWAY: Final = (Unavailable, Busy, ConnectionError, TimeoutError)
+"""Failures that say themselves that they may pass."""
+
+AWAY_TRIES: Final = 8
+"""Failures of that kind in a row after which a processor is given up. It rests for 12.7 s in between, all in all."""
+
+FUNCTION_TRIES: Final = 4
+"""The same for what a function raises that says nothing: a library's error of the network, or a mistake. It rests for
+0.7 s, since a mistake does not pass."""
+
+
+class Patience:
+    """Waits for processors that may get on when they start over. `dropping` names those that drop what they failed at:
+    there is nothing to wait for."""
+
+    def __init__(self, dropping: Collection[str] = ()) -> None:
+        self._dropping = dropping
+        self._since: dict[str, tuple[int, int]] = {}
+
+    def is_over(self, life: Life, error: BaseException) -> bool:
+        """Whether a processor has failed too often, with no step in between."""
+        steps = 0 if life.record is None else life.record.totals.steps
+        known, restarts = self._since.get(life.name, (-1, 0))
+        if known != steps:
+            restarts = life.restarts - 1
+            self._since[life.name] = steps, restarts
+        return life.name in self._dropping or life.restarts - restarts >= _tries(error)
+
+
+def _tries(error: BaseException) -> int:
+    if isinstance(error, AWAY):
+        return AWAY_TRIES
+    return 1 if isinstance(error, DetentError) else FUNCTION_TRIES
+
+
 def settle(
     lives: Iterable[Life],
     stores: Mapping[str, Store],
     timeout: Duration | None,
     stopping: threading.Event | None,
+    patience: Patience | None = None,
 ) -> None:
     """Return when no processor has anything to do, also those that other processes run. Raises what made one of this
-    process fail; `Unavailable` when one of another process does, and after the timeout."""
+    process fail, with `patience` only if it fails again and again; `Unavailable` when one of another process does, and
+    after the timeout."""
     lives = list(lives)
     deadline = None if timeout is None else time.monotonic() + milliseconds(timeout) / 1000
     while not _has_settled(lives, stores):
         for life in lives:
-            if (failure := _failure(life, stores)) is not None:
+            if (failure := _failure(life, stores, patience)) is not None:
                 raise failure
         if stopping is not None and stopping.is_set():
             return
@@ -51,12 +88,14 @@ def _has_settled(lives: list[Life], stores: Mapping[str, Store]) -> bool:
     return all(_is_idle(life, stores) for life in lives) and [_steps(life, stores) for life in lives] == before
 
 
-def _failure(life: Life, stores: Mapping[str, Store]) -> BaseException | None:
+def _failure(life: Life, stores: Mapping[str, Store], patience: Patience | None) -> BaseException | None:
     """Why a processor does not get on, as its process or the store tells."""
     if not life.is_alive and not life.was_stopped:
         return Unavailable(f"{life.name} does not run any more, although nobody has stopped it: start it again")
     if life.status not in {"standby", "paused"}:
-        return life.error if life.status == "failed" else None
+        error = life.error if life.status == "failed" else None
+        is_waited_for = error is not None and patience is not None and not patience.is_over(life, error)
+        return None if is_waited_for else error
     found = described(stores[""], life.consumer)
     if found is not None and found.paused:
         return Unavailable(f"{life.name} is paused: detent consumer resume {life.consumer}")

@@ -35,6 +35,8 @@ Writing:
     journal_writing.py  tasks stage rows, the driver's commit makes them messages once a batch
     queue_outgoing.py   rows become messages for queues
     queue_writing.py    the same for queues
+    queue_packing.py    how much one transaction publishes
+    queue_splitting.py  a batch that is too large for one, in parts
     once_writing.py     `once(...)`: a function for ``foreachBatch`` with any number of sinks
     once_batch.py       the batch: its name, whether it was there before, its rows
     once_query.py       what its query is like: output mode, state

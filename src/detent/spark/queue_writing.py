@@ -1,7 +1,7 @@
 """Publishing to queues with Spark: tasks hand their rows to the driver's commit, which publishes them, once a batch.
 
-Whatever is published passes through the owner in one transaction with the ledger row, so a batch is bounded; and what
-is bounded fits into the tasks' commit messages. No files are staged. A batch that the ledger knows is done.
+What is published passes through the owner in one transaction with the ledger row. No files are staged, unless a batch
+is too large for that (`queue_splitting`). A batch that the ledger knows is done.
 """
 
 from __future__ import annotations
@@ -10,31 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from detent.errors import AlreadyEntered, Invalid, LimitExceeded
-from detent.queue.operations import PUBLISH_MESSAGES_MAX, check_name
-from detent.queue.reader_operations import ASSIGNED_MAX
+from detent.errors import AlreadyEntered, Invalid
+from detent.queue.operations import check_name
 from detent.spark.identity import BatchIdentity, ledger_name, task_identity
+from detent.spark.once_batch import BatchKey
 from detent.spark.opened import opened
 from detent.spark.options import Options
-from detent.spark.queue_outgoing import SCHEMA, RowsToPublish, outgoing
+from detent.spark.queue_outgoing import RowsToPublish
+from detent.spark.queue_packing import pack, publish
+from detent.spark.queue_splitting import settle
 from detent.store import Store
-from detent.transaction import Transaction
-
-BATCH_MESSAGES_MAX: Final = ASSIGNED_MAX
-"""Messages that one batch publishes, as many as a queue gives to one: everybody else waits while the owner applies
-them."""
-
-BATCH_BYTES_MAX: Final = 48 << 20
-"""Payloads and headers that one batch publishes: a transaction travels whole, and holds the rest of the batch too."""
-
-GROUPS_MAX: Final = 5_000
-"""Messages share an operation when they agree in queue and delay; a transaction has room for so many, and as many
-again for the journals of the batch."""
 
 OPTIONS: Final = ("queue", "server", "txnAppId", "txnVersion", "ledgerName")
 
@@ -76,25 +65,6 @@ class RowsMessage(WriterCommitMessage):
     rows: bytes
 
 
-class Tally:
-    """How much a batch publishes, as far as it was seen."""
-
-    def __init__(self) -> None:
-        self._messages = 0
-        self._bytes = 0
-
-    def add(self, messages: int, size: int) -> None:
-        """Count some more; `LimitExceeded` when it is too much for one transaction."""
-        self._messages += messages
-        self._bytes += size
-        if self._messages > BATCH_MESSAGES_MAX or self._bytes > BATCH_BYTES_MAX:
-            raise LimitExceeded(
-                f"a batch publishes at most {BATCH_MESSAGES_MAX} messages of {BATCH_BYTES_MAX} bytes together, because "
-                "all of them become visible in one transaction: let the source give fewer rows a batch (for Detent's "
-                'own .option("maxMessagesPerTrigger", 10000)), or write them to a journal'
-            )
-
-
 def gathered(columns: RowsToPublish, batches: Iterable[Any]) -> RowsMessage:
     """What a task does with its rows."""
     context = TaskContext.get()
@@ -103,53 +73,15 @@ def gathered(columns: RowsToPublish, batches: Iterable[Any]) -> RowsMessage:
     return RowsMessage(context.partitionId(), task_identity(context), pack(columns, batches))
 
 
-def pack(columns: RowsToPublish, batches: Iterable[Any]) -> bytes:
-    """Rows as messages in an Arrow stream."""
-    tally = Tally()
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA) as writer:
-        for batch in batches:
-            if batch.num_rows:
-                rows = columns.messages(batch)
-                tally.add(rows.num_rows, rows.nbytes)
-                writer.write_batch(rows)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
-def publish(transaction: Transaction, packed: Iterable[bytes]) -> None:
-    """Add what tasks have packed to a transaction. Messages of a queue keep the order of the rows, as far as they agree
-    in their delay."""
-    rows = pa.concat_tables([SCHEMA.empty_table(), *(pa.ipc.open_stream(rows).read_all() for rows in packed)])
-    tally = Tally()
-    tally.add(rows.num_rows, rows.nbytes)
-    groups = _groups(rows)
-    if len(groups) > GROUPS_MAX:
-        raise LimitExceeded(
-            f"a batch has at most {GROUPS_MAX} different pairs of queue and delay, not {len(groups)}: round the delays"
-        )
-    for (queue, is_uri, delay_ms), places in groups.items():
-        tally.add(0, 0 if queue is None else len(places) * len(f"queue{queue}"))  # the header that is the address
-        found = outgoing(rows.take(places), queue, is_uri, delay_ms)
-        for first in range(0, len(found), PUBLISH_MESSAGES_MAX):
-            transaction.publish_many(found[first : first + PUBLISH_MESSAGES_MAX], queue=queue)
-
-
-def _groups(rows: Any) -> dict[tuple[str | None, bool, int], list[int]]:
-    """Where the rows are that one operation can publish."""
-    groups: dict[tuple[str | None, bool, int], list[int]] = {}
-    names = ("queue", "is_uri", "delay_ms")
-    for place, shared in enumerate(zip(*(rows.column(name).to_pylist() for name in names), strict=True)):
-        groups.setdefault(shared, []).append(place)
-    return groups
-
-
 def commit(store: Store, messages: Iterable[RowsMessage], ledger: str | None, query: str, batch: int, run: str) -> bool:
     """Publish what tasks have gathered, with the ledger row. False when the ledger has the batch already."""
+    packed = [message.rows for message in sorted(messages, key=lambda message: message.partition)]
+    if ledger is not None:
+        packed = settle(store, BatchKey(ledger, query, batch, run), packed)
     transaction = store.transaction()
     if ledger is not None:
         transaction.enter_ledger(ledger, batch, query=query, run=run)
-    publish(transaction, [message.rows for message in sorted(messages, key=lambda message: message.partition)])
+    publish(transaction, packed)
     try:
         transaction.commit()
     except AlreadyEntered:

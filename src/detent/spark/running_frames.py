@@ -11,8 +11,9 @@ from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructT
 from detent.errors import Invalid
 from detent.queue.reader_operations import ASSIGNED_MAX
 from detent.spark import quarantine
-from detent.spark.pipeline_stream import Input, Journal, Stream
+from detent.spark.pipeline_stream import Input, Journal, Queue, Stream
 from detent.spark.places import EARLIEST
+from detent.spark.queue_reading import ASSIGNED_BYTES_DEFAULT
 
 MESSAGE: Final = "_message"
 """What is known of a message besides its parsed body. It is for the function, and not written."""
@@ -70,6 +71,8 @@ def _read(spark: SparkSession, url: str, stream: Stream, one: Input) -> DataFram
         reader = spark.readStream.format("detent").option("includeHeaders", "true")
         reader = reader.option("journals", ",".join(source.name for source in one.sources))
         reader = reader.option("maxMessagesPerTrigger", stream.messages_max)
+        if any(isinstance(target, Queue) for target in stream.outputs):
+            reader = reader.option("maxBytesPerTrigger", ASSIGNED_BYTES_DEFAULT)  # about what one transaction publishes
         reader = reader.option("failOnDataLoss", str(settings.fail_on_loss).lower())
         if settings.start != EARLIEST:
             reader = reader.option("startingOffsets", settings.start)

@@ -60,6 +60,7 @@ Pipelines (`detent run`):
     running_sinks.py    where its rows go
     quarantine.py       bodies that did not match their schema, kept with the reason
     running_failure.py  why a stream failed, and whether to try again
+    running_goals.py    how far a run that ends reads
     running_state.py    how far, how fast, how far behind
     running_events.py   what views are told
     liveview.py         the views: a live table, log lines, JSON

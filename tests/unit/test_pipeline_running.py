@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -105,12 +105,14 @@ class World:
         self.view = Recorder()
         self.until: Callable[[], bool] = lambda: False
         self.started: list[tuple[str, float]] = []
+        self.ends: dict[str, int] = {}
         self.script: dict[str, Callable[[], FakeQuery]] = {}
         stopping = Stopping(self.clock, lambda: self.until())
         self.runner = Runner(store, pipeline.streams, self._start, self.view, stopping, self.clock)  # type: ignore[arg-type]
 
-    def _start(self, stream: Stream) -> FakeQuery:
+    def _start(self, stream: Stream, ends: Mapping[str, int]) -> FakeQuery:
         self.started.append((stream.name, self.clock.now))
+        self.ends = dict(ends)
         return self.script[stream.name]()
 
     def state(self, name: str) -> Any:
@@ -256,19 +258,85 @@ def test_draining_goes_downstream(store: Store) -> None:
     assert [(state.messages, state.lag, state.phase) for state in world.runner.states] == [(4, 0, "stopped")] * 2
 
 
-def test_what_comes_meanwhile_is_read_too(store: Store) -> None:
+def test_draining_ends_under_a_producer_that_goes_on(store: Store) -> None:
     store.journal("a").append(b"x")
-    world = World(store, chain("a", "b"))
-    extra = [2]
+    world = World(store, chain("a", "b", "c"))
 
-    def write(_: int) -> None:
-        if extra[0]:
-            extra[0] -= 1
-            store.journal("a").append(b"more")
+    def write(count: int) -> None:
+        store.journal("a").append(b"more")  # the producer
+        store.journal("b").append_many([b"y"] * count)
 
     world.script["b"] = reading(store, "b", "a", write)
+    world.script["c"] = reading(store, "c", "b", lambda n: None)
     world.runner.drain()
-    assert (world.state("b").messages, world.state("b").lag) == (3, 0)
+    assert [name for name, _ in world.started] == ["b", "c"]
+    assert (world.state("b").messages, world.state("b").lag, world.state("c").messages) == (1, 1, 1)
+
+
+def test_a_stream_stops_at_where_its_inputs_were(store: Store) -> None:
+    store.journal("a").append_many([b"x"] * 3)
+    world = World(store, chain("a", "b"))
+    world.script["b"] = reading(store, "b", "a", lambda n: None)
+    world.runner.drain()
+    assert world.ends == {"a": 3}
+
+
+def test_a_circle_is_drained_until_its_messages_end_though_a_producer_goes_on(store: Store) -> None:
+    """Each message goes round three times; what comes in from outside is bounded by where the stream stops."""
+    pipeline = Pipeline("p")
+    pipeline.stream(read=["in", "back"], write="out", name="out")(lambda frame: frame)
+    pipeline.stream(read="out", write="back", name="back")(lambda frame: frame)
+    store.journal("in").append(b"x")
+    world = World(store, pipeline)
+    at, rounds = {"in": 0, "back": 0, "out": 0}, [0, 0]
+
+    def out() -> FakeQuery:
+        store.journal("in").append(b"more")  # the producer
+        ends = {"in": world.ends["in"], "back": store.journal("back").next_offset() if rounds[1] else 0}
+        count = sum(ends[name] - at[name] for name in ends)
+        start, at_now = {name: at[name] for name in ends}, ends
+        at.update(at_now)
+        if not count:
+            return FakeQuery([[nothing_new(rounds[0], ends)]])
+        store.journal("out").append_many([b"y"] * count)
+        rounds[0] += 1
+        return FakeQuery([[batch(rounds[0] - 1, start, ends)]])
+
+    def back() -> FakeQuery:
+        start, end = at["out"], store.journal("out").next_offset()
+        at["out"] = end
+        if start == end:
+            return FakeQuery([[nothing_new(rounds[1], {"out": end})]])
+        rounds[1] += 1
+        if rounds[1] < 3:
+            store.journal("back").append_many([b"z"] * (end - start))
+        return FakeQuery([[batch(rounds[1] - 1, {"out": start}, {"out": end})]])
+
+    world.script = {"out": out, "back": back}
+    world.runner.drain()
+    assert rounds == [3, 3]
+
+
+def test_draining_reads_as_many_messages_of_a_queue_as_there_were(store: Store) -> None:
+    pipeline = Pipeline("p")
+    pipeline.stream(read=queue("q"), write="b", name="b")(lambda frame: frame)
+    mails = store.queue("q")
+    mails.create()
+    mails.publish_many([b"1", b"2", b"3"])
+    world = World(store, pipeline)
+    number = [0]
+
+    def one_by_one() -> FakeQuery:  # as the messages of a group come
+        mails.publish(b"more")
+        (message,) = mails.claim()
+        message.ack()
+        number[0] += 1
+        end = {"queue": "q", "generation": 1, "assignment": number[0]}
+        return FakeQuery([[batch(number[0] - 1, None, end, rows=1)]])
+
+    world.script["b"] = one_by_one
+    world.runner.drain()
+    assert (len(world.started), world.state("b").messages) == (3, 3)
 
 
 def test_what_cannot_be_read_is_left(store: Store) -> None:

@@ -15,6 +15,7 @@ import detent
 from detent.errors import Conflict, DetentError, Fenced, Invalid, NotFound
 from detent.spark import queue_reading
 from detent.spark.opened import close_all
+from detent.spark.queue_packing import PUBLISHED_BYTES_MAX
 from detent.spark.queue_reading import COLUMNS, QueueSettings, QueueStreamReader
 from detent.spark.queues import QueueDataSource
 
@@ -87,6 +88,17 @@ def test_a_replay_reads_the_same_messages_after_a_restart(store: detent.Store) -
     again = stream(store)
     assert read(again, start, end) == [b"0", b"1", b"2", b"3"]
     assert again.latestOffset(start, ReadMaxRows(1)) == end  # planned, and the plan was not logged
+
+
+def test_a_batch_is_bounded_by_bytes_unless_told(store: detent.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stream(store)._settings.bytes_max < PUBLISHED_BYTES_MAX, "it can be published again in one transaction"
+    monkeypatch.setattr(queue_reading, "ASSIGNED_BYTES_DEFAULT", 3)
+    reader = stream(store)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert read(reader, start, end) == [b"0", b"1", b"2"]
+    wider = stream(store, maxBytesPerTrigger="5")
+    assert len(read(wider, end, wider.latestOffset(end, ReadAllAvailable()))) == 5
 
 
 def test_planning_on_acknowledges_what_was_planned_before(store: detent.Store) -> None:

@@ -24,12 +24,14 @@ from pyspark.sql.types import (
 )
 
 import detent
-from detent.errors import Fenced, Invalid, LimitExceeded, NotFound
-from detent.spark import queue_writing
+from detent.errors import Fenced, Invalid, LimitExceeded, NotFound, OtherInput
+from detent.spark import queue_packing, queue_splitting
 from detent.spark.identity import BatchIdentity
+from detent.spark.once_batch import BatchKey
 from detent.spark.opened import close_all
 from detent.spark.queue_outgoing import RowsToPublish
-from detent.spark.queue_writing import PublishSettings, QueueStreamWriter, QueueWriter, RowsMessage, arrived, pack
+from detent.spark.queue_packing import pack
+from detent.spark.queue_writing import PublishSettings, QueueStreamWriter, QueueWriter, RowsMessage, arrived, commit
 from detent.spark.queues import QueueDataSource
 
 HEADERS = MapType(StringType(), StringType())
@@ -59,7 +61,7 @@ def payloads(*values: bytes) -> Any:
 
 def publish(store: detent.Store, columns: RowsToPublish, *batches: Any) -> None:
     with store.transaction() as transaction:
-        queue_writing.publish(transaction, [pack(columns, batches)])
+        queue_packing.publish(transaction, [pack(columns, batches)])
 
 
 def claimed(store: detent.Store, queue: str) -> list[detent.Delivery]:
@@ -257,31 +259,145 @@ def test_a_batch_write_with_a_version_is_done_once(store: detent.Store) -> None:
     assert store.queue("mail").info().available == 3
 
 
-def test_more_than_a_transaction_holds_is_refused(store: detent.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_writing, "BATCH_MESSAGES_MAX", 3)
-    with pytest.raises(LimitExceeded, match="maxMessagesPerTrigger"):
+# -- batches that are too large for a transaction -------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction that publishes three messages."""
+    monkeypatch.setattr(queue_packing, "PUBLISHED_MAX", 3)
+
+
+def parts(store: detent.Store) -> int:
+    """How many parts of batches were published before the last one of each."""
+    ledgers = [info for info in store.ledgers() if info.name.endswith(":parts")]
+    return sum(info.entries for info in ledgers) - len(ledgers)
+
+
+@pytest.mark.usefixtures("small_room")
+def test_a_large_batch_is_published_in_parts_and_in_order(store: detent.Store) -> None:
+    values = [b"%d" % number for number in range(10)]
+    sink = writer(store)
+    sink.commit([task(*values[:6]), task(*values[6:], partition=1)], 0)
+    assert [message.payload for message in claimed(store, "mail")] == values
+    assert (store.ledger("send").batch, parts(store)) == (0, 3)
+    sink.commit([task(*values, run="run-2")], 0)
+    assert store.queue("mail").info().available == 0, "a replay changes nothing"
+    sink.commit([task(b"next")], 1)
+    assert [message.payload for message in claimed(store, "mail")] == [b"next"]
+    assert [name for name in store.journals() if name.startswith("spark-parts/")] == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "batch"),
+    [
+        ("PUBLISHED_BYTES_MAX", {"payload": ([bytes(400)] * 9, pa.binary())}),
+        ("GROUPS_MAX", {"payload": ([b"x"] * 9, pa.binary()), "delay": (list(range(9)), pa.int32())}),
+    ],
+)
+def test_a_batch_is_split_by_bytes_and_by_delays_too(
+    store: detent.Store, monkeypatch: pytest.MonkeyPatch, limit: str, batch: Any
+) -> None:
+    monkeypatch.setattr(queue_packing, limit, {"PUBLISHED_BYTES_MAX": 1000, "GROUPS_MAX": 2}[limit])
+    kinds = {"payload": BinaryType(), "delay": IntegerType()}
+    columns = RowsToPublish.of(schema(**{name: kinds[name] for name in batch}), "mail")
+    packed = pack(columns, [rows(**batch)])
+    writer(store).commit([RowsMessage(0, BatchIdentity("query", "run-1"), packed)], 0)
+    info = store.queue("mail").info()
+    assert (info.available + info.delayed, parts(store)) == (9, 4)
+
+
+@pytest.mark.usefixtures("small_room")
+def test_all_that_a_message_has_survives_a_split(store: detent.Store) -> None:
+    columns = RowsToPublish.of(
+        schema(payload=BinaryType(), uri=StringType(), headers=HEADERS, dedup_key=StringType(), queue=StringType()),
+        None,
+    )
+    batch = rows(
+        payload=([b"\xff", None, b"", b"3", b"4"], pa.binary()),
+        uri=([None, "s3://b/k", None, None, None], pa.string()),
+        headers=([[("a", "ä")], None, [], [("b", "2")], None], pa.map_(pa.string(), pa.string())),
+        dedup_key=(["k", None, None, "k", None], pa.string()),
+        queue=(["mail", "sms", "mail", "mail", "sms"], pa.string()),
+    )
+    writer(store).commit([RowsMessage(0, BatchIdentity("query", "run-1"), pack(columns, [batch]))], 0)
+    mail, sms = claimed(store, "mail"), claimed(store, "sms")
+    assert [(one.payload, one.headers) for one in mail] == [
+        (b"\xff", {"a": "ä", "queue": "mail"}),
+        (b"", {"queue": "mail"}),
+    ]
+    assert [(one.payload, one.uri) for one in sms] == [(b"", "s3://b/k"), (b"4", None)]
+
+
+@pytest.mark.usefixtures("small_room")
+def test_a_new_query_after_a_reset_splits_its_own_batches(store: detent.Store) -> None:
+    values = [b"%d" % number for number in range(7)]
+    writer(store).commit([task(*values)], 0)
+    claimed(store, "mail")
+    again = RowsMessage(0, BatchIdentity("another", "run-9"), task(*values).rows)
+    with pytest.raises(Fenced):
+        writer(store).commit([again], 0)
+    store.reset_ledger("send")
+    writer(store).commit([again], 0)
+    assert [message.payload for message in claimed(store, "mail")] == values
+    with pytest.raises(Fenced):
+        writer(store).commit([task(*values)], 1)
+
+
+@pytest.mark.usefixtures("small_room")
+def test_a_driver_that_was_replaced_between_parts_publishes_no_more(
+    store: detent.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [b"%d" % number for number in range(10)]
+    published = queue_splitting.publish
+    others: list[int] = []
+
+    def replaced(transaction: Any, packed: Any) -> None:
+        published(transaction, packed)
+        if not others:
+            others.append(1)
+            writer(store).commit([task(*reversed(values), run="run-2")], 0)
+
+    monkeypatch.setattr(queue_splitting, "publish", replaced)
+    with pytest.raises(Fenced, match="was replaced"):
+        writer(store).commit([task(*values)], 0)
+    assert [message.payload for message in claimed(store, "mail")] == values
+
+
+@pytest.mark.usefixtures("small_room")
+def test_parts_of_a_batch_are_not_mixed_with_another_input_of_its_number(store: detent.Store) -> None:
+    values = [b"%d" % number for number in range(7)]
+    key = BatchKey("send", "query", 0, "run-1", bytes([1] * 16))
+    queue_splitting.settle(store, key, [task(*values).rows])  # and the driver dies before the batch is entered
+    with pytest.raises(OtherInput):
+        commit(store, [task(*values, b"new")], key._replace(run="run-2", input=bytes([2] * 16)))
+    commit(store, [task(*values)], key._replace(run="run-2"))
+    assert [message.payload for message in claimed(store, "mail")] == values
+
+
+@pytest.mark.usefixtures("small_room")
+def test_a_write_without_a_ledger_is_not_split(store: detent.Store) -> None:
+    plain = QueueWriter(PublishSettings.of({"path": store.url, "queue": "mail"}, PAYLOAD, streaming=False))
+    with pytest.raises(LimitExceeded, match="txnAppId"):
+        plain.commit([task(b"0", b"1", b"2", b"3")])
+    assert store.queue("mail").info().available == 0
+
+
+def test_more_than_the_driver_holds_is_refused(store: detent.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_packing, "BATCH_MESSAGES_MAX", 3)
+    with pytest.raises(LimitExceeded, match="at most 3 messages"):
         task(b"0", b"1", b"2", b"3")
     two = [task(b"0", b"1"), task(b"2", b"3", partition=1)]
     with pytest.raises(LimitExceeded, match="at most 3 messages"):
         writer(store).commit([*two], 0)
-    monkeypatch.setattr(queue_writing, "BATCH_MESSAGES_MAX", 4)
-    writer(store).commit([*two], 0)
-    monkeypatch.setattr(queue_writing, "BATCH_BYTES_MAX", 1000)
+    monkeypatch.setattr(queue_packing, "BATCH_BYTES_MAX", 1000)
     with pytest.raises(LimitExceeded, match="1000 bytes"):
         task(bytes(1001))
-    assert store.queue("mail").info().available == 4
-
-
-def test_too_many_different_delays_are_refused(store: detent.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_writing, "GROUPS_MAX", 2)
-    columns = RowsToPublish.of(schema(payload=BinaryType(), delay=IntegerType()), "mail")
-    batch = rows(payload=([b"x"] * 3, pa.binary()), delay=([1, 2, 3], pa.int32()))
-    with pytest.raises(LimitExceeded, match="round the delays"):
-        publish(store, columns, batch)
+    assert store.queue("mail").info().available == 0
 
 
 def test_many_messages_take_several_operations(store: detent.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_writing, "PUBLISH_MESSAGES_MAX", 3)
+    monkeypatch.setattr(queue_packing, "PUBLISH_MESSAGES_MAX", 3)
     values = [b"%d" % number for number in range(10)]
     writer(store).commit([task(*values)], 0)
     assert [message.payload for message in claimed(store, "mail")] == values

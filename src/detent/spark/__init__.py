@@ -37,6 +37,8 @@ Writing:
     journal_writing.py  tasks stage rows, the driver's commit makes them messages once a batch
     queue_outgoing.py   rows become messages for queues
     queue_writing.py    the same for queues
+    queue_packing.py    how much one transaction publishes
+    queue_splitting.py  a batch that is too large for one, in parts
     once_writing.py     `once(...)`: a function for ``foreachBatch`` with any number of sinks
     once_batch.py       the batch: its name, whether it was there before, its rows
     once_mark.py        the marks of sinks outside of the store: the last batch, and its input
@@ -61,6 +63,7 @@ Pipelines (`detent run`):
     running_sinks.py    where its rows go
     quarantine.py       bodies that did not match their schema, kept with the reason
     running_failure.py  why a stream failed, and whether to try again
+    running_goals.py    how far a run that ends reads
     running_state.py    how far, how fast, how far behind
     running_events.py   what views are told
     liveview.py         the views: a live table, log lines, JSON

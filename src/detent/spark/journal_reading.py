@@ -195,7 +195,10 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ordered(opened(self._settings.owner_url, "client").pin(self._settings.reader_name, start))
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._final = self._journals.ends()
+        """Read to where the journals end now, or to `endingOffsets` if that is before."""
+        journals = self._journals
+        upto = journals.place(self._settings.end)
+        self._final = {name: min(end, upto[name]) for name, end in journals.ends().items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._settings.rows_max is not None:

@@ -20,6 +20,7 @@ from detent.ledger.entering import enter
 from detent.spark.batch_input import UNKNOWN, checkpoint_of, input_of
 from detent.spark.identity import QUERY_PROPERTY, RUN_PROPERTY
 from detent.spark.once_query import COMPLETE
+from detent.spark.queue_packing import Room
 from detent.store import Store
 from detent.transaction import Transaction
 
@@ -85,6 +86,16 @@ class EngineSink(ABC):
     @abstractmethod
     def stage(self, batch: DataFrame, url: str) -> list[Any]:
         """Let tasks bring the rows on their way; what they answer."""
+
+    @property
+    def publishes(self) -> bool:
+        """Whether it publishes to queues, for which a transaction has little room."""
+        return False
+
+    def settle(self, store: Store, key: BatchKey, staged: list[Any], place: str, room: Room) -> list[Any]:
+        """Let what has no room in the batch's transaction take effect before that, once; what is left."""
+        del store, key, place, room
+        return staged
 
     @abstractmethod
     def add(self, store: Store, transaction: Transaction, staged: list[Any]) -> None:

@@ -10,10 +10,11 @@ from detent import names
 from detent.errors import Invalid
 from detent.queue.operations import check_name as check_queue
 from detent.spark.journal_writing import Staged, WriteSettings, add_staged, stage_rows
-from detent.spark.once_batch import EngineSink, Select, check_select, in_tasks, selected
+from detent.spark.once_batch import BatchKey, EngineSink, Select, check_select, in_tasks, selected
 from detent.spark.outgoing import RowsToMessages
 from detent.spark.queue_outgoing import RowsToPublish
-from detent.spark.queue_writing import pack, publish
+from detent.spark.queue_packing import Room, pack, publish
+from detent.spark.queue_splitting import settle
 from detent.store import Store
 from detent.transaction import Transaction
 
@@ -63,6 +64,13 @@ class _ToQueue(EngineSink):
         del url  # the rows travel along; nothing is put into the store before the commit
         rows = selected(batch, self._select)
         return in_tasks(rows, partial(pack, RowsToPublish.of(rows.schema, self._name)))
+
+    @property
+    def publishes(self) -> bool:
+        return True
+
+    def settle(self, store: Store, key: BatchKey, staged: list[bytes], place: str, room: Room) -> list[bytes]:
+        return settle(store, key, staged, place, room)
 
     def add(self, store: Store, transaction: Transaction, staged: list[bytes]) -> None:
         del store

@@ -32,6 +32,7 @@ from detent.spark.once_batch import (
 )
 from detent.spark.once_query import QueryKind, compute, query_kind
 from detent.spark.opened import opened
+from detent.spark.queue_packing import whole_room
 from detent.store import Store
 
 Sink = ExternalSink | EngineSink
@@ -84,6 +85,7 @@ class Once:
             crash.point("spark.once.after_stage")
             if not self._write_outside(store, batch, key):
                 return
+        staged = _settled(store, key, staged)
         transaction = store.transaction()
         transaction.enter_ledger(key.name, key.batch, query=key.query, run=key.run, input=key.input)
         for sink, answers in staged:
@@ -115,6 +117,20 @@ class Once:
                 sink.check_mode(kind.mode)
             self._kinds = {key.run: kind}
         return kind
+
+
+def _settled(
+    store: Store, key: BatchKey, staged: list[tuple[EngineSink, list[Any]]]
+) -> list[tuple[EngineSink, list[Any]]]:
+    """Publish what has no room in the batch's transaction, which its sinks of queues share; what is left for that."""
+    publishing = [sink for sink, _ in staged if sink.publishes]
+    if not publishing:
+        return staged
+    room = whole_room().share(len(publishing))
+    return [
+        (sink, sink.settle(store, key, answers, f":{place}" if place else "", room))
+        for place, (sink, answers) in enumerate(staged)
+    ]
 
 
 @contextlib.contextmanager

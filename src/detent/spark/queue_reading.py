@@ -40,6 +40,10 @@ from detent.spark.ranges import Range, cut
 
 OPTIONS: Final = ("queue", "server", "readerName", "maxMessagesPerTrigger", "maxBytesPerTrigger", "minPartitions")
 
+ASSIGNED_BYTES_DEFAULT: Final = 32 << 20
+"""Payloads of a batch, unless told: with their headers they have room in one transaction that publishes them again
+(`queue_packing.PUBLISHED_BYTES_MAX`). Once a batch is planned, no option makes it smaller."""
+
 PARTITION_MESSAGES_MAX: Final = 25_000
 """Messages of a queue cost a task about ten times what those of a journal do, so partitions are smaller."""
 
@@ -94,7 +98,7 @@ class QueueSettings:
     queue: str
     reader: str
     messages_max: int | None
-    bytes_max: int | None
+    bytes_max: int
     partitions_min: int
 
     @classmethod
@@ -112,7 +116,7 @@ class QueueSettings:
             queue=queue,
             reader=reader,
             messages_max=options.number("maxMessagesPerTrigger"),
-            bytes_max=options.size("maxBytesPerTrigger"),
+            bytes_max=options.size("maxBytesPerTrigger") or ASSIGNED_BYTES_DEFAULT,
             partitions_min=options.number("minPartitions", 1) or 1,
         )
 

@@ -20,6 +20,7 @@ from detent.spark.pipeline_graph import chosen
 from detent.spark.pipeline_stream import Stream
 from detent.spark.running_events import Event, Silent, Summary, View
 from detent.spark.running_failure import failure_of
+from detent.spark.running_goals import Goals
 from detent.spark.running_prepare import checkpoint_folder, is_local, prepare, store_url
 from detent.spark.running_state import FAILED, IDLE, RUNNING, STARTING, STOPPED, WAITING, StreamState
 from detent.store import Store
@@ -60,7 +61,7 @@ def run(
     **session: Any,
 ) -> Summary:
     """Run a pipeline in this process: until SIGTERM or SIGINT (with `signals`), until `stop` is set, or with `once`
-    until all that there is has been read.
+    until all that there was when it began has been read.
 
     `store`, `checkpoints` and `conf` go over what the pipeline says; `only` names the streams to run. Everything else,
     such as `cores`, `memory` and `quick`, is for :func:`detent.spark.session`, if none runs yet. A session that was
@@ -94,7 +95,7 @@ class Runner:
         self,
         store: Store,
         streams: list[Stream],
-        start: Callable[[Stream], RunningQuery],
+        start: Callable[[Stream, Mapping[str, int]], RunningQuery],
         view: View,
         stopping: threading.Event,
         clock: Callable[[], float] = time.monotonic,
@@ -107,6 +108,7 @@ class Runner:
         self._clock = clock
         self._queries: dict[str, RunningQuery] = {}
         self._tries = math.inf
+        self._goals: Goals | None = None
         self._measured = -math.inf
         self._unmeasured: set[str] = set()
 
@@ -135,18 +137,21 @@ class Runner:
     # -- once ---------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Let each stream read what there is, upstream first, until nothing is left to read for any of them. What
+        """Let each stream read what there is now, upstream first, and what streams before it write meanwhile. What
         cannot be read now, such as a queue that is paused, is left."""
         self._tries = ONCE_TRIES
+        self._goals = goals = Goals(self._store, self.states)
         try:
             left, moved = list(self.states), True
             while left and moved and not self.stopping.is_set():
                 before = sum(state.batches for state in left)
                 for state in left:
-                    state.phase = STARTING
+                    state.phase, batches = STARTING, state.batches
                     self._drain(state)
+                    if state.batches > batches:
+                        goals.moved(state.stream)
                 moved = sum(state.batches for state in left) > before
-                left = [state for state in self.states if not state.is_over and self._lag(state)]
+                left = [state for state in self.states if not state.is_over and goals.left(state)]
         finally:
             self._stop_all()
 
@@ -159,16 +164,13 @@ class Runner:
             self._view.show(self.states)
             self.stopping.wait(LOOK_S / 4)
 
-    def _lag(self, state: StreamState) -> int:
-        state.measure(self._store)
-        return state.lag or 0
-
     # -- one stream ---------------------------------------------------------------------------------------------
 
     def _begin(self, state: StreamState) -> None:
         state.phase = STARTING
         try:
-            self._queries[state.name] = self._start(state.stream)
+            ends = {} if self._goals is None else self._goals.ends(state.stream)
+            self._queries[state.name] = self._start(state.stream, ends)
         except Exception as error:  # noqa: BLE001  the user's function runs in here
             self._failed(state, error, starting=True)
             return
@@ -264,10 +266,15 @@ def _role(store: Store) -> str:
     return "owned by this process" if store.is_owner else "through its owner"
 
 
-def _starter(spark: SparkSession, url: str, folder: str, once: bool) -> Callable[[Stream], RunningQuery]:
+def _starter(
+    spark: SparkSession, url: str, folder: str, once: bool
+) -> Callable[[Stream, Mapping[str, int]], RunningQuery]:
     from detent.spark.running_query import start_query
 
-    return lambda stream: start_query(spark, url, f"{folder}/{stream.full_name}", stream, once=once)
+    def start(stream: Stream, ends: Mapping[str, int]) -> RunningQuery:
+        return start_query(spark, url, f"{folder}/{stream.full_name}", stream, once=once, ends=ends)
+
+    return start
 
 
 @contextmanager

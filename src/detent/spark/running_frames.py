@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -11,8 +13,9 @@ from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructT
 from detent.errors import Invalid
 from detent.queue.reader_operations import ASSIGNED_MAX
 from detent.spark import quarantine
-from detent.spark.pipeline_stream import Input, Journal, Stream
+from detent.spark.pipeline_stream import Input, Journal, Queue, Stream
 from detent.spark.places import EARLIEST
+from detent.spark.queue_reading import ASSIGNED_BYTES_DEFAULT
 
 MESSAGE: Final = "_message"
 """What is known of a message besides its parsed body. It is for the function, and not written."""
@@ -40,12 +43,12 @@ class Frames(NamedTuple):
     rejected: DataFrame | None
 
 
-def frames_of(spark: SparkSession, url: str, stream: Stream) -> Frames:
-    """Read the inputs of a stream and call its function."""
+def frames_of(spark: SparkSession, url: str, stream: Stream, ends: Mapping[str, int]) -> Frames:
+    """Read the inputs of a stream, journals up to `ends` if it is to end, and call its function."""
     rejected: DataFrame | None = None
     arguments: dict[str, DataFrame] = {}
     for one in stream.inputs:
-        frame = _read(spark, url, stream, one)
+        frame = _read(spark, url, stream, one, ends)
         if one.schema is not None:
             frame, bad = parse(frame, _struct(stream, one))
             rejected = bad if rejected is None else rejected.unionByName(bad)
@@ -63,14 +66,19 @@ def frames_of(spark: SparkSession, url: str, stream: Stream) -> Frames:
     return Frames(result, rejected)
 
 
-def _read(spark: SparkSession, url: str, stream: Stream, one: Input) -> DataFrame:
+def _read(spark: SparkSession, url: str, stream: Stream, one: Input, ends: Mapping[str, int]) -> DataFrame:
     """The messages of an input. Those of a queue look like those of a journal: the payload is called body."""
     settings = stream.settings
     if isinstance(one.sources[0], Journal):
         reader = spark.readStream.format("detent").option("includeHeaders", "true")
         reader = reader.option("journals", ",".join(source.name for source in one.sources))
         reader = reader.option("maxMessagesPerTrigger", stream.messages_max)
+        if any(isinstance(target, Queue) for target in stream.outputs):
+            reader = reader.option("maxBytesPerTrigger", ASSIGNED_BYTES_DEFAULT)  # about what one transaction publishes
         reader = reader.option("failOnDataLoss", str(settings.fail_on_loss).lower())
+        upto = {name: end for name, end in ends.items() if any(source.reads(Journal(name)) for source in one.sources)}
+        if upto:
+            reader = reader.option("endingOffsets", json.dumps(upto))
         if settings.start != EARLIEST:
             reader = reader.option("startingOffsets", settings.start)
         if not settings.start_is_fixed:

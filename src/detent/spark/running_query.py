@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
@@ -64,9 +64,11 @@ class RunningQuery:
         self._query.stop()
 
 
-def start_query(spark: SparkSession, url: str, checkpoint: str, stream: Stream, *, once: bool) -> RunningQuery:
-    """Start a stream."""
-    writer = writer_of(url, stream, frames_of(spark, url, stream))
+def start_query(
+    spark: SparkSession, url: str, checkpoint: str, stream: Stream, *, once: bool, ends: Mapping[str, int]
+) -> RunningQuery:
+    """Start a stream. With `once` it reads what there is, and the journals in `ends` up to there."""
+    writer = writer_of(url, stream, frames_of(spark, url, stream, ends))
     writer = writer.queryName(stream.full_name).option("checkpointLocation", checkpoint)
     if once:
         writer = writer.trigger(availableNow=True)

@@ -15,6 +15,7 @@ from detent.spark.once_delta import to_delta
 from detent.spark.once_engine import to_journal, to_queue
 from detent.spark.once_writing import Sink, once
 from detent.spark.pipeline_stream import Custom, Delta, Journal, Output, Queue, Stream
+from detent.spark.queue_packing import Room
 from detent.spark.running_frames import (
     Frames,
     joined,
@@ -124,6 +125,13 @@ class _Engine(EngineSink):
 
     def check_mode(self, mode: str) -> None:
         self._inner.check_mode(mode)
+
+    @property
+    def publishes(self) -> bool:
+        return self._inner.publishes
+
+    def settle(self, store: Store, key: BatchKey, staged: list[Any], place: str, room: Room) -> list[Any]:
+        return self._inner.settle(store, key, staged, place, room)
 
     def stage(self, batch: DataFrame, url: str) -> list[Any]:
         return self._inner.stage(rows_of(result_of(batch)), url)

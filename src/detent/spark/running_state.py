@@ -48,6 +48,7 @@ class StreamState:
     batch_ms: int = 0
     offsets: dict[str, int] = field(default_factory=dict)
     assignments: dict[str, Assignment] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
     is_read: bool = False
     lag: int | None = None
     failures: int = 0
@@ -94,7 +95,9 @@ class StreamState:
         start, end = _offset(source.get("startOffset")), _offset(source.get("endOffset"))
         if "assignment" in end:
             self.assignments[end["queue"]] = Assignment(end["generation"], end["assignment"])
-            return self._rows(source)
+            rows = self._rows(source)
+            self.taken[end["queue"]] = self.taken.get(end["queue"], 0) + rows
+            return rows
         self.offsets.update(end)
         if not start:  # Spark does not know where its first batch began
             return self._rows(source)
@@ -110,11 +113,8 @@ class StreamState:
         if not self.is_read:
             return
         journals = [source for source in self.stream.sources if isinstance(source, Journal)]
-        lag = sum(self._behind(store, name) for name in _names(store, journals))
-        for source in self.stream.sources:
-            if isinstance(source, Queue):
-                found = store.queue(source.name).info()
-                lag += found.available + found.blocked - found.blocked_delayed
+        lag = sum(self._behind(store, name) for name in names_of(store, journals))
+        lag += sum(waiting_in(store, source.name) for source in self.stream.sources if isinstance(source, Queue))
         self.lag = lag
 
     def _behind(self, store: Store, name: str) -> int:
@@ -147,7 +147,13 @@ def _offset(given: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _names(store: Store, journals: list[Journal]) -> set[str]:
+def waiting_in(store: Store, queue: str) -> int:
+    """How many messages of a queue can be read now, or when others before them are done."""
+    found = store.queue(queue).info()
+    return found.available + found.blocked - found.blocked_delayed
+
+
+def names_of(store: Store, journals: list[Journal]) -> set[str]:
     """The journals that are read by name or by a pattern."""
     found = {journal.name for journal in journals if not journal.is_pattern}
     patterns = [journal for journal in journals if journal.is_pattern]

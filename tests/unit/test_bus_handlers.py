@@ -373,3 +373,32 @@ def test_plain_functions_of_one_message_run_in_one_thread() -> None:
         assert drained(bus, OrderPlaced(1)) == [Outcome.HANDLED]
     assert set(threads) == {threading.get_ident()}
     assert len(threads) == 4
+
+
+def test_header_of_the_bus_with_another_value_is_refused() -> None:
+    with app() as bus:
+        bus.handler(OrderPlaced)(lambda order: None)
+        bus.prepare()
+        for name in ("detent-id", "detent-type", "detent-correlation-id", "detent-sent-at", "content-type"):
+            with pytest.raises(Invalid, match=f"the header '{name}' is written by the bus"):
+                bus.send_local(OrderPlaced(1), headers={name: "mine"})
+        bus.send_local(OrderPlaced(1), id="m-1", headers={"detent-id": "m-1", "detent-type": "OrderPlaced", "own": "x"})
+        assert bus.drain() == [Outcome.HANDLED]
+
+
+def test_headers_can_be_passed_on_as_they_came() -> None:
+    seen: list[str] = []
+    with app() as bus:
+
+        @bus.handler
+        def place(order: OrderPlaced, context: Context) -> None:
+            context.send(Invoiced(order.number), to=bus.name, headers=context.headers)
+
+        @bus.handler
+        def bill(invoice: Invoiced, context: Context) -> None:
+            seen.append(context.headers["own"])
+
+        bus.prepare()
+        bus.send_local(OrderPlaced(1), headers={"own": "x"})
+        assert bus.drain() == [Outcome.HANDLED] * 2
+    assert seen == ["x"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,6 +21,7 @@ from detent.bus.envelope import Incoming
 from detent.cli import _bus_metrics
 from detent.cli._bus_metrics import BusCollector, serve_bus_metrics
 from detent.cli._bus_views import Tally
+from detent.cli.bus import bus as bus_commands
 from detent.errors import Denied, Invalid
 from detent.ingest.counters import Counters
 from detent.server import metrics_state, operators
@@ -230,6 +232,12 @@ def test_outboxes_and_deliveries_of_apps_are_shown(tmp_path: Path, monkeypatch: 
     assert found["detent_outbox_messages", "billing", "pending"] == 1
     assert found["detent_outbox_messages", "billing", "failed"] == 0
     assert found["detent_outbox_oldest_age_seconds", "billing"] == 0
+
+
+def test_metrics_port_is_refused_for_a_run_that_ends() -> None:
+    said = CliRunner().invoke(bus_commands, ["run", "shop.py", "--once", "--metrics-port", "9100"])
+    assert said.exit_code == 2
+    assert "--metrics-port is for apps that go on running" in said.output
 
 
 def test_outbox_is_counted_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,8 +221,7 @@ class Sending:
             raise Invalid(f"headers are up to {HEADERS_MAX} texts by name, and not {given!r}")
         if RESERVED in given:
             raise Invalid(f"the header {RESERVED!r} says where a message goes, and is not the sender's: rename yours")
-        return {
-            **given,
+        written = {
             wire.CORRELATION: id,
             **(joined.correlation() if joined is not None else {}),
             wire.ID: id,
@@ -230,6 +229,8 @@ class Sending:
             wire.SENT_AT: datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds"),
             wire.CONTENT_TYPE: self.serializer.content_type,
         }
+        _check_own(given, written, getattr(joined, "headers", {}))
+        return {**given, **written}
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -249,3 +250,12 @@ class Sending:
             return serializer.decode(body, cls)
         except Invalid as error:
             raise Poison(str(error)) from error
+
+
+def _check_own(given: Mapping[str, str], written: Mapping[str, str], came: Mapping[str, str]) -> None:
+    """`Invalid` for a header of the bus with another value than the bus writes: it would be replaced without a word.
+    Headers may be passed on as they came with the message that is handled."""
+    for name in given.keys() & written.keys():
+        if given[name] not in (written[name], came.get(name)):
+            hint = ": give the id as id=..." if name == wire.ID else ""
+            raise Invalid(f"the header {name!r} is written by the bus, and cannot be {given[name][:100]!r}{hint}")

@@ -209,6 +209,15 @@ class TrackerSuite(Suite):
             one.result(PATIENCE_S)
         assert not self.handle("1")
 
+    def test_it_says_for_how_long_it_remembers(self) -> None:
+        """An app compares this with how long its transport can deliver a message again."""
+        forgetful = self.forgetful_tracker()
+        kept_s = getattr(self._tracker, "retention_s", None)
+        if forgetful is None or kept_s is None:
+            pytest.skip("this tracker does not say how long it remembers")
+        assert forgetful.retention_s == 0
+        assert kept_s > 0
+
     def test_old_marks_are_forgotten_step_by_step_and_by_consumer(self) -> None:
         forgetful = self.forgetful_tracker()
         if forgetful is None:

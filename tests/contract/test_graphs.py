@@ -561,6 +561,32 @@ def test_a_processor_whose_progress_was_deleted_does_not_begin_anew_by_itself(st
         assert values(second, "x") == [1]
 
 
+def test_inputs_of_an_any_of_are_known_by_their_names(store: Store) -> None:
+    store.journal("a").append_many([b"1", b"2"])
+    store.journal("b").append_many([b"3", b"4"])
+    sources = [source("a"), source("b")]
+    tried: list[tuple[int, str]] = []
+
+    def failing(value: int, step: Step) -> int:
+        tried.append((value, step.key))
+        if len(tried) >= 3:
+            raise Invalid("not now")
+        return value
+
+    def working(value: int, step: Step) -> int:
+        tried.append((value, step.key))
+        return value
+
+    with pytest.raises(Invalid, match="not now"):
+        ran(graph_of(*sources, stream("f", failing, any_of=["a", "b"], output="x", batch=4)), store)
+    ran(graph_of(*sources, stream("f", working, any_of=["b", "a"], output="x", batch=4)), store)
+    assert sorted(message.json() for message in store.journal("x").read()) == [1, 2, 3, 4]
+    assert len(set(tried)) == 4, "what was begun keeps its key"
+    store.journal("a").append(b"5")
+    ran(graph_of(*sources, stream("f", working, any_of=["a", "b"], output="x", batch=4)), store)
+    assert sorted(message.json() for message in store.journal("x").read()) == [1, 2, 3, 4, 5]
+
+
 def test_migrating(store: Store) -> None:
     store.journal("a").append_many([b"1", b"2", b"3"])
     store.journal("b").append_many([b"4", b"5"])

@@ -130,6 +130,23 @@ def test_other_inputs_are_refused_unless_asked_for() -> None:
     assert not again.is_new, "it is asked for once, and goes on under the same keys then"
 
 
+@pytest.mark.parametrize("chosen", [[], [("right", 2), ("left", 1)]])
+def test_inputs_of_an_any_of_may_change_their_order(chosen: list[tuple[str, int]]) -> None:
+    one = record(shape=ANY)
+    one = replace(one, snapshot=replace(one.snapshot, chosen=chosen))
+    shape = replace(ANY, inputs=ANY.inputs[::-1])
+    assert shape != ANY
+    found = recovered(one, shape=shape)
+    assert found.record == replace(one, epoch=2, shape=shape), "positions, keys and what was chosen stay"
+    assert not recovered(found.record, shape=shape).is_new
+
+
+def test_inputs_of_a_join_keep_their_order() -> None:
+    joined = replace(ANY, mode="zip")
+    with pytest.raises(Conflict, match=r"migrate=\['p'\]"):
+        recovered(record(shape=joined), shape=replace(joined, inputs=joined.inputs[::-1]))
+
+
 @pytest.mark.parametrize(
     "change", [{"outputs": ["else"]}, {"outputs": []}, {"delivery": "at-most-once"}, {"errors": "failed@c"}]
 )

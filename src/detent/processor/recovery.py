@@ -15,7 +15,7 @@ import msgspec
 
 from detent.errors import Conflict, Corrupt
 from detent.processor.records import Attempt, JournalId, Mark, Owed, Record, Shape, Snapshot
-from detent.processor.shapes import check_same_inputs, described
+from detent.processor.shapes import check_same_inputs, described, reads
 
 
 class Fresh(NamedTuple):
@@ -130,7 +130,7 @@ def _reshaped(
     known = set(shape.inputs)
     # The next input sets may have been tried, and had a key each. Those of other inputs, and batches that are taken
     # whole, are none of those.
-    is_other = (old.mode, old.inputs) != (shape.mode, shape.inputs) or (shape.whole and not old.whole)
+    is_other = reads(old) != reads(shape) or (shape.whole and not old.whole)
     snapshot = msgspec.structs.replace(
         snapshot,
         series=_behind(fresh.series, snapshot.series) if is_other and not snapshot.chosen else snapshot.series,

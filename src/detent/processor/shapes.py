@@ -26,11 +26,17 @@ def written_by(processor: Processor) -> list[str]:
     return sorted(str(place) for place in processor.outputs.values())
 
 
+def reads(shape: Shape) -> tuple[str, list[str]]:
+    """What a processor reads, and how. The inputs of an any-of are known by their names, whatever their order; those of
+    a join are also the parameters of its function."""
+    return shape.mode, sorted(shape.inputs) if shape.mode == "any" else shape.inputs
+
+
 def check_same_inputs(name: str, old: Shape, new: Shape) -> None:
     """`Conflict` unless a processor reads what it has read, in sets that can have the same keys. Everything else about
     it may change."""
     is_whole_now = new.whole and not old.whole
-    if (old.kind, old.mode, old.inputs) == (new.kind, new.mode, new.inputs) and not is_whole_now:
+    if old.kind == new.kind and reads(old) == reads(new) and not is_whole_now:
         return
     own = name.partition("/")[2]
     raise Conflict(

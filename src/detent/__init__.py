@@ -40,6 +40,7 @@ What several layers share:
     durations.py    "30s", "5m", seconds, `timedelta`
     paths.py        a path where a store's URL is expected
     sizes.py        "256MiB"
+    extras.py       how to install an extra of this installation
     finite.py       JSON that refuses infinity and NaN
     grid.py         tables for a terminal, in which no word is cut
     lazy.py         packages whose names are imported when they are first used

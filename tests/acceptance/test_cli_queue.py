@@ -47,8 +47,8 @@ def document(*arguments: str) -> Any:
 
 
 QUEUE_COMMANDS = [
-    "create", "configure", "rm", "ls", "info", "publish", "claim", "ack", "fail", "extend", "messages", "failed", "redrive",
-    "purge", "pause", "resume", "stats", "readers", "release",
+    "create", "configure", "rm", "ls", "info", "publish", "claim", "ack", "fail", "extend", "messages", "failed",
+    "redrive", "purge", "pause", "resume", "stats", "readers", "release",
 ]  # fmt: skip
 
 

@@ -279,7 +279,8 @@ def messages(url: str, queue: str, limit: int, cursor: str | None, force: bool, 
     Examples:
       detent queue messages file:./data orders
       detent queue messages file:./data orders --state 'in flight' --state blocked
-      detent queue messages file:./data orders --older-than 1h --filter 'headers.tier == "gold"'
+      detent queue messages file:./data orders --older-than 1h \\
+          --filter 'headers.tier == "gold"'
     """
     found: list[QueuedMessage] = []
     with open_for_writing(url, force=force) as store:

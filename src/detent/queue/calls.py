@@ -384,7 +384,8 @@ def parse_cursor(text: str) -> tuple[int, tuple[int, int, int, int]]:
 
 def queue_page(queue: str, reader: QueueReader, op: PeekMessages, page: PeekedMessages) -> QueuePage:
     """A page as users see it."""
-    whole = read_page(reader, op, page) if page.contents is None else page
+    # An answer without messages need not bring contents, also where there are no files to read.
+    whole = page if page.contents is not None or not page.messages else read_page(reader, op, page)
     contents = whole.contents or []
     found = [_queued(queue, one, content) for one, content in zip(whole.messages, contents, strict=True)]
     cursor = (whole.queue, *whole.after) if whole.more else None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import numpy as np
@@ -62,6 +62,9 @@ the time and the row in the record as well."""
 START: Final[Cursor] = (LIVE, -1, 0, -1)
 
 
+_Last = Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)]
+
+
 class PeekMessages(Operation, frozen=True, tag=True, array_like=True):
     """Some messages of a queue after a cursor, of these states (all, if none is named). Changes nothing.
 
@@ -70,7 +73,7 @@ class PeekMessages(Operation, frozen=True, tag=True, array_like=True):
     """
 
     queue: str
-    after: tuple[Number, int, Number, int] = START
+    after: tuple[Number, _Last, Number, _Last] = START
     number: Number = 0
     states: list[str] = msgspec.field(default_factory=list)
     priority: Number | None = None
@@ -170,8 +173,7 @@ def _check(op: PeekMessages, state: QueueState) -> None:
         raise Invalid(f"a message has no state {min(unknown)!r}; there are {', '.join(ALL_STATES)}")
     if op.number and op.number != state.number:
         raise Conflict(f"the cursor is of an earlier queue {op.queue!r}: begin without one")
-    section, after, _, row = op.after
-    if section > DONE or after < -1 or row < -1:
+    if op.after[0] > DONE:
         raise Invalid("a cursor is what the page before this one answered")
     if op.filter is not None:
         Filter(op.filter)

@@ -63,11 +63,11 @@ def open_queue(url: str) -> MessageQueue:
 
 def find_named(url: str) -> Named | None:
     """The class that a URL names, by the name that a package offers it under or by its place; None if it names none."""
-    place, _, rest = url.partition(":")
-    cls = named.class_of_package(place) if place and _ else None
+    place, first, rest = url.partition(":")
+    cls = named.class_of_package(place) if place and first else None
     if cls is None:
-        attribute, colon, after = rest.partition(":")
-        if not colon or not attribute.isidentifier() or not _PLACE.fullmatch(place):
+        attribute, second, after = rest.partition(":")
+        if not second or not attribute.isidentifier() or not _PLACE.fullmatch(place):
             return None
         cls, rest = named.class_of_place(place, attribute), after
     name, _, query = rest.partition("?")

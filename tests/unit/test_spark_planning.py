@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from detent.errors import Invalid
@@ -41,6 +41,7 @@ def test_partitions_hold_every_message_once_and_in_order(
 
 
 @given(start=offsets, more=offsets, rows=st.integers(1, 700))
+@example(start={}, more={"a": 1, "b": 1, "c": 3, "d": 3, "e": 3, "f": 3}, rows=8)
 def test_a_limit_is_kept_and_everybody_moves(start: dict[str, int], more: dict[str, int], rows: int) -> None:
     end = {name: start.get(name, 0) + count for name, count in more.items()}
     waiting = between(start, end)

@@ -73,9 +73,14 @@ def limited(start: Mapping[str, int], end: Mapping[str, int], rows_max: int) -> 
 
 
 def _shares(waiting: list[Range], total: int, rows_max: int) -> Iterator[tuple[Range, int]]:
-    """At least one message each, or rounding would starve a short journal for ever; the shortest first, so that the
-    long ones pay for the rounding. With fewer messages than journals the longest get them, and all come to be the
-    longest in time."""
-    scarce = rows_max < len(waiting)
-    for piece in sorted(waiting, key=lambda piece: piece.rows, reverse=scarce):
-        yield piece, max(1, piece.rows * rows_max // total)
+    """One message each, or rounding would starve a journal for ever; then each by its share of the rest, and the
+    longest what rounding leaves. With fewer messages than journals the longest get them; each comes to be the
+    longest."""
+    *others, longest = sorted(waiting, key=lambda piece: piece.rows)
+    rest = rows_max - len(waiting)
+    if rest < 0:
+        yield from ((piece, 1) for piece in (longest, *reversed(others)))
+        return
+    for piece in others:
+        yield piece, 1 + (piece.rows - 1) * rest // (total - len(waiting))
+    yield longest, rows_max

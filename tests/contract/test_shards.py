@@ -326,7 +326,7 @@ def test_bad_arguments(store: Store) -> None:
     for key in ("", 7, "\ud800"):
         with pytest.raises(Invalid):
             consumer.state(0).get(key)  # type: ignore[arg-type]
-    for arguments in (("a b", 0), ("a", -1), ("a", "0"), ("a", 0, 5)):
+    for arguments in (("a b", 0), ("a", -1), ("a", "0"), ("a", 0, -5)):
         with pytest.raises(Invalid):
             consumer.await_processed(*arguments)  # type: ignore[arg-type]
 

@@ -173,6 +173,7 @@ API: dict[str, tuple[Call, type[DetentError] | tuple[type[DetentError], ...]]] =
     "a dedup key that is half a character": (publish(b"x", dedup_key=SURROGATE), Invalid),
     "a delay below nothing": (publish(b"x", delay="-1s"), Invalid),
     "a delay of more than a year": (publish(b"x", delay="366d"), LimitExceeded),
+    "a delay that is a boolean": (publish(b"x", delay=True), Invalid),
     "a delay and a time": (publish(b"x", delay="1s", visible_at=datetime.now(UTC)), Invalid),
     "a time without a zone": (publish(b"x", visible_at=datetime(2030, 1, 1)), Invalid),
     "a time that is text": (publish(b"x", created="now"), Invalid),

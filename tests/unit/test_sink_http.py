@@ -204,6 +204,7 @@ def test_what_cannot_be_a_sink_is_refused() -> None:
         {"headers": {"X": 7}},
         {"retries": -1},
         {"retries": "many"},
+        {"timeout": -30},
         {"content": "body"},
     ):
         with pytest.raises(Invalid):

@@ -47,6 +47,7 @@ from detent.server.models import (
     optional_duration,
     time_text,
 )
+from detent.server.models_queued import QueuedList, queued_list
 from detent.server.models_queues import (
     Acknowledged,
     AckRequest,
@@ -63,7 +64,6 @@ from detent.server.models_queues import (
     Purged,
     PurgeRequest,
     QueueDescription,
-    QueuedList,
     QueueList,
     Redriven,
     RedriveRequest,
@@ -72,7 +72,6 @@ from detent.server.models_queues import (
     describe_queue,
     failure,
     published_message,
-    queued_list,
 )
 from detent.server.route import Call, Route, may_everywhere, may_see, query_duration
 

@@ -8,8 +8,8 @@ import pytest
 
 from detent.codec import queue as records
 from detent.errors import Conflict, Invalid, NotFound
-from detent.queue import calls, peeking
 from detent.queue import operations as ops
+from detent.queue import pages, peeking
 from detent.queue import reader_operations as reader_ops
 from detent.queue.info import QueuedMessage, QueuePage
 from detent.queue.reader import QueueReader
@@ -25,8 +25,8 @@ def world() -> Queues:
 
 def peek(world: Queues, queue: str = "q", **options: Any) -> QueuePage:
     given: dict[str, Any] = dict.fromkeys(("states", "filter", "priority", "older_than", "newer_than", "cursor"))
-    operation = calls.peek(queue, **{**given, "limit": 100, "payload_bytes": 256, **options})
-    return calls.queue_page(queue, QueueReader(world.writer), operation, world.commit(operation)[0])
+    operation = pages.peek(queue, **{**given, "limit": 100, "payload_bytes": 256, **options})
+    return pages.queue_page(queue, QueueReader(world.writer), operation, world.commit(operation)[0])
 
 
 def all_pages(world: Queues, **options: Any) -> list[QueuedMessage]:

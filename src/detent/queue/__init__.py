@@ -46,6 +46,7 @@ Readers, which are given messages by number instead of under a lease (Spark):
 
 Rare calls and questions:
 
+    pages.py             a look's arguments become an operation, and its answer a page
     admin.py             queues made, changed, deleted, purged; failed messages redriven
     looking.py           descriptions, failed messages, where a message is
     listing.py           a queue's messages, page by page, for programs that want them all

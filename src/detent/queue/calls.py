@@ -11,15 +11,13 @@ from typing import Any, TypedDict, overload
 import msgspec
 
 from detent.codec.origin import Origin
-from detent.codec.published import FOREVER, URI
 from detent.codec.queue import NOT_KEPT
 from detent.durations import Duration, milliseconds, since_1970_ms
 from detent.errors import Invalid
 from detent.queue import operations as ops
 from detent.queue.filters import default_filter
-from detent.queue.info import QueuedMessage, QueuePage, dead_letters_of, time_of
+from detent.queue.info import dead_letters_of
 from detent.queue.message import Outgoing, Published
-from detent.queue.peeking import ALL_STATES, START, PeekedMessage, PeekedMessages, PeekMessages, read_page
 from detent.queue.reader import Columns, Content, QueueReader
 
 Message = bytes | Outgoing
@@ -53,11 +51,11 @@ def settings(queue: str, given: Settings) -> ops.Settings:
         raise Invalid(f"a queue has no setting {sorted(unknown)[0]!r}; it has {', '.join(Settings.__annotations__)}")
     return ops.Settings(
         filter=_filter(queue, given),
-        max_attempts=_number(given.get("max_attempts"), "max_attempts"),
-        lease_ms=_ms(given.get("lease")),
-        lease_max_ms=_ms(given.get("max_lease")),
-        backoff_ms=_ms(given.get("backoff")),
-        backoff_max_ms=_ms(given.get("max_backoff")),
+        max_attempts=check_number(given.get("max_attempts"), "max_attempts"),
+        lease_ms=optional_ms(given.get("lease")),
+        lease_max_ms=optional_ms(given.get("max_lease")),
+        backoff_ms=optional_ms(given.get("backoff")),
+        backoff_max_ms=optional_ms(given.get("max_backoff")),
         done_retention_s=_done_retention(given),
         failed_policy=given.get("failed"),
         priority_header=given.get("priority_header"),
@@ -89,13 +87,13 @@ def _labels(labels: Mapping[str, str] | None) -> dict[str, str] | None:
     return dict(labels)
 
 
-def _number(value: int | None, what: str) -> int | None:
+def check_number(value: int | None, what: str) -> int | None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
         raise Invalid(f"{what} is a number from 0 on, not {value!r}")
     return value
 
 
-def _ms(value: Duration | None) -> int | None:
+def optional_ms(value: Duration | None) -> int | None:
     return None if value is None else milliseconds(value)
 
 
@@ -298,7 +296,7 @@ def claim(queue: str, count: int, lease: Duration | None, consumer: str) -> ops.
     """The operation of a claim."""
     if not isinstance(count, int) or isinstance(count, bool):
         raise Invalid(f"how many messages to claim is a number, not {count!r}")
-    return ops.Claim(queue, count, _ms(lease), consumer)
+    return ops.Claim(queue, count, optional_ms(lease), consumer)
 
 
 def deliveries(kind: type[Any], store: Any, queue: str, reader: QueueReader, result: ops.ClaimedMessages) -> list[Any]:
@@ -348,75 +346,6 @@ def columns(contents: ops.Attached) -> Columns:
     rows = [(0, None, None) if row is None else row for row in contents]
     kinds, payloads, about = (list(column) for column in zip(*rows, strict=True))
     return Columns(kinds, payloads, about, payloads.count(None))
-
-
-def peek(
-    queue: str,
-    limit: int,
-    states: str | Iterable[str] | None,
-    filter: str | None,
-    priority: int | None,
-    older_than: Duration | None,
-    newer_than: Duration | None,
-    payload_bytes: int,
-    cursor: str | None,
-) -> PeekMessages:
-    """The operation of a look into a queue."""
-    for value, what in ((limit, "limit"), (priority, "priority"), (payload_bytes, "payload_bytes")):
-        _number(value, what)
-    named = [states] if isinstance(states, str) else list(states or ())
-    if set(map(type, named)) - {str}:
-        raise Invalid(f"states are {', '.join(ALL_STATES)}, not {named!r}"[:500])
-    number, after = (0, START) if cursor is None else parse_cursor(cursor)
-    return PeekMessages(
-        queue, after, number, named, priority, limit, filter, _ms(older_than), _ms(newer_than), payload_bytes
-    )
-
-
-def parse_cursor(text: str) -> tuple[int, tuple[int, int, int, int]]:
-    """A cursor's text: the queue's number, and after which message of it the page begins. -1 is written as nothing."""
-    parts = text.split(".") if isinstance(text, str) else []
-    if len(parts) != 5 or not all(not part or (part.isascii() and part.isdigit() and len(part) < 20) for part in parts):
-        raise Invalid(f"{text!r} is no cursor: that is what the page before this one answered"[:500])
-    number, section, after, at_ms, row = (int(part) if part else -1 for part in parts)
-    return max(0, number), (max(0, section), after, max(0, at_ms), row)
-
-
-def queue_page(queue: str, reader: QueueReader, op: PeekMessages, page: PeekedMessages) -> QueuePage:
-    """A page as users see it."""
-    # An answer without messages need not bring contents, also where there are no files to read.
-    whole = page if page.contents is not None or not page.messages else read_page(reader, op, page)
-    contents = whole.contents or []
-    found = [_queued(queue, one, content) for one, content in zip(whole.messages, contents, strict=True)]
-    cursor = (whole.queue, *whole.after) if whole.more else None
-    text = None if cursor is None else ".".join("" if part < 0 else str(part) for part in cursor)
-    return QueuePage(found, text)
-
-
-def _queued(queue: str, one: PeekedMessage, content: ops.PeekedContent | None) -> QueuedMessage:
-    is_uri = content is not None and content.kind == URI
-    data = b"" if content is None else content.data
-    move = None if content is None else content.move
-    return QueuedMessage(
-        message=one.message,
-        queue=queue,
-        state=one.state,
-        at=time_of(one.at_ms),
-        attempts=one.attempts,
-        total_attempts=one.earlier + one.attempts,
-        priority=one.priority,
-        consumer=one.consumer,
-        delivery=one.delivery,
-        reason=one.reason,
-        created=None if content is None else time_of(content.created_ms),
-        received=None if content is None else time_of(content.received_ms),
-        expires=None if content is None or one.deadline_ms == FOREVER else time_of(one.deadline_ms),
-        headers={} if content is None else content.headers,
-        payload=b"" if is_uri else data,
-        size=None if content is None else content.size,
-        uri=data.decode(errors="ignore") if is_uri else None,
-        dead_letter=None if move is None else dead_letters_of([move])[0],
-    )
 
 
 class Fetching:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, Unpack
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation
 from detent.errors import Corrupt, Invalid
-from detent.queue import calls
+from detent.queue import calls, pages
 from detent.queue import operations as ops
 from detent.queue.assignment import AssignmentReader, AsyncAssignmentReader, ReaderInfo, reader_info
 from detent.queue.calls import Message, Settings
@@ -282,10 +282,10 @@ class Queue(_QueueBase):
         `page.cursor` is where the next page begins. It stays good while the queue changes: a message that stays where
         it is, is on one page; one that moves on may be on two, or on none.
         """
-        operation = calls.peek(
+        operation = pages.peek(
             self.name, limit, states, filter, priority, older_than, newer_than, payload_bytes, cursor
         )
-        return calls.queue_page(self.name, self._store.messages, operation, self._commit(operation))
+        return pages.queue_page(self.name, self._store.messages, operation, self._commit(operation))
 
     def failed(self) -> Iterator[FailedMessage]:
         """The failed messages, oldest first, with their reasons and attempts."""
@@ -482,11 +482,11 @@ class AsyncQueue(_QueueBase):
         cursor: str | None = None,
     ) -> QueuePage:
         """Look into the queue, page by page, without claiming; see :meth:`Queue.peek`."""
-        operation = calls.peek(
+        operation = pages.peek(
             self.name, limit, states, filter, priority, older_than, newer_than, payload_bytes, cursor
         )
         page = await self._commit(operation)
-        return await asyncio.to_thread(calls.queue_page, self.name, self._store.messages, operation, page)
+        return await asyncio.to_thread(pages.queue_page, self.name, self._store.messages, operation, page)
 
     async def failed(self) -> AsyncIterator[FailedMessage]:
         """The failed messages, oldest first, with their reasons and attempts."""

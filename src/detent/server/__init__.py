@@ -31,6 +31,7 @@ The JSON API:
     models.py           bytes, durations and times in JSON
     models_journals.py  journals in JSON
     models_queues.py    queues in JSON
+    models_queued.py    a look into a queue in JSON
     receipts.py         which queue a receipt belongs to, so that rights can be checked
     arrow.py            messages as Arrow streams, in and out
     waiting.py          long polls

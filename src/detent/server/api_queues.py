@@ -45,6 +45,7 @@ from detent.server.models import (
     given_settings,
     time_text,
 )
+from detent.server.models_queued import QueuedList, queued_list
 from detent.server.models_queues import (
     Acknowledged,
     AckRequest,
@@ -61,7 +62,6 @@ from detent.server.models_queues import (
     Purged,
     PurgeRequest,
     QueueDescription,
-    QueuedList,
     QueueList,
     Redriven,
     RedriveRequest,
@@ -70,7 +70,6 @@ from detent.server.models_queues import (
     describe_queue,
     failure,
     published_message,
-    queued_list,
 )
 from detent.server.route import Call, Route, may_everywhere, may_see
 

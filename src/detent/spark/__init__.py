@@ -16,6 +16,7 @@ The formats, and what they share:
     table_journals.py   its tables about journals, producers and ledgers
     table_queues.py     its tables about queues
     options.py          the options of the formats, checked
+    advice.py           commands in errors, with the store's URL
     opened.py           stores that a Python process of Spark's keeps open
     identity.py         query, run and ledger name: who writes a batch
 
@@ -60,6 +61,9 @@ Pipelines (`detent run`):
     running_sinks.py    where its rows go
     quarantine.py       bodies that did not match their schema, kept with the reason
     running_failure.py  why a stream failed, and whether to try again
+    running_advice.py   what to do about it, in commands
+    running_checkpoint.py  what is wrong with a checkpoint
+    running_java.py     whether Spark's Java still runs
     running_goals.py    how far a run that ends reads
     running_state.py    how far, how fast, how far behind
     running_events.py   what views are told

@@ -21,6 +21,7 @@ from detent.errors import AlreadyEntered, Invalid
 from detent.journal import FragmentRef
 from detent.journal.fragments import write_fragment
 from detent.names import check_name
+from detent.spark.advice import completing
 from detent.spark.identity import BatchIdentity, ledger_name, task_identity
 from detent.spark.opened import opened
 from detent.spark.options import Options
@@ -213,7 +214,8 @@ class JournalWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         settings = self._settings
         store = opened(settings.owner_url, "client")
-        adopt(store, arrived(messages), settings.ledger, "", settings.version or 0, "")
+        with completing(settings.owner_url):
+            adopt(store, arrived(messages), settings.ledger, "", settings.version or 0, "")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing: Spark aborts also after a commit that was durable and whose answer was lost. Orphans are swept."""
@@ -232,7 +234,8 @@ class JournalStreamWriter(DataSourceStreamArrowWriter):
         found = arrived(messages)
         identity = BatchIdentity.common(message.identity for message in found)
         ledger = self._settings.ledger or f"query:{identity.query}"
-        adopt(opened(self._settings.owner_url, "client"), found, ledger, identity.query, batchId, identity.run)
+        with completing(self._settings.owner_url):
+            adopt(opened(self._settings.owner_url, "client"), found, ledger, identity.query, batchId, identity.run)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing, for the reason that :meth:`JournalWriter.abort` gives."""

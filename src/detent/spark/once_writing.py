@@ -19,6 +19,7 @@ from detent.errors import AlreadyEntered, Invalid
 from detent.kv import absolute_url, parse_url
 from detent.ledger.operations import check_name
 from detent.remote import server_address
+from detent.spark.advice import completing
 from detent.spark.once_batch import (
     BatchKey,
     EngineSink,
@@ -72,6 +73,10 @@ class Once:
         return {**self.__dict__, "_store": None}
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        with completing(self._owner_url):
+            self._write(batch, batch_id)
+
+    def _write(self, batch: DataFrame, batch_id: int) -> None:
         key = key_of(self._name, batch, batch_id)
         store = self._store or opened(self._owner_url, "client")
         kind = self._kind(batch, key)

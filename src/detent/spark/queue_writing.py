@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from detent.errors import AlreadyEntered, Invalid
 from detent.queue.operations import check_name
+from detent.spark.advice import completing
 from detent.spark.identity import BatchIdentity, ledger_name, task_identity
 from detent.spark.once_batch import BatchKey
 from detent.spark.opened import opened
@@ -108,7 +109,9 @@ class QueueWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         settings = self._settings
-        commit(opened(settings.owner_url, "client"), arrived(messages), settings.ledger, "", settings.version or 0, "")
+        found = arrived(messages)
+        with completing(settings.owner_url):
+            commit(opened(settings.owner_url, "client"), found, settings.ledger, "", settings.version or 0, "")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing: what was not committed was never anywhere but in the tasks' messages."""
@@ -127,7 +130,8 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         found = arrived(messages)
         identity = BatchIdentity.common(message.identity for message in found)
         ledger = self._settings.ledger or f"query:{identity.query}"
-        commit(opened(self._settings.owner_url, "client"), found, ledger, identity.query, batchId, identity.run)
+        with completing(self._settings.owner_url):
+            commit(opened(self._settings.owner_url, "client"), found, ledger, identity.query, batchId, identity.run)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing, for the reason that :meth:`QueueWriter.abort` gives."""

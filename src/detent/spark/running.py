@@ -18,9 +18,11 @@ from detent.spark.foreground import silence
 from detent.spark.pipeline import Pipeline
 from detent.spark.pipeline_graph import chosen
 from detent.spark.pipeline_stream import Stream
+from detent.spark.running_advice import Advisor
 from detent.spark.running_events import Event, Silent, Summary, View
-from detent.spark.running_failure import failure_of
+from detent.spark.running_failure import Failure, failure_of, is_connection
 from detent.spark.running_goals import Goals
+from detent.spark.running_java import END_S, JavaWatch
 from detent.spark.running_prepare import checkpoint_folder, is_local, prepare, store_url
 from detent.spark.running_state import FAILED, IDLE, RUNNING, STARTING, STOPPED, WAITING, StreamState
 from detent.store import Store
@@ -81,8 +83,10 @@ def run(
                          fields={"store": url, "owner": opened.is_owner, "checkpoints": folder}))  # fmt: skip
         for note in prepare(opened, streams):
             shown.tell(Event("note", text=note))
+        watch, advisor = JavaWatch.of_spark(), Advisor(opened, url, folder)
         runner = Runner(opened, streams, _starter(spark, url, folder, once), shown, stop or threading.Event())
-        with stop_on_signals(runner.stopping) if signals else nullcontext():
+        runner.explain, runner.check_java = advisor.explained, watch.check
+        with stop_on_signals(runner.stopping) if signals else nullcontext(), _told_of(watch):
             runner.drain() if once else runner.supervise()
         runner.acknowledge(sync=is_local(folder))
         return Summary(runner.states)
@@ -101,6 +105,8 @@ class Runner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stopping = stopping
+        self.explain: Callable[[Stream, BaseException, Failure], Failure] = _as_it_is
+        self.check_java: Callable[[], None] = lambda: None
         self.states = [StreamState(stream, clock) for stream in streams]
         self._store = store
         self._start = start
@@ -172,6 +178,8 @@ class Runner:
             ends = {} if self._goals is None else self._goals.ends(state.stream)
             self._queries[state.name] = self._start(state.stream, ends)
         except Exception as error:  # noqa: BLE001  the user's function runs in here
+            if is_connection(error):
+                self.check_java()
             self._failed(state, error, starting=True)
             return
         state.phase = RUNNING
@@ -196,7 +204,7 @@ class Runner:
             state.phase = IDLE
 
     def _failed(self, state: StreamState, error: BaseException, *, starting: bool) -> None:
-        failure = failure_of(error, starting=starting)
+        failure = self.explain(state.stream, error, failure_of(error, starting=starting))
         state.failures += 1
         state.in_a_row += 1
         if failure.is_final or state.in_a_row >= self._tries:
@@ -258,6 +266,11 @@ class Runner:
                     self._view.tell(Event("note", state.name, f"{queue} was not told what is done: {error}"))
 
 
+def _as_it_is(stream: Stream, error: BaseException, failure: Failure) -> Failure:
+    del stream, error
+    return failure
+
+
 def _places(state: StreamState) -> dict[str, Any]:
     return {"offsets": dict(state.offsets), **({"lag": state.lag} if state.lag is not None else {})}
 
@@ -275,6 +288,17 @@ def _starter(
         return start_query(spark, url, f"{folder}/{stream.full_name}", stream, once=once, ends=ends)
 
     return start
+
+
+@contextmanager
+def _told_of(watch: JavaWatch) -> Iterator[None]:
+    """Errors of the connection to a Java that has ended say that it has."""
+    try:
+        yield
+    except Exception as error:
+        if is_connection(error):
+            watch.check()
+        raise
 
 
 @contextmanager
@@ -296,4 +320,14 @@ def _session(url: str, conf: Mapping[str, object], options: Mapping[str, Any], v
         yield spark
     finally:
         if is_ours:
-            spark.stop()
+            _stop(spark)
+
+
+def _stop(spark: SparkSession) -> None:
+    """Stop a session, of which nothing is left when its Java has ended."""
+    watch = JavaWatch.of_spark()
+    try:
+        spark.stop()
+    except Exception as error:
+        if not is_connection(error) or not watch.ended(END_S):
+            raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from detent.errors import Invalid
@@ -40,6 +40,7 @@ def test_partitions_hold_every_message_once_and_in_order(
     assert partitions == cut(between(start, end), parts, rows_max)
 
 
+@example(start={}, more={"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1, "g": 4, "h": 4}, rows=8)
 @given(start=offsets, more=offsets, rows=st.integers(1, 700))
 def test_a_limit_is_kept_and_everybody_moves(start: dict[str, int], more: dict[str, int], rows: int) -> None:
     end = {name: start.get(name, 0) + count for name, count in more.items()}

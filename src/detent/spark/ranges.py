@@ -64,8 +64,9 @@ def limited(start: Mapping[str, int], end: Mapping[str, int], rows_max: int) -> 
         return ordered({**start, **end})
     result = {**start}
     left = rows_max
-    for piece, share in _shares(waiting, total, rows_max):
-        taken = min(share, left, piece.rows)
+    for number, (piece, share) in enumerate(_shares(waiting, total, rows_max), start=1):
+        others = len(waiting) - number if rows_max >= len(waiting) else 0  # each of them gets one at least
+        taken = min(share, left - others, piece.rows)
         left -= taken
         if taken or piece.journal in start:
             result[piece.journal] = piece.start + taken

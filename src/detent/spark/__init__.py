@@ -18,6 +18,7 @@ The formats, and what they share:
     options.py          the options of the formats, checked
     advice.py           commands in errors, with the store's URL
     opened.py           stores that a Python process of Spark's keeps open
+    progress.py         how far a query is, by the names of its sources and its sink
     identity.py         query, run and ledger name: who writes a batch
 
 Reading:
@@ -100,6 +101,7 @@ if TYPE_CHECKING:
     from detent.spark.once_sql import to_sql
     from detent.spark.once_writing import call, once
     from detent.spark.pipeline import Pipeline, queue
+    from detent.spark.progress import progress
     from detent.spark.sessions import session
     from detent.spark.stores import store_of
 
@@ -110,6 +112,7 @@ _HOMES = {
     "detent.spark.once_sql": ("to_sql",),
     "detent.spark.once_writing": ("call", "once"),
     "detent.spark.pipeline": ("Pipeline", "queue"),
+    "detent.spark.progress": ("progress",),
     "detent.spark.sessions": ("session",),
     "detent.spark.stores": ("store_of",),
 }
@@ -119,6 +122,7 @@ __all__ = [
     "Pipeline",
     "call",
     "once",
+    "progress",
     "queue",
     "register",
     "session",

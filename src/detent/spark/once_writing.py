@@ -185,6 +185,10 @@ def call(function: Callable[[DataFrame, str], Any], *, select: Select = None) ->
 
 
 class _Call(ExternalSink):
+    @property
+    def name(self) -> str:
+        return f"function {getattr(self._function, '__name__', type(self._function).__name__)}"
+
     def __init__(self, function: Callable[[DataFrame, str], Any], select: Select) -> None:
         if not callable(function):
             raise Invalid(f"call takes a function of a DataFrame and a key, not {function!r}")

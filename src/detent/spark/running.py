@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -108,12 +109,15 @@ class Runner:
         self.explain: Callable[[Stream, BaseException, Failure], Failure] = _as_it_is
         self.check_java: Callable[[], None] = lambda: None
         self.states = [StreamState(stream, clock) for stream in streams]
+        for state in self.states:
+            state.count_quarantined(store)
         self._store = store
         self._start = start
         self._view = view
         self._clock = clock
         self._queries: dict[str, RunningQuery] = {}
         self._tries = math.inf
+        self._quarantined: dict[str, int] = {}
         self._goals: Goals | None = None
         self._measured = -math.inf
         self._unmeasured: set[str] = set()
@@ -193,7 +197,8 @@ class Runner:
             batch = state.absorb(progress)
             if batch is not None:
                 fields = {"batch": batch.number, "messages": batch.messages, "batch_ms": batch.milliseconds}
-                self._view.tell(Event("progress", state.name, fields={**fields, **_places(state)}))
+                self._view.tell(Event("progress", state.name, fields={**fields, **state.as_progress(self._store.url)}))
+                self._tell_of_quarantine(state)
         if is_active:
             return
         del self._queries[state.name]
@@ -202,6 +207,15 @@ class Runner:
             self._failed(state, error, starting=False)
         else:
             state.phase = IDLE
+
+    def _tell_of_quarantine(self, state: StreamState) -> None:
+        state.count_quarantined(self._store)
+        more, quarantine = state.quarantined - self._quarantined.get(state.name, 0), state.stream.quarantine
+        self._quarantined[state.name] = state.quarantined
+        if more and quarantine is not None:
+            command = shlex.join(("detent", "quarantine", "show", self._store.url, quarantine.name))
+            text = f"{more:,} messages do not match the schema, and are kept: `{command}`"
+            self._view.tell(Event("quarantined", state.name, text, {"messages": more, "journal": quarantine.name}))
 
     def _failed(self, state: StreamState, error: BaseException, *, starting: bool) -> None:
         failure = self.explain(state.stream, error, failure_of(error, starting=starting))
@@ -269,10 +283,6 @@ class Runner:
 def _as_it_is(stream: Stream, error: BaseException, failure: Failure) -> Failure:
     del stream, error
     return failure
-
-
-def _places(state: StreamState) -> dict[str, Any]:
-    return {"offsets": dict(state.offsets), **({"lag": state.lag} if state.lag is not None else {})}
 
 
 def _role(store: Store) -> str:

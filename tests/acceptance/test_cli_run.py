@@ -144,6 +144,17 @@ def test_a_runner_that_is_killed_goes_on_where_it_was(tmp_path: Path, runners: l
     before = len(bodies(tmp_path, "doubled"))
     assert 0 < before < len(numbers), "it was killed in the middle"
 
+    headless = Running(path)
+    runners.append(headless)
+    headless.until("started", 2)
+    (java,) = (pid for pid in session_of(headless.process.pid) if Path(f"/proc/{pid}/comm").read_text() == "java\n")
+    os.kill(java, signal.SIGKILL)
+    _, errors = headless.process.communicate(timeout=PATIENCE_S)
+    assert headless.process.returncode == 1
+    assert f"Spark's Java (process {java}) was ended by the signal SIGKILL" in errors
+    assert "Traceback" not in errors
+    assert "Error" not in errors
+
     stopped = Running(path)
     runners.append(stopped)
     stopped.until("progress", offsets={"doubled": len(numbers)})

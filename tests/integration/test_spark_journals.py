@@ -14,8 +14,10 @@ import pytest
 from pyspark import TaskContext
 
 import detent
+import detent.spark
 import sparkling
 from detent.spark.opened import close_all
+from processes import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -144,6 +146,28 @@ def test_a_stream_copies_every_message_once_in_bounded_batches(
     store.journal("a").append_many(numbered(5, start=250))
     drain(stream(spark, store, maxMessagesPerTrigger=100), store, tmp_path / "cp")
     assert written(store) == numbered(255)
+
+
+def test_the_progress_of_a_query_names_its_sources_and_its_sink(
+    spark: SparkSession, store: detent.Store, tmp_path: Path
+) -> None:
+    store.journal("a").append_many(numbered(5))
+    store.queue("q").create()
+    mails = spark.readStream.format("detent.queue").option("queue", "q").option("readerName", "r").load(store.url)
+    both = stream(spark, store).select("body").union(mails.selectExpr("payload AS body"))
+    writer = both.writeStream.format("detent").option("journal", "out").queryName("both")
+    query = writer.option("checkpointLocation", str(tmp_path / "cp")).start(store.url)
+    try:
+        eventually(lambda: query.lastProgress is not None and query.lastProgress.batchId == 0, seconds=60)
+        found = detent.spark.progress(query)
+    finally:
+        query.stop()
+    first, second = found["sources"]
+    assert (found["query"], found["batch"], found["sink"]) == ("both", 0, {"name": "journal out", "store": store.url})
+    assert (first["name"], first["store"], first["lag"]) == ("journals a", store.url, 0)
+    assert first["journals"] == {"a": {"offset": 5, "lag": 0}}
+    assert (second["name"], second["store"]) == ("queue q", store.url)
+    assert "Python" not in str(found)
 
 
 def test_a_pattern_picks_up_journals_that_come_later(spark: SparkSession, store: detent.Store, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -309,15 +311,46 @@ def test_a_stream_fails_is_started_again_and_is_stopped(spark: SparkSession, sto
     assert (store.queue("mails").info().done, store.queue("mails").info().in_flight) == (3, 0)
 
 
-def test_a_deleted_checkpoint_is_fenced_and_said(spark: SparkSession, store: Store, tmp_path: Path) -> None:
-    pipeline = Pipeline("p", store=store.url)
-    pipeline.stream(read="a", write="b", name="s")(lambda messages: messages)
-    store.journal("a").append(b"x", key=b"k", headers={"h": "1"})
-    assert run(pipeline, once=True, checkpoints=tmp_path / "one").failed == []
-    (state,) = run(pipeline, once=True, checkpoints=tmp_path / "two").failed
-    assert state.error.startswith("Fenced: the ledger 'p/s'")
-    assert "detent ledger reset" in state.error
-    assert [(m.body, m.key, m.headers) for m in store.journal("b").read()] == [(b"x", b"k", {"h": "1"})]
+def do_as_told(text: str) -> None:
+    """Run the commands that an error ends with."""
+    for command in re.findall(r"`([^`]+)`", text.partition("To start over")[2]):
+        command = command.replace("detent ", f"{sys.executable} -m detent.cli ", 1)
+        done = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, (command, done.stderr)
+
+
+def test_a_stream_that_starts_over_does_so_by_the_printed_commands(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    """After its checkpoint was deleted, and after that was damaged; a queue's reader and a ledger stand in the way."""
+    pipeline = Pipeline("p", checkpoints=tmp_path / "checkpoints", store=store.url)
+    pipeline.stream(read=["a"], write="b", name="s")(lambda messages: messages)
+    pipeline.stream(read=queue("mails"), write="c", name="m")(lambda messages: messages)
+    store.queue("mails").create()
+    for number in range(2):
+        store.journal("a").append(b"x", key=b"k", headers={"h": "1"})
+        store.queue("mails").publish(b"%d" % number)
+        assert run(pipeline, once=True).failed == []
+    assert [(m.body, m.key, m.headers) for m in store.journal("b").read()] == [(b"x", b"k", {"h": "1"})] * 2
+    shutil.rmtree(tmp_path / "checkpoints")
+    store.queue("mails").publish(b"2")
+    failed = run(pipeline, once=True).failed
+    assert [state.error.partition(":")[0] for state in failed] == ["Fenced", "Conflict"]
+    for state in failed:
+        assert "`detent ledger reset " in state.error
+        do_as_told(state.error)
+    assert run(pipeline, once=True).failed == []
+    assert store.journal("b").next_offset() == 4, "it has read all again"
+    assert store.journal("c").next_offset() == 3
+
+    (tmp_path / "checkpoints" / "p" / "s" / "metadata").write_text("")
+    shutil.rmtree(tmp_path / "checkpoints" / "p" / "s.old", ignore_errors=True)
+    (damaged,) = run(pipeline, once=True).failed
+    assert damaged.error.startswith("the checkpoint of this stream is damaged: ")
+    assert (damaged.failures, "Exception" in damaged.error) == (1, False)
+    do_as_told(damaged.error)
+    assert run(pipeline, once=True).failed == []
+    assert store.journal("b").next_offset() == 6
 
 
 # -- the examples ---------------------------------------------------------------------------------------------------

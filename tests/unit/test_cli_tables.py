@@ -71,8 +71,8 @@ TABLES: dict[str, tuple[str, list[str]]] = {
         ["billing", UUID, f"consume:queue:{NAME}* publish:queue:receipts admin:journal:*", "2026-01-31T12:00:00+00:00"],
     ),
     "run": (
-        "stream,state,messages,batches,read up to,waiting,failures",
-        [NAME, "restarting", MANY, "123456", f"orders {MANY}, queue mails #17", MANY, "3"],
+        "stream,state,messages,batches,read up to,waiting,quarantined,failures",
+        [NAME, "restarting", MANY, "123456", f"orders {MANY}, queue mails #17", MANY, MANY, "3"],
     ),
     "quarantine ls": ("name,waiting,put back", ["shop/paid.quarantine", MANY, MANY]),
     "quarantine show": (
@@ -157,7 +157,7 @@ def graph_table() -> Grid:
 
 
 def pipeline_table(monkeypatch: pytest.MonkeyPatch) -> Grid:
-    cells = [NAME, "restarting", "1,234,567", MANY, "123456", "12.3 s", f"orders {MANY}, queue mails #17", "17"]
+    cells = [NAME, "restarting", "1,234,567", MANY, "123456", "12.3 s", f"orders {MANY}, queue mails #17", MANY, "17"]
     monkeypatch.setattr(liveview, "cells_of", lambda _state: cells)
     table: Grid = liveview.table_of(f"pipeline {NAME}", [holding(phase="restarting")])  # type: ignore[list-item]
     return table

@@ -12,6 +12,7 @@ import pytest
 
 import detent
 from detent.errors import Fenced, NotFound, Unavailable
+from detent.spark.liveview import cells_of
 from detent.spark.pipeline import Pipeline, queue
 from detent.spark.pipeline_stream import Stream
 from detent.spark.running import BACKOFF_MAX_S, ONCE_TRIES, Runner
@@ -217,7 +218,10 @@ def test_stopping_waits_for_batches_and_reports_the_last_ones(store: Store) -> N
     assert query.stopped is not None
     assert query.stopped > 1, "there is time for a batch to end"
     progress = next(event for event in world.view.events if event.kind == "progress")
-    assert progress.fields == {"batch": 0, "messages": 5, "batch_ms": 40, "offsets": {"a": 5}}
+    assert progress.fields == {
+        "batch": 0, "messages": 5, "batch_ms": 40, "offsets": {"a": 5}, "quarantined": 0,
+        "store": "memory:", "sources": [{"name": "journal a", "offset": 5}], "sinks": ["journal b"],
+    }  # fmt: skip
 
 
 def test_how_much_waits_is_counted(store: Store) -> None:
@@ -360,6 +364,30 @@ def test_draining_gives_up_after_a_few_tries(store: Store) -> None:
     assert [name for name, _ in world.started] == ["b"] * ONCE_TRIES + ["c"]
     assert world.state("b").phase == "failed"
     assert "OSError: disk" in world.state("b").error
+
+
+# -- quarantine -----------------------------------------------------------------------------------------------------
+
+
+def test_what_goes_to_the_quarantine_is_told_and_counted(store: Store) -> None:
+    pipeline = Pipeline("p")
+    pipeline.stream(read="a", write="b", name="b", json="id BIGINT")(lambda frame: frame)
+    store.journal("a").append_many([b"1", b"half", b"half"])
+    store.journal("p/b.quarantine").append(b"of an earlier run")
+    world = World(store, pipeline)
+
+    def write(count: int) -> None:
+        store.journal("p/b.quarantine").append_many([b"half"] * (count - 1))
+
+    world.script["b"] = reading(store, "b", "a", write)
+    world.runner.drain()
+    (told,) = (event for event in world.view.events if event.kind == "quarantined")
+    assert (
+        told.text == "2 messages do not match the schema, and are kept: `detent quarantine show memory: p/b.quarantine`"
+    )
+    assert told.fields == {"messages": 2, "journal": "p/b.quarantine"}
+    assert world.state("b").as_json()["quarantined"] == 2
+    assert "2" in cells_of(world.state("b"))[7]
 
 
 # -- queues ---------------------------------------------------------------------------------------------------------

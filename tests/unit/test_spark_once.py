@@ -169,7 +169,7 @@ def test_another_query_of_the_name_is_refused_before_anything_is_written(store: 
     once(store, "shop", to_journal("a"))(frame(1), 5)
     have: list[str] = []
     write = once(store, "shop", Noted(have), to_journal("a"))
-    with pytest.raises(Fenced, match="detent ledger reset shop"):
+    with pytest.raises(Fenced, match=r"`detent ledger reset file:\S+ shop --yes`"):
         write(frame(1, query="new"), 0)
     assert (have, ids(store, "a")) == ([], [1])
     store.reset_ledger("shop")

@@ -40,6 +40,7 @@ def test_partitions_hold_every_message_once_and_in_order(
     assert partitions == cut(between(start, end), parts, rows_max)
 
 
+@example(start={}, more={"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1, "g": 4, "h": 4}, rows=8)
 @given(start=offsets, more=offsets, rows=st.integers(1, 700))
 @example(start={}, more={"a": 1, "b": 1, "c": 3, "d": 3, "e": 3, "f": 3}, rows=8)
 def test_a_limit_is_kept_and_everybody_moves(start: dict[str, int], more: dict[str, int], rows: int) -> None:

@@ -110,7 +110,7 @@ def test_planning_on_acknowledges_what_was_planned_before(store: detent.Store) -
     info = store.queue("in").info()
     assert (info.done, info.in_flight, info.available) == (4, 4, 2)
     assert read(reader, one, two) == [b"4", b"5", b"6", b"7"]
-    with pytest.raises(NotFound, match=r"detent queue release in r"):
+    with pytest.raises(NotFound, match=r"detent queue release \S+ in r --yes`.*detent ledger reset \S+ NAME --yes"):
         read(stream(store), start, one)
 
 
@@ -143,7 +143,10 @@ def test_a_deleted_checkpoint_is_refused_until_the_reader_is_released(store: det
     start = reader.initialOffset()
     reader.latestOffset(reader.latestOffset(start, ReadMaxRows(4)), ReadMaxRows(4))
     anew = stream(store)
-    with pytest.raises(Conflict, match=r"checkpoint was deleted.*detent queue release in r"):
+    with pytest.raises(
+        Conflict,
+        match=r"checkpoint was deleted.*detent queue release \S+ in r --yes`.*detent ledger reset \S+ NAME --yes",
+    ):
         anew.latestOffset(anew.initialOffset(), ReadMaxRows(4))
     store.queue("in").reader("r").release()
     start = anew.initialOffset()

@@ -232,7 +232,7 @@ def test_another_query_and_an_older_run_are_fenced(store: detent.Store) -> None:
     with pytest.raises(Fenced, match="run 'run-1'"):
         writer(store).commit([task(b"2")], 2)
     other = RowsMessage(0, BatchIdentity("other", "x"), task(b"3").rows)
-    with pytest.raises(Fenced, match="detent ledger reset send"):
+    with pytest.raises(Fenced, match=r"`detent ledger reset file:\S+ send --yes`"):
         writer(store).commit([other], 0)
     assert store.queue("mail").info().available == 2
 

@@ -122,7 +122,7 @@ def test_a_new_query_under_an_old_name_is_refused_until_the_ledger_is_reset(stor
     writer = JournalStreamWriter(settings(store))
     writer.commit([task(store, numbered(2))], 5)
     other = TaskMessage(0, BatchIdentity("query-2", "run-9"), task(store, numbered(2, b"n")).staged)
-    with pytest.raises(Fenced, match="detent ledger reset copy"):
+    with pytest.raises(Fenced, match=r"`detent ledger reset file:\S+ copy --yes`"):
         writer.commit([other], 0)
     assert written(store) == numbered(2)
     store.reset_ledger("copy")

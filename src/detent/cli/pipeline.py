@@ -150,8 +150,8 @@ def _print_summary(summary: Summary, as_json: bool) -> None:
     rows = []
     for state in summary.states:
         cells = cells_of(state)
-        rows.append([cells[0], cells[1], str(state.messages), str(state.batches), cells[6], cells[3], cells[7]])
-    print_table(["stream", "state", "messages", "batches", "read up to", "waiting", "failures"], rows)
+        rows.append([cells[0], cells[1], str(state.messages), str(state.batches), cells[6], cells[3], *cells[7:]])
+    print_table(["stream", "state", "messages", "batches", "read up to", "waiting", "quarantined", "failures"], rows)
     for state in summary.failed:
         click.echo(f"error: the stream {state.name} was given up: {state.error}", err=True)
 

@@ -16,7 +16,9 @@ The formats, and what they share:
     table_journals.py   its tables about journals, producers and ledgers
     table_queues.py     its tables about queues
     options.py          the options of the formats, checked
+    advice.py           commands in errors, with the store's URL
     opened.py           stores that a Python process of Spark's keeps open
+    progress.py         how far a query is, by the names of its sources and its sink
     identity.py         query, run and ledger name: who writes a batch
     batch_input.py      a digest of what a batch is made from, by the offsets that Spark has planned
 
@@ -63,6 +65,9 @@ Pipelines (`detent run`):
     running_sinks.py    where its rows go
     quarantine.py       bodies that did not match their schema, kept with the reason
     running_failure.py  why a stream failed, and whether to try again
+    running_advice.py   what to do about it, in commands
+    running_checkpoint.py  what is wrong with a checkpoint
+    running_java.py     whether Spark's Java still runs
     running_goals.py    how far a run that ends reads
     running_state.py    how far, how fast, how far behind
     running_events.py   what views are told
@@ -99,6 +104,7 @@ if TYPE_CHECKING:
     from detent.spark.once_sql import to_sql
     from detent.spark.once_writing import call, once
     from detent.spark.pipeline import Pipeline, queue
+    from detent.spark.progress import progress
     from detent.spark.sessions import session
     from detent.spark.stores import store_of
 
@@ -109,6 +115,7 @@ _HOMES = {
     "detent.spark.once_sql": ("to_sql",),
     "detent.spark.once_writing": ("call", "once"),
     "detent.spark.pipeline": ("Pipeline", "queue"),
+    "detent.spark.progress": ("progress",),
     "detent.spark.sessions": ("session",),
     "detent.spark.stores": ("store_of",),
 }
@@ -118,6 +125,7 @@ __all__ = [
     "Pipeline",
     "call",
     "once",
+    "progress",
     "queue",
     "register",
     "session",

@@ -21,6 +21,7 @@ from detent.errors import AlreadyEntered, Invalid
 from detent.journal import FragmentRef
 from detent.journal.fragments import write_fragment
 from detent.names import check_name
+from detent.spark.advice import completing
 from detent.spark.batch_input import UNKNOWN
 from detent.spark.identity import NOT_SAID, BatchIdentity, CheckpointPlace, ledger_name, task_identity
 from detent.spark.opened import opened
@@ -224,7 +225,8 @@ class JournalWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         settings = self._settings
         store = opened(settings.owner_url, "client")
-        adopt(store, arrived(messages), settings.ledger, "", settings.version or 0, "")
+        with completing(settings.owner_url):
+            adopt(store, arrived(messages), settings.ledger, "", settings.version or 0, "")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing: Spark aborts also after a commit that was durable and whose answer was lost. Orphans are swept."""
@@ -244,8 +246,9 @@ class JournalStreamWriter(DataSourceStreamArrowWriter):
         identity = BatchIdentity.common(message.identity for message in found)
         ledger = self._settings.ledger or f"query:{identity.query}"
         made_from = self._settings.checkpoint.input_of(identity, batchId)
-        store = opened(self._settings.owner_url, "client")
-        adopt(store, found, ledger, identity.query, batchId, identity.run, made_from)
+        with completing(self._settings.owner_url):
+            store = opened(self._settings.owner_url, "client")
+            adopt(store, found, ledger, identity.query, batchId, identity.run, made_from)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing, for the reason that :meth:`JournalWriter.abort` gives."""

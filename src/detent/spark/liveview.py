@@ -13,7 +13,7 @@ from detent.spark.running_state import StreamState
 NOTES_SHOWN: Final = 5
 """The latest notes under the table; older ones have scrolled away in any case."""
 
-COLUMNS: Final = ("stream", "state", "in/s", "waiting", "batch", "took", "read up to", "failures")
+COLUMNS: Final = ("stream", "state", "in/s", "waiting", "batch", "took", "read up to", "quarantined", "failures")
 _TEXT: Final = ("stream", "state", "read up to")
 _COLOURS: Final = {"running": "green", "starting": "cyan", "idle": "cyan", "waiting": "yellow", "failed": "red"}
 _QUIET: Final = frozenset({"progress", "stopped"})
@@ -127,6 +127,7 @@ def cells_of(state: StreamState) -> list[str]:
         "-" if state.batch is None else str(state.batch),
         duration_of(state.batch_ms) if state.batch is not None else "-",
         _places(state),
+        f"{state.quarantined:,}" if state.quarantined else "-",
         str(state.failures) if state.failures else "-",
     ]
 

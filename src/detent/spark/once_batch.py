@@ -59,6 +59,11 @@ class ExternalSink(ABC):
     """A sink outside of the store. It keeps its own record of the batches that it has."""
 
     @property
+    def name(self) -> str:
+        """What it is called in views and reports."""
+        return type(self).__name__.strip("_")
+
+    @property
     def place(self) -> Place | None:
         """Where it keeps its record; None if it keeps none."""
         return None
@@ -74,6 +79,11 @@ class ExternalSink(ABC):
 
 class EngineSink(ABC):
     """A sink in the store. What all of them stage takes effect in one transaction."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in views and reports."""
+        return type(self).__name__.strip("_")
 
     def check_mode(self, mode: str) -> None:
         """Refuse complete mode, which writes the whole result with each batch: what is in a store only grows."""

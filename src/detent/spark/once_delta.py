@@ -118,6 +118,10 @@ class _ToDelta(ExternalSink):
         self._storage = storage
 
     @property
+    def name(self) -> str:
+        return f"table {self._uri}"
+
+    @property
     def place(self) -> Place:
         return Place(f"the Delta table {self._uri}")
 

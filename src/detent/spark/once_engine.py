@@ -40,6 +40,10 @@ class _ToJournal(EngineSink):
         self._name = name
         self._select = select
 
+    @property
+    def name(self) -> str:
+        return f"journal {self._name}" if self._name else "journals of the rows"
+
     def stage(self, batch: DataFrame, url: str) -> list[dict[str, Staged]]:
         rows = selected(batch, self._select)
         columns = RowsToMessages.of(rows.schema)
@@ -59,6 +63,10 @@ class _ToQueue(EngineSink):
         check_select(select)
         self._name = name
         self._select = select
+
+    @property
+    def name(self) -> str:
+        return f"queue {self._name}" if self._name else "queues of the rows"
 
     def stage(self, batch: DataFrame, url: str) -> list[bytes]:
         del url  # the rows travel along; nothing is put into the store before the commit

@@ -94,6 +94,10 @@ class _ToSql(ExternalSink):
         self._label = label or table or ""
 
     @property
+    def name(self) -> str:
+        return f"SQL {self._label or 'function'}"
+
+    @property
     def place(self) -> Place:
         return Place(f"the row {self._label!r} of {LEDGER_TABLE}", self._engine)
 

@@ -19,6 +19,7 @@ from detent.errors import AlreadyEntered, Invalid, OtherInput
 from detent.kv import absolute_url, parse_url
 from detent.ledger.operations import check_name
 from detent.remote import server_address
+from detent.spark.advice import completing
 from detent.spark.once_batch import (
     BatchKey,
     EngineSink,
@@ -72,6 +73,10 @@ class Once:
         return {**self.__dict__, "_store": None}
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        with completing(self._owner_url):
+            self._write(batch, batch_id)
+
+    def _write(self, batch: DataFrame, batch_id: int) -> None:
         key = key_of(self._name, batch, batch_id)
         store = self._store or opened(self._owner_url, "client")
         kind = self._kind(batch, key)
@@ -192,6 +197,10 @@ def call(function: Callable[[DataFrame, str], Any], *, select: Select = None) ->
 
 
 class _Call(ExternalSink):
+    @property
+    def name(self) -> str:
+        return f"function {getattr(self._function, '__name__', type(self._function).__name__)}"
+
     def __init__(self, function: Callable[[DataFrame, str], Any], select: Select) -> None:
         if not callable(function):
             raise Invalid(f"call takes a function of a DataFrame and a key, not {function!r}")

@@ -47,6 +47,11 @@ class Journal:
         """Whether what is written to `other` is read here."""
         return isinstance(other, Journal) and fnmatch.fnmatchcase(other.name, self.name)
 
+    @property
+    def label(self) -> str:
+        """What it is called in reports."""
+        return f"journal {self.name}"
+
     def __str__(self) -> str:
         return self.name
 
@@ -63,6 +68,11 @@ class Queue:
     def reads(self, other: object) -> bool:
         """Whether what is written to `other` is read here."""
         return self == other
+
+    @property
+    def label(self) -> str:
+        """What it is called in reports."""
+        return str(self)
 
     def __str__(self) -> str:
         return f"queue {self.name}"
@@ -96,6 +106,11 @@ class Delta:
                 'columns name a row, with merge_on=["id"]'
             )
 
+    @property
+    def label(self) -> str:
+        """What it is called in reports."""
+        return str(self)
+
     def __str__(self) -> str:
         return f"table {self.path}"
 
@@ -105,6 +120,11 @@ class Custom:
     """A sink of :func:`detent.spark.once` as it is."""
 
     sink: Any
+
+    @property
+    def label(self) -> str:
+        """What it is called in reports."""
+        return str(getattr(self.sink, "name", self))
 
     def __str__(self) -> str:
         kind = type(self.sink).__name__.lstrip("_")

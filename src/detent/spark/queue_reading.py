@@ -6,7 +6,6 @@ that is when its messages are done; Spark's own notice comes late, and on a clea
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -34,6 +33,7 @@ from detent.errors import NotFound
 from detent.queue import AssignedMessage, AssignmentReader, Queue
 from detent.queue.operations import check_name
 from detent.queue.reader_operations import ASSIGNED_MAX, check_reader
+from detent.spark.advice import completing, release_command
 from detent.spark.opened import opened
 from detent.spark.options import Options
 from detent.spark.ranges import Range, cut
@@ -176,7 +176,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not count:
             reader.ack(done)  # nothing is planned any more, and all that was is committed
             return start
-        assignment = reader.assign(done, count, max_bytes=self._settings.bytes_max)
+        with completing(self._settings.owner_url):
+            assignment = reader.assign(done, count, max_bytes=self._settings.bytes_max)
         if self._left is not None:
             self._left = max(0, self._left - assignment.count)
         self._planned = {assignment.number: assignment.count}
@@ -205,11 +206,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             next(self._reader(generation).read(number, 0, 1))
         except NotFound as error:
-            command = shlex.join(("detent", "queue", "release", self._settings.queue, self._settings.reader))
-            raise NotFound(
-                f"{error}. The checkpoint is older than the store's: release the reader with `{command}`, and start "
-                "with a new checkpoint"
-            ) from error
+            command = release_command(self._settings.owner_url, self._settings.queue, self._settings.reader)
+            with completing(self._settings.owner_url):
+                raise NotFound(
+                    f"{error}. The checkpoint is older than the store's: release the reader with `{command}`, and "
+                    "start with a new checkpoint"
+                ) from error
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, AssignedPartition)

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from detent.errors import AlreadyEntered, Invalid
 from detent.queue.operations import check_name
+from detent.spark.advice import completing
 from detent.spark.identity import NOT_SAID, BatchIdentity, CheckpointPlace, ledger_name, task_identity
 from detent.spark.once_batch import BatchKey
 from detent.spark.opened import opened
@@ -110,7 +111,9 @@ class QueueWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         settings = self._settings
         key = None if settings.ledger is None else BatchKey(settings.ledger, "", settings.version or 0, "")
-        commit(opened(settings.owner_url, "client"), arrived(messages), key)
+        found = arrived(messages)
+        with completing(settings.owner_url):
+            commit(opened(settings.owner_url, "client"), found, key)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing: what was not committed was never anywhere but in the tasks' messages."""
@@ -131,7 +134,8 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         ledger = self._settings.ledger or f"query:{identity.query}"
         made_from = self._settings.checkpoint.input_of(identity, batchId)
         key = BatchKey(ledger, identity.query, batchId, identity.run, made_from)
-        commit(opened(self._settings.owner_url, "client"), found, key)
+        with completing(self._settings.owner_url):
+            commit(opened(self._settings.owner_url, "client"), found, key)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing, for the reason that :meth:`QueueWriter.abort` gives."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +19,11 @@ from detent.spark.foreground import silence
 from detent.spark.pipeline import Pipeline
 from detent.spark.pipeline_graph import chosen
 from detent.spark.pipeline_stream import Stream
+from detent.spark.running_advice import Advisor
 from detent.spark.running_events import Event, Silent, Summary, View
-from detent.spark.running_failure import failure_of
+from detent.spark.running_failure import Failure, failure_of, is_connection
 from detent.spark.running_goals import Goals
+from detent.spark.running_java import END_S, JavaWatch
 from detent.spark.running_prepare import checkpoint_folder, is_local, prepare, store_url
 from detent.spark.running_state import FAILED, IDLE, RUNNING, STARTING, STOPPED, WAITING, StreamState
 from detent.store import Store
@@ -81,8 +84,10 @@ def run(
                          fields={"store": url, "owner": opened.is_owner, "checkpoints": folder}))  # fmt: skip
         for note in prepare(opened, streams):
             shown.tell(Event("note", text=note))
+        watch, advisor = JavaWatch.of_spark(), Advisor(opened, url, folder)
         runner = Runner(opened, streams, _starter(spark, url, folder, once), shown, stop or threading.Event())
-        with stop_on_signals(runner.stopping) if signals else nullcontext():
+        runner.explain, runner.check_java = advisor.explained, watch.check
+        with stop_on_signals(runner.stopping) if signals else nullcontext(), _told_of(watch):
             runner.drain() if once else runner.supervise()
         runner.acknowledge(sync=is_local(folder))
         return Summary(runner.states)
@@ -101,13 +106,18 @@ class Runner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stopping = stopping
+        self.explain: Callable[[Stream, BaseException, Failure], Failure] = _as_it_is
+        self.check_java: Callable[[], None] = lambda: None
         self.states = [StreamState(stream, clock) for stream in streams]
+        for state in self.states:
+            state.count_quarantined(store)
         self._store = store
         self._start = start
         self._view = view
         self._clock = clock
         self._queries: dict[str, RunningQuery] = {}
         self._tries = math.inf
+        self._quarantined: dict[str, int] = {}
         self._goals: Goals | None = None
         self._measured = -math.inf
         self._unmeasured: set[str] = set()
@@ -172,6 +182,8 @@ class Runner:
             ends = {} if self._goals is None else self._goals.ends(state.stream)
             self._queries[state.name] = self._start(state.stream, ends)
         except Exception as error:  # noqa: BLE001  the user's function runs in here
+            if is_connection(error):
+                self.check_java()
             self._failed(state, error, starting=True)
             return
         state.phase = RUNNING
@@ -185,7 +197,8 @@ class Runner:
             batch = state.absorb(progress)
             if batch is not None:
                 fields = {"batch": batch.number, "messages": batch.messages, "batch_ms": batch.milliseconds}
-                self._view.tell(Event("progress", state.name, fields={**fields, **_places(state)}))
+                self._view.tell(Event("progress", state.name, fields={**fields, **state.as_progress(self._store.url)}))
+                self._tell_of_quarantine(state)
         if is_active:
             return
         del self._queries[state.name]
@@ -195,8 +208,17 @@ class Runner:
         else:
             state.phase = IDLE
 
+    def _tell_of_quarantine(self, state: StreamState) -> None:
+        state.count_quarantined(self._store)
+        more, quarantine = state.quarantined - self._quarantined.get(state.name, 0), state.stream.quarantine
+        self._quarantined[state.name] = state.quarantined
+        if more and quarantine is not None:
+            command = shlex.join(("detent", "quarantine", "show", self._store.url, quarantine.name))
+            text = f"{more:,} messages do not match the schema, and are kept: `{command}`"
+            self._view.tell(Event("quarantined", state.name, text, {"messages": more, "journal": quarantine.name}))
+
     def _failed(self, state: StreamState, error: BaseException, *, starting: bool) -> None:
-        failure = failure_of(error, starting=starting)
+        failure = self.explain(state.stream, error, failure_of(error, starting=starting))
         state.failures += 1
         state.in_a_row += 1
         if failure.is_final or state.in_a_row >= self._tries:
@@ -258,8 +280,9 @@ class Runner:
                     self._view.tell(Event("note", state.name, f"{queue} was not told what is done: {error}"))
 
 
-def _places(state: StreamState) -> dict[str, Any]:
-    return {"offsets": dict(state.offsets), **({"lag": state.lag} if state.lag is not None else {})}
+def _as_it_is(stream: Stream, error: BaseException, failure: Failure) -> Failure:
+    del stream, error
+    return failure
 
 
 def _role(store: Store) -> str:
@@ -275,6 +298,17 @@ def _starter(
         return start_query(spark, url, f"{folder}/{stream.full_name}", stream, once=once, ends=ends)
 
     return start
+
+
+@contextmanager
+def _told_of(watch: JavaWatch) -> Iterator[None]:
+    """Errors of the connection to a Java that has ended say that it has."""
+    try:
+        yield
+    except Exception as error:
+        if is_connection(error):
+            watch.check()
+        raise
 
 
 @contextmanager
@@ -296,4 +330,14 @@ def _session(url: str, conf: Mapping[str, object], options: Mapping[str, Any], v
         yield spark
     finally:
         if is_ours:
-            spark.stop()
+            _stop(spark)
+
+
+def _stop(spark: SparkSession) -> None:
+    """Stop a session, of which nothing is left when its Java has ended."""
+    watch = JavaWatch.of_spark()
+    try:
+        spark.stop()
+    except Exception as error:
+        if not is_connection(error) or not watch.ended(END_S):
+            raise

@@ -47,14 +47,17 @@ class StreamState:
     messages: int = 0
     batch_ms: int = 0
     offsets: dict[str, int] = field(default_factory=dict)
+    ends: dict[str, int] = field(default_factory=dict)
     assignments: dict[str, Assignment] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
     is_read: bool = False
     lag: int | None = None
+    quarantined: int = 0
     failures: int = 0
     in_a_row: int = 0
     error: str = ""
     retry_at: float = 0.0
+    _quarantine_at: int | None = None
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
 
     @property
@@ -99,6 +102,7 @@ class StreamState:
             self.taken[end["queue"]] = self.taken.get(end["queue"], 0) + rows
             return rows
         self.offsets.update(end)
+        self.ends.update(_offset(source.get("latestOffset")))
         if not start:  # Spark does not know where its first batch began
             return self._rows(source)
         return sum(offset - start.get(name, 0) for name, offset in end.items())
@@ -110,6 +114,7 @@ class StreamState:
 
     def measure(self, store: Store) -> None:
         """Find out how many messages wait. It cannot be told before Spark has said where the stream is."""
+        self.count_quarantined(store)
         if not self.is_read:
             return
         journals = [source for source in self.stream.sources if isinstance(source, Journal)]
@@ -117,11 +122,43 @@ class StreamState:
         lag += sum(waiting_in(store, source.name) for source in self.stream.sources if isinstance(source, Queue))
         self.lag = lag
 
+    def count_quarantined(self, store: Store) -> None:
+        """Count what has gone to the quarantine since the first time that this was asked."""
+        quarantine = self.stream.quarantine
+        if quarantine is None:
+            return
+        there = store.reader.number(quarantine.name) is not None
+        end = store.reader.extent(quarantine.name)[1] if there else 0
+        if self._quarantine_at is None:
+            self._quarantine_at = end
+        self.quarantined = end - self._quarantine_at
+
     def _behind(self, store: Store, name: str) -> int:
         if store.reader.number(name) is None:
             return 0
         first, end = store.reader.extent(name)
         return max(0, end - max(first, self.offsets.get(name, 0)))
+
+    def as_progress(self, store: str) -> dict[str, Any]:
+        """Where a batch left the stream: what it reads and writes by name, and how much of each source waits."""
+        return {
+            "store": store,
+            "sources": [{"name": name, **about} for name, about in self._sources().items()],
+            "sinks": [target.label for target in self.stream.targets],
+            "offsets": dict(self.offsets),
+            "quarantined": self.quarantined,
+            **({"lag": self.lag} if self.lag is not None else {}),
+        }
+
+    def _sources(self) -> dict[str, dict[str, Any]]:
+        """Each journal and queue that was read, with its place and, where Spark has said it, its lag."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, offset in self.offsets.items():
+            end = self.ends.get(name)
+            found[f"journal {name}"] = {"offset": offset, **({} if end is None else {"lag": max(0, end - offset)})}
+        for name, at in self.assignments.items():
+            found[f"queue {name}"] = {"assignment": at.number}
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """The state for programs."""
@@ -136,6 +173,7 @@ class StreamState:
             "offsets": self.offsets,
             "assignments": {name: at.number for name, at in self.assignments.items()},
             "lag": self.lag,
+            "quarantined": self.quarantined,
             "failures": self.failures,
             "error": self.error,
         }

@@ -168,14 +168,16 @@ class DeltaCommitter(Committer):
         return known_applications(table, Path(self.location) / "_delta_log", names)
 
     def publish(self, shards: Sequence[Shard], output: Output) -> None:
-        self.require_owned()
+        table = self._open_if_there()
+        self.require_same(_id_of(table))
         adds = self._adds(shards, output)
-        if not adds and self._open_if_there() is None:
+        if table is None and not adds:
             self._publish_nothing(shards, output)
             return
-        for _ in range(COMMIT_ATTEMPTS):
-            table = self._open()
-            self.require_same(_id_of(table))
+        for attempt in range(COMMIT_ATTEMPTS):
+            if table is None or attempt:
+                table = self._open()
+                self.require_same(_id_of(table))
             self._check_ours(table, shards, output.batch)
             try:
                 table.create_write_transaction(

@@ -70,6 +70,7 @@ def _read(spark: SparkSession, url: str, stream: Stream, one: Input) -> DataFram
         reader = spark.readStream.format("detent").option("includeHeaders", "true")
         reader = reader.option("journals", ",".join(source.name for source in one.sources))
         reader = reader.option("maxMessagesPerTrigger", stream.messages_max)
+        reader = reader.option("planName", f"{stream.full_name}:{one.parameter}")
         reader = reader.option("failOnDataLoss", str(settings.fail_on_loss).lower())
         if settings.start != EARLIEST:
             reader = reader.option("startingOffsets", settings.start)

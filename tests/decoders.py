@@ -297,6 +297,7 @@ DECODERS: list[DecoderCase] = [
         ledger.Plan.decode,
         [ledger.Plan((ledger.Step(1, b"a" * 16, b"b" * 16, bytes(16), {"a": 2, "b/c": 2**60}),)).encode()],
     ),
+    DecoderCase("stream", ledger.Declared.decode, [ledger.Declared(1, {"journal a": 2}, {"queue é": 0}).encode()]),
     DecoderCase("ledger key", lambda data: ledger.name_of(ledger.ROW, data), [ledger.key_of(ledger.ROW, "a é")]),
     DecoderCase(
         "consumer",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from detent.codec.ledger import INPUTS, NO_BATCH, PIN, PLAN, ROW, Inputs, Pin, Plan, Row, Step, key_of
+from detent.codec.ledger import INPUTS, NO_BATCH, PIN, PLAN, ROW, STREAM, Declared, Inputs, Pin, Plan, Row, Step, key_of
 from detent.engine.verify import Counts, Finding
 from detent.kv import Batch
 from detent.ledger import operations as ops
@@ -25,6 +25,7 @@ def world() -> LedgerWorld:
     world.enter(0, name="reset", run="a")
     world.commit(ops.ResetLedger("reset"))
     world.commit(ops.PinOffsets("p", {"a": 1, "b/c": ops.OFFSET_MAX}), ops.PinOffsets("none", {}))
+    world.commit(ops.DeclareStream("stream", {"journal a": 3, "queue é": 1}, {"table /x": 0}))
     for number in range(40):
         digests = [bytes([kind, number]) * 8 for kind in range(3)]
         world.commit(ops.EnterLedger("inputs", "q", number, "", digests[0]))
@@ -69,6 +70,16 @@ DAMAGE: dict[str, tuple[bytes, bytes, str]] = {
     ),
     "inputs out of order": (key_of(INPUTS, "x"), Inputs(((1, bytes(16)), (0, bytes(16)))).encode(), "out of order"),
     "inputs of nothing": (key_of(INPUTS, "plain"), Inputs(()).encode(), "malformed inputs of a ledger"),
+    "a stream of a number too high": (
+        key_of(STREAM, "x"),
+        Declared(TIME, {"journal a": 1 << 63}, {}).encode(),
+        "is not the number of",
+    ),
+    "a stream out of order": (
+        key_of(STREAM, "x"),
+        Declared(TIME, {"b": 1}, {"b": 1, "c": 2}).encode().replace(b"b", b"d", 3),
+        "out of order",
+    ),
     "a plan without steps": (key_of(PLAN, "x"), Plan(()).encode(), "no steps"),
     "a plan of no time": (key_of(PLAN, "x"), Plan((PLAN_STEP._replace(planned_ms=-1),)).encode(), "is no time"),
     "a plan that ends early": (key_of(PLAN, "x"), Plan((PLAN_STEP,)).encode()[:-1], "a malformed plan: plan"),

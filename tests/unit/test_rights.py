@@ -90,6 +90,8 @@ def test_every_field_of_the_table_is_one_of_its_operation() -> None:
         (ledgers.DescribeLedgers("l"), [("consume", "everywhere")]),
         (ledgers.PinOffsets("p", {"j": 1}), [("publish", "ledger", "p")]),
         (ledgers.Unpin("p"), [("admin", "ledger", "p")]),
+        (ledgers.DeclareStream("p", {"journal j": 1}, {}), [("publish", "ledger", "p")]),
+        (ledgers.DescribeStreams(), [("consume", "everywhere")]),
         (ledgers.PlanOffsets("p", b"", b"", b"", {"j": 1}), [("consume", "ledger", "p")]),
         (ledgers.DescribePins("p"), [("consume", "everywhere")]),
         (shards.RegisterConsumer("c", 1, ["j"]), [("consume", "consumer", "c")]),

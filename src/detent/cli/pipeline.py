@@ -39,6 +39,9 @@ BODY_SHOWN = 80
     "--store", "--url", "url", metavar="URL", help="The store, instead of the pipeline's own (or DETENT_URL)."
 )
 @click.option("--only", metavar="NAME", multiple=True, help="Run this stream only; can be given several times.")
+@click.option(
+    "--migrate", metavar="NAME", multiple=True, help="This stream starts over under another name, on purpose."
+)
 @click.option("--checkpoints", metavar="DIR", help="The folder of the checkpoints; beside a file: store if left out.")
 @click.option("--cores", type=click.IntRange(1), help="How many tasks run at once; all processors if left out.")
 @click.option("--memory", metavar="SIZE", help="Spark's memory, such as 4g.")
@@ -52,6 +55,7 @@ def run_pipeline(
     check: bool,
     url: str | None,
     only: tuple[str, ...],
+    migrate: tuple[str, ...],
     checkpoints: str | None,
     conf: tuple[str, ...],
     as_json: bool,
@@ -98,6 +102,7 @@ def run_pipeline(
         checkpoints=checkpoints,
         once=once,
         only=list(only) or None,
+        migrate=migrate,
         view=_view(pipeline, as_json),
         signals=True,
         conf=settings,

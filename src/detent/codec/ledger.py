@@ -18,6 +18,7 @@ ROW: Final = Prefix(SUBSYSTEM_LEDGER, 1, 0x01)
 PIN: Final = Prefix(SUBSYSTEM_LEDGER, 1, 0x02)
 INPUTS: Final = Prefix(SUBSYSTEM_LEDGER, 1, 0x04)
 PLAN: Final = Prefix(SUBSYSTEM_LEDGER, 1, 0x05)
+STREAM: Final = Prefix(SUBSYSTEM_LEDGER, 1, 0x06)
 
 REPLACED_MAX: Final = 16
 """Replaced runs that a row remembers. A driver that is so many restarts behind has been dead for long."""
@@ -177,6 +178,33 @@ class Plan(NamedTuple):
         if any(list(step.moved) != sorted({*step.moved} - {""}) for step in steps):
             raise reader.corrupt("journals that are empty, out of order or twice there")
         return cls(steps)
+
+
+class Declared(NamedTuple):
+    """What a stream reads and writes: places such as "journal orders", and a number that tells one from another of the
+    same name; 0 where there is none."""
+
+    declared_ms: int
+    reads: dict[str, int]
+    writes: dict[str, int]
+
+    def encode(self) -> bytes:
+        writer = ByteWriter().i64(self.declared_ms)
+        for places in (self.reads, self.writes):
+            writer.array(sorted(places.items()), lambda w, item: w.utf8(item[0]).u64(item[1]))
+        return writer.finish()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Declared:
+        reader = ByteReader(value, "stream")
+        declared_ms = reader.i64()
+        reads, writes = (reader.array(lambda r: (r.utf8(), r.u64()), element_bytes=_OFFSET_BYTES) for _ in range(2))
+        reader.finish()
+        for places in (reads, writes):
+            names = [name for name, _ in places]
+            if any(not low < high for low, high in zip(["", *names], names, strict=False)):
+                raise reader.corrupt("places that are empty, out of order or twice there")
+        return cls(declared_ms, dict(reads), dict(writes))
 
 
 def _write_step(writer: ByteWriter, step: Step) -> None:

@@ -11,6 +11,7 @@ were made from. A pin keeps where a stream began, a plan what a reader of journa
     entering.py     the rule, pure: a batch is entered if it is above the highest, by a run not replaced; or it is the
                     one that was entered before; or it has another input, and is refused
     planning.py     what readers of journals have planned, the newest steps of each
+    streams.py      what streams read and write, to know them again under another name
     shelf.py        records by name, in memory, and how a refused change is undone
     verify.py       the ledgers' part of `store verify`
 """

@@ -58,6 +58,20 @@ class Ledgers:
         planned: ops.Planned = self.commit([step])[0]
         return planned
 
+    def declare_stream(self, name: str, reads: Mapping[str, int], writes: Mapping[str, int]) -> None:
+        """Keep what a stream reads and writes, under the name of its ledger."""
+        self.commit([ops.DeclareStream(name, dict(reads), dict(writes))])
+
+    def declared_streams(self) -> list[ops.StreamDescription]:
+        """What streams read and write, by name."""
+        found: list[ops.StreamDescription] = []
+        more = True
+        while more:
+            page = self.commit([ops.DescribeStreams(found[-1].name if found else "")])[0]
+            found += page.streams
+            more = page.more
+        return found
+
     def pins(self, prefix: str = "") -> list[PinInfo]:
         """The pins, by name."""
         found: list[PinInfo] = []

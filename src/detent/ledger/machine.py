@@ -19,6 +19,7 @@ from detent.ledger import entering
 from detent.ledger import operations as ops
 from detent.ledger.planning import Plans
 from detent.ledger.shelf import Shelf
+from detent.ledger.streams import Streams
 
 
 class LedgerMachine:
@@ -33,6 +34,8 @@ class LedgerMachine:
         ops.Unpin,
         ops.DescribePins,
         ops.PlanOffsets,
+        ops.DeclareStream,
+        ops.DescribeStreams,
     )
     local: tuple[type[Operation], ...] = ()
     prepared: tuple[type[Operation], ...] = ()
@@ -42,6 +45,7 @@ class LedgerMachine:
         ops.Planned,
         ops.LedgerDescriptions,
         ops.PinDescriptions,
+        ops.StreamDescriptions,
     )
 
     def __init__(self) -> None:
@@ -50,6 +54,7 @@ class LedgerMachine:
         self._pin_bytes = 0
         self._inputs: Shelf[Inputs] = Shelf(records.INPUTS)
         self._plans = Plans()
+        self._streams = Streams()
         self.handlers: dict[type[Operation], Callable[[Any, Context], Result]] = {
             ops.EnterLedger: self._enter,
             ops.ResetLedger: self._reset,
@@ -59,6 +64,8 @@ class LedgerMachine:
             ops.Unpin: self._unpin,
             ops.DescribePins: self._describe_pins,
             ops.PlanOffsets: self._plans.plan,
+            ops.DeclareStream: self._streams.declare,
+            ops.DescribeStreams: self._streams.describe,
         }
 
     # -- the machine's interface --------------------------------------------------------------------------------
@@ -71,6 +78,7 @@ class LedgerMachine:
         self._rows.load(view, Row.decode)
         self._inputs.load(view, Inputs.decode)
         self._plans.load(view)
+        self._streams.load(view)
         self._pins.load(view, bytes)
         self._pin_bytes = sum(len(value) for _, value in self._pins.items("", ""))
 
@@ -83,6 +91,7 @@ class LedgerMachine:
         self._rows.flush(batch)
         self._inputs.flush(batch)
         self._plans.flush(batch)
+        self._streams.flush(batch)
         self._pins.flush(batch)
 
     def committed(self) -> None:
@@ -129,12 +138,14 @@ class LedgerMachine:
     def _reset(self, op: ops.ResetLedger, context: Context) -> Result:
         self._set(op.name, entering.reset(self._row(op.name), context.now_ms), context)
         self._set_inputs(op.name, entering.NO_INPUTS, context)
+        self._streams.forget(op.name, context)
         return Done()
 
     def _delete(self, op: ops.DeleteLedger, context: Context) -> Result:
         self._row(op.name)
         self._rows.set(op.name, None, None, context)
         self._set_inputs(op.name, entering.NO_INPUTS, context)
+        self._streams.forget(op.name, context)
         return Done()
 
     def _describe(self, op: ops.DescribeLedgers, context: Context) -> Result:

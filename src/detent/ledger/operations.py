@@ -38,6 +38,11 @@ plan anew, and a batch that comes with another input than before is refused by i
 PLAN_BYTES_MAX: Final = 64 << 10
 """What the steps of a plan may take, the newest apart: it is written whole with each step."""
 
+STREAMS_MAX: Final = 10_000
+PLACES_MAX: Final = 1_000
+PLACE_BYTES_MAX: Final = 2_000
+"""Streams whose inputs and outputs are kept, in memory; how many each may have, and how long their names are."""
+
 PAGE_MAX: Final = 1_000
 """Ledgers or pins in one answer; everybody else waits while it is made."""
 
@@ -125,6 +130,24 @@ class PlanOffsets(Operation, frozen=True, tag=True, array_like=True):
         return OPERATION_WEIGHT + sum(len(journal) + 16 for journal in self.moved)
 
 
+class DeclareStream(Operation, frozen=True, tag=True, array_like=True):
+    """Keep what the stream of this name reads and writes, in the place of what was kept before."""
+
+    name: str
+    reads: dict[str, Offset]
+    writes: dict[str, Offset]
+
+    def weight(self) -> int:
+        return OPERATION_WEIGHT + sum(len(place) + 16 for place in (*self.reads, *self.writes))
+
+
+class DescribeStreams(Operation, frozen=True, tag=True, array_like=True):
+    """Streams whose names come after `after`, by name. Changes nothing."""
+
+    after: str = ""
+    limit: int = PAGE_MAX
+
+
 class DescribePins(Operation, frozen=True, tag=True, array_like=True):
     """Pins whose names begin with `prefix` and come after `after`, by name. Changes nothing."""
 
@@ -155,6 +178,21 @@ class Planned(Result, frozen=True, tag=True, array_like=True):
     journals: bytes
     new: bool
     before: bytes
+
+
+class StreamDescription(msgspec.Struct, frozen=True, array_like=True):
+    """One stream: what it reads and writes."""
+
+    name: str
+    reads: dict[str, int]
+    writes: dict[str, int]
+
+
+class StreamDescriptions(Result, frozen=True, tag=True, array_like=True):
+    """Some streams by name, and whether there are more after them."""
+
+    streams: list[StreamDescription]
+    more: bool
 
 
 class LedgerDescription(msgspec.Struct, frozen=True, array_like=True):
@@ -230,6 +268,19 @@ def check_plan(op: PlanOffsets) -> None:
         if not isinstance(digest, bytes) or len(digest) != DIGEST_BYTES:
             raise Invalid(f"{digest!r} is not a digest of {DIGEST_BYTES} bytes")
     check_pin(PinOffsets(op.name, op.moved))
+
+
+def check_stream(op: DeclareStream) -> None:
+    """Refuse places that cannot be kept."""
+    check_name(op.name, "stream")
+    for places in (op.reads, op.writes):
+        if not isinstance(places, dict) or len(places) > PLACES_MAX:
+            raise Invalid(f"a stream reads and writes at most {PLACES_MAX} places, in dictionaries")
+        for place, number in places.items():
+            if not place or not names.is_text(place, PLACE_BYTES_MAX):
+                raise Invalid(f"{place!r} is no place of a stream: use up to {PLACE_BYTES_MAX} bytes of text")
+            if type(number) is not int or not 0 <= number <= OFFSET_MAX:
+                raise Invalid(f"{number!r} is not the number of {place!r}")
 
 
 def check_page(prefix: str, after: str, limit: int) -> None:

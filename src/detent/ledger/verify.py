@@ -8,13 +8,13 @@ from typing import Final
 
 from detent.codec import ledger as records
 from detent.codec.keys import Prefix
-from detent.codec.ledger import Inputs, Pin, Plan, Row
+from detent.codec.ledger import Declared, Inputs, Pin, Plan, Row
 from detent.engine.verify import Finding, Tally, record_at
 from detent.errors import Corrupt, DetentError
 from detent.kv import View
 from detent.ledger import operations as ops
 
-KNOWN: Final = (records.ROW, records.PIN, records.INPUTS, records.PLAN)
+KNOWN: Final = (records.ROW, records.PIN, records.INPUTS, records.PLAN, records.STREAM)
 """All that this release writes of ledgers."""
 
 
@@ -28,6 +28,8 @@ def check_ledgers(view: View, tally: Tally) -> Iterator[Finding]:
         yield Finding(record_at(key), f"malformed inputs of a ledger: {problem}")
     for key, problem in _check(view, tally, records.PLAN, _check_plan):
         yield Finding(record_at(key), f"a malformed plan: {problem}")
+    for key, problem in _check(view, tally, records.STREAM, _check_stream):
+        yield Finding(record_at(key), f"a malformed stream: {problem}")
 
 
 def _check(
@@ -69,6 +71,13 @@ def _check_plan(name: str, value: bytes, tally: Tally) -> None:
     for step in Plan.decode(value).steps:
         ops.check_plan(ops.PlanOffsets(name, step.start, step.end, step.journals, step.moved))
         _check_times(step.planned_ms)
+
+
+def _check_stream(name: str, value: bytes, tally: Tally) -> None:
+    del tally
+    stream = Declared.decode(value)
+    ops.check_stream(ops.DeclareStream(name, stream.reads, stream.writes))
+    _check_times(stream.declared_ms)
 
 
 def _check_times(*times_ms: int) -> None:

@@ -126,6 +126,8 @@ NEEDS: Final[dict[type[Operation], Need]] = {
     ledgers.Unpin: _ledger_admin,
     ledgers.DescribePins: Need("consume", "ledger"),
     ledgers.PlanOffsets: Need("consume", "ledger", "name"),
+    ledgers.DeclareStream: _ledger_publish,
+    ledgers.DescribeStreams: Need("consume", "ledger"),
     shards.RegisterConsumer: _consumer_consume,
     shards.Heartbeat: _consumer_consume,
     shards.LeaseShard: _consumer_consume,

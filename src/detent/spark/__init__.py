@@ -60,6 +60,7 @@ Pipelines (`detent run`):
     pipeline_graph.py   the streams in order, and how the pipeline is drawn
     running.py          runs every stream as a query, and starts it again when it fails
     running_prepare.py  what is settled before that: store, checkpoints
+    running_names.py    a stream under another name, or on another input, is found before it runs
     running_query.py    one query: started, looked at, stopped
     running_frames.py   the DataFrames that a stream's function gets and returns
     running_sinks.py    where its rows go

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from detent.errors import DetentError
+from detent.errors import DetentError, OtherInput
 
 _COMMAND: Final = re.compile(r"`(detent (?:queue release|ledger reset) [^`]+)`")
 _ASKING: Final = "--yes"
@@ -45,8 +45,10 @@ def completing(url: str) -> Iterator[None]:
     try:
         yield
     except DetentError as error:
-        if len(error.args) == 1:
-            error.args = (_with_ledger(completed(str(error.args[0]), url), url),)
+        text = _with_ledger(completed(str(error), url), url)
+        error.args = (text, *error.args[1:])
+        if isinstance(error, OtherInput):
+            error.message = text
         raise
 
 

@@ -7,7 +7,7 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +24,7 @@ from detent.spark.running_events import Event, Silent, Summary, View
 from detent.spark.running_failure import Failure, failure_of, is_connection
 from detent.spark.running_goals import Goals
 from detent.spark.running_java import END_S, JavaWatch
+from detent.spark.running_names import settle
 from detent.spark.running_prepare import checkpoint_folder, is_local, prepare, store_url
 from detent.spark.running_state import FAILED, IDLE, RUNNING, STARTING, STOPPED, WAITING, StreamState
 from detent.store import Store
@@ -60,18 +61,21 @@ def run(
     view: View | None = None,
     signals: bool = False,
     stop: threading.Event | None = None,
+    migrate: Collection[str] = (),
     conf: Mapping[str, object] | None = None,
     **session: Any,
 ) -> Summary:
     """Run a pipeline in this process: until SIGTERM or SIGINT (with `signals`), until `stop` is set, or with `once`
     until all that there was when it began has been read.
 
-    `store`, `checkpoints` and `conf` go over what the pipeline says; `only` names the streams to run. Everything else,
+    `store`, `checkpoints` and `conf` go over what the pipeline says; `only` names the streams to run, `migrate` those
+    that do on purpose what a stream has done which the pipeline does not have any more. Everything else,
     such as `cores`, `memory` and `quick`, is for :func:`detent.spark.session`, if none runs yet. A session that was
     there before is left running. What is wrong with the pipeline is raised before anything runs; a stream that fails
     later is in the summary.
     """
     streams = chosen(pipeline, only)
+    chosen(pipeline, list(migrate) or None)  # refuses names that no stream has
     url = store_url(pipeline, store)
     folder = checkpoint_folder(pipeline, checkpoints, url)
     options = {"app": f"detent {pipeline.name}", "checkpoint_root": folder, **session}
@@ -83,6 +87,8 @@ def run(
         shown.tell(Event("opened", text=f"{url}, {_role(opened)}; checkpoints in {folder}",
                          fields={"store": url, "owner": opened.is_owner, "checkpoints": folder}))  # fmt: skip
         for note in prepare(opened, streams):
+            shown.tell(Event("note", text=note))
+        for note in settle(opened, pipeline.streams, streams, migrate):
             shown.tell(Event("note", text=note))
         watch, advisor = JavaWatch.of_spark(), Advisor(opened, url, folder)
         runner = Runner(opened, streams, _starter(spark, url, folder, once), shown, stop or threading.Event())

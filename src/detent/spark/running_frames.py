@@ -73,6 +73,7 @@ def _read(spark: SparkSession, url: str, stream: Stream, one: Input, ends: Mappi
         reader = spark.readStream.format("detent").option("includeHeaders", "true")
         reader = reader.option("journals", ",".join(source.name for source in one.sources))
         reader = reader.option("maxMessagesPerTrigger", stream.messages_max)
+        reader = reader.option("planName", f"{stream.full_name}:{one.parameter}")
         if any(isinstance(target, Queue) for target in stream.outputs):
             reader = reader.option("maxBytesPerTrigger", ASSIGNED_BYTES_DEFAULT)  # about what one transaction publishes
         reader = reader.option("failOnDataLoss", str(settings.fail_on_loss).lower())

@@ -1,0 +1,131 @@
+"""A stream under another name, or on another input: found before it runs, by what the store knows of its streams.
+
+The ledger knows a stream by its name and by the query of its checkpoint. A stream that was renamed has neither, and
+would read everything again into the same output. A journal or queue that was deleted and made anew has the old name,
+and a checkpoint says how far the old one was read. So each stream is kept with what it reads and writes, and the
+numbers that tell these from others of the same name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from detent.errors import Denied, Fenced, NotFound
+from detent.ledger.operations import StreamDescription
+from detent.spark.pipeline_stream import Custom, Delta, Journal, Output, Queue, Source, Stream
+from detent.store import Store
+
+Places = dict[str, int]
+"""What a stream reads or writes, each with the number that it has now; 0 where there is none."""
+
+
+def settle(store: Store, every: list[Stream], running: list[Stream], migrate: Collection[str]) -> Iterator[str]:
+    """Compare the streams that are to run with what the store knows, and let it know them. `every` stream of the
+    pipeline has its name still; those named in `migrate` are new on purpose. Yields what the user should know."""
+    try:
+        known = {one.name: one for one in store.declared_streams()}
+    except Denied as error:
+        yield f"whether a stream was renamed, or an input made anew, is not checked: {error}"
+        return
+    names = {stream.full_name for stream in every}
+    gone = [one for one in known.values() if one.name not in names]
+    for stream in running:
+        reads, writes = places_read(store, stream), places_written(store, stream)
+        before = known.get(stream.full_name)
+        if before is not None:
+            _check_inputs(store, before, reads)
+        elif stream.name not in migrate and not _has_ledger(store, stream.full_name):
+            _check_name(store, stream, reads, writes, gone)
+        store.declare_stream(stream.full_name, reads, writes)
+
+
+def _check_inputs(store: Store, before: StreamDescription, reads: Places) -> None:
+    """`Fenced` if an input is another one of the same name."""
+    for place, number in reads.items():
+        if before.reads.get(place, number) != number:
+            raise Fenced(
+                f"the {place}, which the stream {before.name} reads, was deleted and made anew: the checkpoint says "
+                "how far the old one was read, and the new one would be read from its middle. To read it from its "
+                f"beginning, delete the checkpoint of {before.name}, and say `{_reset(store, before.name)}`"
+            )
+
+
+def _check_name(store: Store, stream: Stream, reads: Places, writes: Places, gone: list[StreamDescription]) -> None:
+    """`Fenced` if a stream that is new does what one did whose name the pipeline does not have."""
+    for one in gone:
+        read, written = _shared(reads, one.reads), _shared(writes, one.writes)
+        if read and written:
+            raise Fenced(
+                f"the stream {stream.full_name} is new, and it reads the {read} and writes the {written}, as the "
+                f"stream {one.name} has done, which this pipeline does not have: it would write everything again. If it "
+                f"is that stream, let it keep its name: {_naming(stream, one.name)}. If it is another one, or is to start "
+                f"over, say so once with `detent run ... --migrate {stream.name}`, or forget the old one with "
+                f"`{_reset(store, one.name)}`"
+            )
+
+
+def _shared(some: Places, others: Places) -> str | None:
+    """A place that is in both, and is the same one."""
+    return next((place for place, number in some.items() if others.get(place) == number), None)
+
+
+def _naming(stream: Stream, old: str) -> str:
+    """How the declaration says the old name."""
+    pipeline, _, name = old.partition("/")
+    return f'Pipeline("{pipeline}")' if name == stream.name else f'@pipeline.stream(..., name="{name}")'
+
+
+def _reset(store: Store, name: str) -> str:
+    return shlex.join(("detent", "ledger", "reset", store.url, name, "--yes"))
+
+
+def _has_ledger(store: Store, name: str) -> bool:
+    """Whether a stream has run before, under an earlier release, or was reset on purpose."""
+    try:
+        store.ledger(name)
+    except NotFound:
+        return False
+    return True
+
+
+# -- places ---------------------------------------------------------------------------------------------------------
+
+
+def places_read(store: Store, stream: Stream) -> Places:
+    """What a stream reads."""
+    return {_place(source): _number(store, source) for source in stream.sources}
+
+
+def places_written(store: Store, stream: Stream) -> Places:
+    """What a stream writes. Its quarantine has its own name, and says nothing."""
+    return {_place(output): _number(store, output) for output in stream.outputs}
+
+
+def _place(one: Source | Output) -> str:
+    if isinstance(one, Delta):
+        return f"table {one.path if '://' in one.path else Path(one.path).absolute()}"
+    if isinstance(one, Custom):
+        return f"sink {getattr(one.sink, 'place', None) or one}"
+    return f"journal {one}" if isinstance(one, Journal) else str(one)
+
+
+def _number(store: Store, one: Source | Output) -> int:
+    """What tells a place from another one of the same name."""
+    if isinstance(one, Queue):
+        return store.queue(one.name).info().number
+    if isinstance(one, Journal):
+        return 0 if one.is_pattern else store.reader.number(one.name) or 0
+    return _number_of_sink(one.sink) if isinstance(one, Custom) else 0
+
+
+def _number_of_sink(sink: Any) -> int:
+    """A sink's database may have a password in its URL, so a digest of it is kept."""
+    place = getattr(sink, "place", None)
+    within = getattr(place, "within", None)
+    if not isinstance(within, str):
+        return 0
+    return int.from_bytes(hashlib.blake2b(within.encode(), digest_size=8).digest(), "big") >> 2

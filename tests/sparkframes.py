@@ -75,6 +75,10 @@ class Frame:
 def _java(query: str | None, mode: str, plan: str) -> SimpleNamespace:
     """As much of Java's session as tells the kind of a query."""
     last = SimpleNamespace(executedPlan=lambda: SimpleNamespace(toString=lambda: plan))
-    execution = SimpleNamespace(outputMode=lambda: SimpleNamespace(toString=lambda: mode), lastExecution=lambda: last)
+    execution = SimpleNamespace(
+        outputMode=lambda: SimpleNamespace(toString=lambda: mode),
+        lastExecution=lambda: last,
+        resolvedCheckpointRoot=lambda: "/nowhere",  # so the inputs of its batches are not known
+    )
     queries = {query: execution}
     return SimpleNamespace(sharedState=lambda: SimpleNamespace(activeStreamingQueries=lambda: queries))

@@ -61,9 +61,9 @@ def _check_name(store: Store, stream: Stream, reads: Places, writes: Places, gon
         if read and written:
             raise Fenced(
                 f"the stream {stream.full_name} is new, and it reads the {read} and writes the {written}, as the "
-                f"stream {one.name} has done, which this pipeline does not have: it would write everything again. If it "
-                f"is that stream, let it keep its name: {_naming(stream, one.name)}. If it is another one, or is to start "
-                f"over, say so once with `detent run ... --migrate {stream.name}`, or forget the old one with "
+                f"stream {one.name} has done, which this pipeline does not have: it would write everything again. If "
+                f"it is that stream, let it keep its name: {_naming(stream, one.name)}. If it is another one, or is to "
+                f"start over, say so once with `detent run ... --migrate {stream.name}`, or forget the old one with "
                 f"`{_reset(store, one.name)}`"
             )
 

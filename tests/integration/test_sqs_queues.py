@@ -110,7 +110,18 @@ def test_message_from_anywhere_goes_back_to_the_queue_that_gave_it_up(endpoint: 
     assert endpoint.attributes(dead)["ApproximateNumberOfMessages"] == "1"
     source = "arn:aws:sqs:us-east-1:000000000000:dead"
     endpoint.call("StartMessageMoveTask", {"SourceArn": source})
-    assert len(endpoint.receive(url, WaitTimeSeconds=20)) == 1
+    task = endpoint.eventually(
+        lambda: next(
+            (
+                one
+                for one in endpoint.call("ListMessageMoveTasks", {"SourceArn": source})["Results"]
+                if one["Status"] != "RUNNING"
+            ),
+            None,
+        )
+    )
+    assert task["Status"] == "COMPLETED", task
+    assert len(endpoint.receive(url)) == 1
 
 
 def test_a_dead_letter_queue_keeps_what_came_for_its_own_retention(endpoint: Endpoint) -> None:

@@ -15,8 +15,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import detent
 import detent.spark
-from detent.errors import Fenced, Invalid, NotFound
-from detent.spark import call, once, opened, to_delta, to_journal, to_queue, to_sql
+from detent.errors import Fenced, Invalid, NotFound, OtherInput
+from detent.spark import call, once, once_batch, opened, to_delta, to_journal, to_queue, to_sql
+from detent.spark.batch_input import LocalCheckpoint
 from detent.spark.once_batch import BatchKey, EngineSink, ExternalSink, is_entered, key_of
 from detent.transaction import Transaction
 from sparkframes import Frame
@@ -240,6 +241,45 @@ def test_a_missing_queue_is_told(store: detent.Store) -> None:
     with pytest.raises(NotFound, match="mail"):
         once(store, "shop", to_queue("mail"))(frame(1), 0)
     assert store.ledgers() == []
+
+
+class Ahead(ExternalSink):
+    """Has a later batch, and so cannot tell whether it has this one."""
+
+    def write(self, batch: Any, key: BatchKey) -> None:
+        raise OtherInput("ahead")
+
+
+def test_a_sink_that_is_ahead_is_asked_of_the_ledger(store: detent.Store) -> None:
+    """Another driver has finished the batch, and the next one; or the ledger is of an older copy of the store."""
+
+    class Overtaken(Ahead):
+        def write(self, batch: Any, key: BatchKey) -> None:
+            once(store, "shop", to_journal("a"))(frame(1), 0)
+            super().write(batch, key)
+
+    once(store, "shop", Overtaken(), to_journal("a"))(frame(1), 0)
+    assert ids(store, "a") == [1]
+    with pytest.raises(OtherInput, match="ahead"):
+        once(store, "shop", Ahead(), to_journal("a"))(frame(2), 1)
+    assert ids(store, "a") == [1]
+
+
+def test_a_batch_whose_input_is_another_one_writes_nothing(
+    store: detent.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "offsets").mkdir()
+    entry = tmp_path / "offsets" / "0"
+    monkeypatch.setattr(once_batch, "checkpoint_of", lambda session, query: LocalCheckpoint(tmp_path))
+    have: list[str] = []
+    write = once(store, "shop", Noted(have), to_journal("a"))
+    for planned_at in (1, 2):
+        entry.write_text(f"v1\n{planned_at}\n{{}}")
+        write(frame(1), 0)
+    entry.write_text('v1\n3\n{"in": 5}')
+    with pytest.raises(OtherInput, match="batch 0 of the ledger 'shop' took effect with another input"):
+        write(frame(1, 2), 0)
+    assert (have, ids(store, "a")) == (["shop/query/0"], [1])
 
 
 # -- who and what is refused ------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from detent.errors import Corrupt, DetentError, Invalid, LimitExceeded, Unavailable
+from detent.errors import Corrupt, DetentError, Invalid, LimitExceeded, OtherInput, Unavailable
 from detent.extras import install_command
 from detent.spark import delta_files, once_delta, to_delta
 from detent.spark.once_batch import BatchKey
@@ -457,3 +457,28 @@ def test_arguments_that_do_not_go_together_are_refused() -> None:
             to_delta("table", **arguments)
     with pytest.raises(Invalid, match="leave mode out"):
         to_delta("table", mode="append", merge_on=["id"])
+
+
+# -- the input of a batch ---------------------------------------------------------------------------------------
+
+
+def test_a_batch_with_another_input_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    sink = to_delta(path)
+    one, other = KEY._replace(input=b"1" * 16), KEY._replace(input=b"2" * 16)
+    sink.write(frame(0), KEY)  # by an earlier release: the number alone decides
+    sink.write(frame(0), one)
+    for batch in (1, 2):
+        sink.write(frame(batch), one._replace(batch=batch))
+    for _ in range(12):
+        write_deltalake(path, rows_of_another_writer(), mode="append")  # the log gets a checkpoint
+    sink.write(frame(2), one._replace(batch=2, run="later"))
+    with pytest.raises(OtherInput, match=r"table has batch 2.*another input.*detent ledger reset shop"):
+        sink.write(frame(2, 3), other._replace(batch=2))
+    with pytest.raises(OtherInput, match="cannot be compared"):
+        sink.write(frame(1), one._replace(batch=1))
+    assert ids(path) == [0, 1, 2, *[100] * 12]
+
+
+def rows_of_another_writer() -> Any:
+    return pa.Table.from_batches([rows(100)])

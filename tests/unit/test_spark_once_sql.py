@@ -14,7 +14,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 from sqlalchemy.pool import NullPool
 
 import postgresserver
-from detent.errors import Invalid, LimitExceeded, NotFound
+from detent.errors import Invalid, LimitExceeded, NotFound, OtherInput
 from detent.spark import once_sql, to_sql
 from detent.spark.once_batch import BatchKey, ExternalSink
 from sparkframes import Frame
@@ -295,3 +295,50 @@ def test_update_mode_without_a_key_is_refused() -> None:
     to_sql("sqlite:///x", write=insert).check_mode("update")
     with pytest.raises(Invalid, match="merges by itself"):
         to_sql("sqlite:///x", write=insert, merge_on=["id"])
+
+
+# -- the input of a batch ---------------------------------------------------------------------------------------
+
+
+def test_a_batch_with_another_input_is_refused(database: Database) -> None:
+    sink = to_sql(database.url, "orders")
+    one, other = KEY._replace(input=b"1" * 16), KEY._replace(input=b"2" * 16)
+    for batch, number in ((0, 1), (1, 2)):
+        sink.write(frame(number), one._replace(batch=batch))
+    sink.write(frame(2), one._replace(batch=1, run="later"))
+    with pytest.raises(OtherInput, match=r"row 'orders' of detent_ledger has batch 1.*another input.*reset shop"):
+        sink.write(frame(2, 3), other._replace(batch=1))
+    with pytest.raises(OtherInput, match="cannot be compared"):
+        sink.write(frame(1), one)
+    sink.write(frame(9), KEY)  # without an input the number decides
+    assert database.ids() == [1, 2]
+
+
+def test_of_two_drivers_the_one_with_another_input_is_refused(database: Database) -> None:
+    """The other driver enters the batch after this one has looked, and before it writes."""
+    sink = to_sql(database.url, "orders")
+    collect = once_sql.collect
+
+    def meanwhile(rows: Any) -> Any:
+        patch.setattr(once_sql, "collect", collect)
+        sink.write(frame(1), KEY._replace(input=b"1" * 16))
+        return collect(rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(once_sql, "collect", meanwhile)
+        with pytest.raises(OtherInput):
+            sink.write(frame(1, 2), KEY._replace(input=b"2" * 16))
+    assert database.ids() == [1]
+
+
+def test_a_ledger_of_an_earlier_release_goes_by_numbers(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE detent_ledger (name TEXT, sink TEXT, query TEXT, batch BIGINT, PRIMARY KEY (name, sink, query))"
+    )
+    database.execute("INSERT INTO detent_ledger VALUES ('shop', 'orders', 'query', 3)")
+    sink, key = to_sql(database.url, "orders"), KEY._replace(input=b"1" * 16)
+    for batch in (3, 4):
+        sink.write(frame(batch), key._replace(batch=batch))
+    assert database.ids() == [4]
+    with pytest.raises(OtherInput):
+        sink.write(frame(5), key._replace(batch=4, input=b"2" * 16))

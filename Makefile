@@ -1,12 +1,14 @@
 # A fresh machine needs python3 and make; every target below installs what it needs into .venv first.
 PYTHON ?= python3
-BIN := .venv/bin
-STAMP := .venv/.installed
+# Another Python has an environment of its own: make test PYTHON=python3.13
+VENV := $(if $(filter python3,$(notdir $(PYTHON))),.venv,.venv-$(notdir $(PYTHON)))
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
 SUITE ?= journal
 # Tests wait for disks, servers and processes of their own, so one more at a time than there are processors.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 
-.PHONY: help venv demo test lint format bench soak fuzz dist lock clean
+.PHONY: help venv demo test sample lint format bench soak fuzz dist lock clean
 
 help: ## say what each target does
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -14,15 +16,15 @@ help: ## say what each target does
 venv: $(STAMP) ## create .venv with the exact versions of requirements.lock
 
 $(STAMP): requirements.lock pyproject.toml
-	@echo "installing into .venv: 2.5 GB, about two minutes"
-	$(PYTHON) -m venv .venv || ($(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv .venv)
+	@echo "installing into $(VENV): 2.5 GB, about two minutes"
+	$(PYTHON) -m venv $(VENV) || ($(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(VENV))
 	@# uv takes a quarter of pip's time; where it cannot be had, or finds another index, pip does it.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements.lock)" && \
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -r requirements.lock || \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $(STAMP)
-	@echo "installed; 'source .venv/bin/activate' brings detent into your shell"
+	@echo "installed; 'source $(BIN)/activate' brings detent into your shell"
 
 demo: $(STAMP) ## run the main job on the embedded default
 	$(BIN)/detent demo --keep
@@ -31,6 +33,9 @@ test: $(STAMP) ## run every test layer
 	@# Tests start hundreds of processes, and where Python may not write what it compiles, each would compile all of it.
 	$(BIN)/python -m compileall -q src tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+sample: $(STAMP) ## one case of each test of the unit and contract layers, for another PYTHON
+	DETENT_ONE_CASE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests/unit tests/contract
 
 lint: $(STAMP) ## ruff, mypy --strict, import layers
 	$(BIN)/ruff check .
@@ -60,4 +65,4 @@ lock: $(STAMP) ## resolve the dependencies again, newest first
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade --no-emit-index-url --no-header --no-annotate -o requirements.lock
 
 clean: ## remove what the targets made
-	rm -rf .venv dist demo-data bench/data .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-python* dist demo-data bench/data .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell lets its background jobs ignore Ctrl-C, and children inherit that; tests send it to theirs.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With DETENT_ONE_CASE the first case of each test alone: whether another Python runs the code, and not once more
+    what the code does."""
+    if not os.environ.get("DETENT_ONE_CASE"):
+        return
+    first: dict[str, pytest.Item] = {}
+    for item in items:
+        first.setdefault(item.nodeid.partition("[")[0], item)
+    chosen = set(map(id, first.values()))
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
+    items[:] = [item for item in items if id(item) in chosen]
 
 
 @pytest.fixture

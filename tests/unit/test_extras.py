@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -49,3 +50,12 @@ def test_source_tree_that_is_not_installed_names_the_package(monkeypatch: pytest
 
     monkeypatch.setattr(importlib.metadata, "distribution", not_installed)
     assert extras.install_command("s3") == "pip install 'detent[s3]'"
+
+
+def test_pandas_is_one_that_pyspark_supports() -> None:
+    """It warns of one that it does not."""
+    from pyspark.sql.pandas.utils import require_minimum_pandas_version
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        require_minimum_pandas_version()

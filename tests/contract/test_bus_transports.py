@@ -48,6 +48,7 @@ class World:
     """Whether messages can be kept back."""
     tells_stale = True
     """Whether the transport says of a lease that is over that it is."""
+    redelivery_s: float | None = 14 * 86_400 + 30
     header_max = 4_000
     body_max = 16 << 20
 
@@ -98,6 +99,7 @@ class QueueWorld(World):
 
 class SqsWorld(World):
     keeps_order = False
+    redelivery_s = 14 * 86_400
     body_max = 1 << 20
 
     def __init__(self, endpoint: str) -> None:
@@ -127,6 +129,7 @@ class ExternalWorld(World):
     """A class of `detent.transports` under the bus."""
 
     delays = False
+    redelivery_s = None  # Redis keeps messages for ever
 
     def __init__(self, queue: Callable[[str], SendingQueue]) -> None:
         super().__init__()
@@ -147,6 +150,7 @@ class ExternalWorld(World):
 
 
 class PubSubWorld(ExternalWorld):
+    redelivery_s = 14 * 86_400
     keeps_order = False
     tells_stale = False
     body_max = 9 << 20
@@ -464,8 +468,7 @@ def test_one_bad_message_does_not_hold_up_the_others(world: World, name: str) ->
 
 def test_a_transport_says_how_long_a_message_can_come_again(world: World, name: str) -> None:
     transport = world.app(name)
-    kinds = {SqsWorld: 14 * 86_400, ExternalWorld: None}  # Redis keeps messages for ever
-    assert transport.redelivery_s() == kinds.get(type(world), 14 * 86_400 + 30)
+    assert transport.redelivery_s() == world.redelivery_s
 
 
 def test_closing_lets_go_of_everything(world: World, name: str) -> None:

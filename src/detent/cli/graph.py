@@ -156,8 +156,8 @@ def run(
 
     It runs until Ctrl-C or SIGTERM, which let the steps under way end; a second Ctrl-C does not wait, and what it cuts
     off is done again. A processor whose function fails, and has no journal for errors, rests and tries again. With
-    --once it does so a few times, longer if it says that something is away; then the command ends, and the exit code is
-    1. What cannot pass, and what at-most-once has dropped, ends it at once.
+    --once it does so a few times, longer if it says that something is away; then the command ends with exit code 1. It
+    ends at once for a failure that cannot pass, and for a message that was dropped.
 
     \b
     Examples:

@@ -61,10 +61,10 @@ def _check_name(store: Store, stream: Stream, reads: Places, writes: Places, gon
         if read and written:
             raise Fenced(
                 f"the stream {stream.full_name} is new, and it reads the {read} and writes the {written}, as the "
-                f"stream {one.name} has done, which this pipeline does not have: it would write everything again. If it "
-                f"is that stream, let it keep its name: {_naming(stream, one.name)}. If it is another one, or is to start "
-                f"over, say so once with `detent run ... --migrate {stream.name}`, or forget the old one with "
-                f"`{_reset(store, one.name)}`"
+                f"stream {one.name} has done, which this pipeline does not have: it would write everything again. "
+                f"If it is that stream, let it keep its name: {_naming(stream, one.name)}. If it is another one, or "
+                f"is to start over, say so once with `detent run ... --migrate {stream.name}`, or forget the old one "
+                f"with `{_reset(store, one.name)}`"
             )
 
 

@@ -247,9 +247,7 @@ def test_a_batch_with_another_input_is_refused(database: Database) -> None:
     for batch, number in ((0, 1), (1, 2)):
         sink.write(frame(number), one._replace(batch=batch))
     sink.write(frame(2), one._replace(batch=1, run="later"))
-    with pytest.raises(
-        OtherInput, match=r"row 'orders' of detent_ledger has batch 1.*another input.*reset shop"
-    ):
+    with pytest.raises(OtherInput, match=r"row 'orders' of detent_ledger has batch 1.*another input.*reset shop"):
         sink.write(frame(2, 3), other._replace(batch=1))
     with pytest.raises(OtherInput, match="cannot be compared"):
         sink.write(frame(1), one)

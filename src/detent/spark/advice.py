@@ -1,6 +1,6 @@
 """Commands in errors, so that they work as they are printed: with the store's URL, and without a question.
 
-The ledger and the queues do not know under which URL a caller reaches their store. Whoever talks to a user does.
+The ledger and the queues do not know under which URL a caller reaches their store; the code here does.
 """
 
 from __future__ import annotations

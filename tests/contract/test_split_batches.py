@@ -1,0 +1,41 @@
+"""A batch that is split over several transactions, on every kind of store: all of it is published once, in order."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from detent.errors import AlreadyEntered
+from detent.spark import queue_packing
+from detent.spark.once_batch import BatchKey
+from detent.spark.queue_outgoing import RowsToPublish
+from detent.spark.queue_packing import pack, publish
+from detent.spark.queue_splitting import settle
+from detent.store import Store
+
+SCHEMA = StructType([StructField("payload", BinaryType())])
+
+
+def write(store: Store, key: BatchKey, values: list[bytes]) -> None:
+    """What a driver does with a batch."""
+    batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], names=["payload"])
+    left = settle(store, key, [pack(RowsToPublish.of(SCHEMA, "mail"), [batch])])
+    transaction = store.transaction()
+    transaction.enter_ledger(key.name, key.batch, query=key.query, run=key.run)
+    publish(transaction, left)
+    transaction.commit()
+
+
+def test_a_split_batch_is_published_once_and_in_order(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_packing, "PUBLISHED_MAX", 3)
+    store.queue("mail").create()
+    values = [b"%d" % number for number in range(10)]
+    key = BatchKey("shop", "query", 0, "run-1")
+    write(store, key, values)
+    with pytest.raises(AlreadyEntered):
+        write(store, key._replace(run="run-2"), values)
+    write(store, key._replace(batch=1), [b"next"])
+    assert [message.payload for message in store.queue("mail").claim(100)] == [*values, b"next"]
+    assert store.ledger("shop").entries == 2
+    assert [name for name in store.journals() if name.startswith("spark-parts/")] == []

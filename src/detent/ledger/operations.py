@@ -62,7 +62,7 @@ class EnterLedger(Operation, frozen=True, tag=True, array_like=True):
     """This batch of this query takes effect with the rest of the transaction, or `AlreadyEntered`: it did before.
 
     `Fenced` when the name is another query's, or when this run of the driver was replaced by a later one. A caller that
-    names no run is not held to that, and replaces nobody. `input` is a digest of what the batch is made from:
+    names no run is not held to that, and replaces no run. `input` is a digest of what the batch is made from:
     `OtherInput` when the batch of this number was made from something else. Without one the number alone decides.
     """
 

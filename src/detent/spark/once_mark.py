@@ -73,7 +73,7 @@ INPUTS_TABLE = "detent_ledger_inputs"
 
 def inputs_table(sqlalchemy: Any) -> Table:
     """For each row of `detent_ledger` what its batch was made from: a table of its own, as the other one may be older
-    and belong to somebody else."""
+    and belong to another program."""
     table: Table = sqlalchemy.Table(
         INPUTS_TABLE,
         sqlalchemy.MetaData(),

@@ -145,14 +145,22 @@ def local_checkpoint(location: str) -> LocalCheckpoint | None:
     return LocalCheckpoint(folder if folder.exists() else Path(unquote(plain)))
 
 
-def checkpoint_of(session: Any, query: str) -> Checkpoint | None:
-    """The checkpoint of a running query; None where there is no Java that could be asked."""
+def running_query(session: Any, query: str) -> Any:
+    """Spark's own object of a running query; None where there is none, or no Java that could be asked."""
     java = getattr(session, "_jsparkSession", None)
     if java is None:
         return None
-    jvm = session.sparkContext._jvm
-    execution = java.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(query))
+    identity = session.sparkContext._jvm.java.util.UUID.fromString(query)
+    return java.sharedState().activeStreamingQueries().get(identity)
+
+
+def checkpoint_of(session: Any, query: str) -> Checkpoint | None:
+    """The checkpoint of a running query; None where Spark cannot tell it."""
+    execution = running_query(session, query)
     if execution is None:
         return None
     root = str(execution.resolvedCheckpointRoot())
-    return local_checkpoint(root) or JavaCheckpoint(jvm, java.sessionState().newHadoopConf(), root)
+    local = local_checkpoint(root)
+    if local is not None:
+        return local
+    return JavaCheckpoint(session.sparkContext._jvm, session._jsparkSession.sessionState().newHadoopConf(), root)

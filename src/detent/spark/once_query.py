@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.sql import DataFrame
 
+from detent.spark.batch_input import running_query
 from detent.spark.identity import QUERY_PROPERTY
 
 APPEND, UPDATE, COMPLETE = "append", "update", "complete"
@@ -45,11 +46,7 @@ def _execution(batch: DataFrame) -> Any:
     """Spark's object of the running query; None outside of one."""
     session: Any = batch.sparkSession
     query = session.sparkContext.getLocalProperty(QUERY_PROPERTY)
-    java = getattr(session, "_jsparkSession", None)
-    if java is None or not query:
-        return None
-    identity = session.sparkContext._jvm.java.util.UUID.fromString(query)
-    return java.sharedState().activeStreamingQueries().get(identity)
+    return running_query(session, query) if query else None
 
 
 def compute(batch: DataFrame) -> None:

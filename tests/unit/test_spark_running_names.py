@@ -93,6 +93,29 @@ def test_an_input_that_was_made_anew_is_refused_until_the_ledger_is_reset(store:
     start(store, made)
 
 
+@pytest.mark.parametrize("way", ["advice", "migrate", "delete"])
+def test_stream_that_entered_no_batch_starts_on_an_input_made_anew(store: detent.Store, way: str) -> None:
+    made = pipeline(("paid", "orders", "paid"))
+    start(store, made, write=False)
+    store.journal("orders").delete()
+    with pytest.raises(Fenced, match=r"deleted and made anew.*--migrate paid") as caught:
+        start(store, made, write=False)
+    if way == "advice":
+        _say(str(caught.value).split("`")[-2])
+    elif way == "delete":
+        _say(f"detent ledger delete {store.url} shop/paid --yes --json")
+    start(store, made, *(["paid"] if way == "migrate" else []))
+    start(store, made)
+
+
+def test_migrate_does_not_skip_what_batches_have_read(store: detent.Store) -> None:
+    made = pipeline(("paid", "orders", "paid"))
+    start(store, made)
+    store.journal("orders").delete()
+    with pytest.raises(Fenced, match="deleted and made anew"):
+        start(store, made, "paid")
+
+
 def test_an_output_that_was_made_anew_is_written_on(store: detent.Store) -> None:
     made = pipeline(("paid", "orders", "paid"))
     start(store, made)

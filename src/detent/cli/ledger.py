@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,11 @@ import click
 from detent.cli._common import confirm, dry_run_option, force_option, json_option, open_for_writing, takes_store
 from detent.cli._help import Commands
 from detent.cli._output import line_text, print_fields, print_json, print_table, time_text
-from detent.errors import Denied
+from detent.errors import Denied, NotFound
 
 if TYPE_CHECKING:
     from detent.ledger import LedgerInfo, PinInfo
+    from detent.store import Store
 
 JOURNALS_SHOWN = 3
 """Journals of a pin in a table; --json has them all."""
@@ -111,6 +112,8 @@ def reset(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: b
     deleted, and that is meant to start over. It begins with batch 0, so whatever it reads again it writes again: what
     its predecessor wrote stays. A driver of the predecessor that still runs is refused from then on.
 
+    What the store knows of the stream of that name, its inputs and outputs, is forgotten too.
+
     Asks before it does so; a script says --yes.
 
     \b
@@ -118,12 +121,12 @@ def reset(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: b
       detent ledger reset file:./data orders-to-table --dry-run
     """
     with open_for_writing(url, force=force) as store:
-        info = store.ledger(name)
+        info = _ledger_or_stream(store, name)
         what = f"ledger {line_text(name)} with {_contents(info)}"
         if not dry_run:
             confirm(f"Reset {what}? A query that starts over writes again.", f"resets {what}", yes=yes)
             store.reset_ledger(name)
-    _print_done("reset", "reset", what, info, dry_run=dry_run, as_json=as_json)
+    _print_done("reset", "reset", what, _fields(info, name), dry_run=dry_run, as_json=as_json)
 
 
 @ledger.command()
@@ -145,12 +148,12 @@ def delete(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: 
       detent ledger delete file:./data orders-to-table --dry-run
     """
     with open_for_writing(url, force=force) as store:
-        info = store.ledger(name)
+        info = _ledger_or_stream(store, name)
         what = f"ledger {line_text(name)} with {_contents(info)}"
         if not dry_run:
             confirm(f"Delete {what}? Its batches could be entered again.", f"deletes {what}", yes=yes)
             store.delete_ledger(name)
-    _print_done("delete", "deleted", what, info, dry_run=dry_run, as_json=as_json)
+    _print_done("delete", "deleted", what, _fields(info, name), dry_run=dry_run, as_json=as_json)
 
 
 # -- pins -----------------------------------------------------------------------------------------------------------
@@ -219,14 +222,27 @@ def _listing(instead: str) -> Iterator[None]:
         ) from error
 
 
-def _print_done(verb: str, done: str, what: str, info: LedgerInfo, *, dry_run: bool, as_json: bool) -> None:
+def _ledger_or_stream(store: Store, name: str) -> LedgerInfo | None:
+    """A ledger; None if a stream of this name was declared that has entered no batch yet."""
+    try:
+        return store.ledger(name)
+    except NotFound:
+        with suppress(Denied):  # a token for this ledger alone: what it may know of is not there
+            if any(stream.name == name for stream in store.declared_streams()):
+                return None
+        raise
+
+
+def _print_done(verb: str, done: str, what: str, fields: dict[str, Any], *, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        print_json({**_fields(info), done: not dry_run})
+        print_json({**fields, done: not dry_run})
         return
     click.echo(f"would {verb} {what}" if dry_run else f"{done} {what}")
 
 
-def _contents(info: LedgerInfo) -> str:
+def _contents(info: LedgerInfo | None) -> str:
+    if info is None:
+        return "nothing entered"
     batches = "1 batch" if info.entries == 1 else f"{info.entries} batches"
     return f"{batches} of query {_text(info.query)}" if info.entries else "nothing entered"
 
@@ -246,8 +262,10 @@ def _offsets(info: PinInfo) -> str:
     return " ".join([*shown, f"and {more} more"] if more else shown) or "-"
 
 
-def _fields(info: LedgerInfo) -> dict[str, Any]:
-    """A ledger for programs: times in milliseconds; no batch is null."""
+def _fields(info: LedgerInfo | None, name: str = "") -> dict[str, Any]:
+    """A ledger for programs: times in milliseconds; no batch is null. One that has no row yet has its name only."""
+    if info is None:
+        return {"name": name, "batch": None, "entries": 0}
     return {
         "name": info.name,
         "query": info.query,

@@ -40,7 +40,10 @@ BODY_SHOWN = 80
 )
 @click.option("--only", metavar="NAME", multiple=True, help="Run this stream only; can be given several times.")
 @click.option(
-    "--migrate", metavar="NAME", multiple=True, help="This stream starts over under another name, on purpose."
+    "--migrate",
+    metavar="NAME",
+    multiple=True,
+    help="This stream starts over, under another name or on an input made anew, on purpose.",
 )
 @click.option("--checkpoints", metavar="DIR", help="The folder of the checkpoints; beside a file: store if left out.")
 @click.option("--cores", type=click.IntRange(1), help="How many tasks run at once; all processors if left out.")

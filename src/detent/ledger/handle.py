@@ -41,7 +41,7 @@ class Ledgers:
     def reset_ledger(self, name: str) -> None:
         """Forget query, batch and run of a ledger, so that another query may use its name. The run that entered last
         stays out, should it still live. Whatever was written under this name remains: a query that starts over writes
-        it again."""
+        it again. What is kept of the stream of this name is forgotten, also if it has entered no batch yet."""
         self.commit([ops.ResetLedger(name)])
 
     def delete_ledger(self, name: str) -> None:

@@ -136,17 +136,25 @@ class LedgerMachine:
             self._inputs.set(name, None, None, context)
 
     def _reset(self, op: ops.ResetLedger, context: Context) -> Result:
-        self._set(op.name, entering.reset(self._row(op.name), context.now_ms), context)
-        self._set_inputs(op.name, entering.NO_INPUTS, context)
-        self._streams.forget(op.name, context)
-        return Done()
+        row = self._row_or_stream(op.name)
+        if row is not None:
+            self._set(op.name, entering.reset(row, context.now_ms), context)
+        return self._forget(op.name, context)
 
     def _delete(self, op: ops.DeleteLedger, context: Context) -> Result:
-        self._row(op.name)
-        self._rows.set(op.name, None, None, context)
-        self._set_inputs(op.name, entering.NO_INPUTS, context)
-        self._streams.forget(op.name, context)
+        if self._row_or_stream(op.name) is not None:
+            self._rows.set(op.name, None, None, context)
+        return self._forget(op.name, context)
+
+    def _forget(self, name: str, context: Context) -> Result:
+        """What is kept beside the row goes, whether the row stays or not."""
+        self._set_inputs(name, entering.NO_INPUTS, context)
+        self._streams.forget(name, context)
         return Done()
+
+    def _row_or_stream(self, name: str) -> Row | None:
+        """A ledger's row; None if only its stream is known, which has entered no batch yet."""
+        return None if self._rows.get(name) is None and self._streams.knows(name) else self._row(name)
 
     def _describe(self, op: ops.DescribeLedgers, context: Context) -> Result:
         context.idle += 1

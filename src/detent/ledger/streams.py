@@ -48,7 +48,11 @@ class Streams:
         shown = [ops.StreamDescription(name, stream.reads, stream.writes) for name, stream in found[: op.limit]]
         return ops.StreamDescriptions(shown, len(found) > op.limit)
 
+    def knows(self, name: str) -> bool:
+        """Whether a stream of this name was declared."""
+        return self._streams.get(name) is not None
+
     def forget(self, name: str, context: Context) -> None:
         """The ledger of this name was reset: its stream starts over, whatever it reads and writes."""
-        if self._streams.get(name) is not None:
+        if self.knows(name):
             self._streams.set(name, None, None, context)

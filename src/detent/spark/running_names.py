@@ -25,7 +25,8 @@ Places = dict[str, int]
 
 def settle(store: Store, every: list[Stream], running: list[Stream], migrate: Collection[str]) -> Iterator[str]:
     """Compare the streams that are to run with what the store knows, and let it know them. `every` stream of the
-    pipeline has its name still; those named in `migrate` are new on purpose. Yields what the user should know."""
+    pipeline has its name still; those named in `migrate` are new on purpose, and are taken at their word as long as
+    none of their batches has taken effect. Yields what the user should know."""
     try:
         known = {one.name: one for one in store.declared_streams()}
     except Denied as error:
@@ -36,21 +37,24 @@ def settle(store: Store, every: list[Stream], running: list[Stream], migrate: Co
     for stream in running:
         reads, writes = places_read(store, stream), places_written(store, stream)
         before = known.get(stream.full_name)
-        if before is not None:
-            _check_inputs(store, before, reads)
-        elif stream.name not in migrate and not _has_ledger(store, stream.full_name):
+        is_new = stream.name in migrate and not _entries(store, stream.full_name)
+        if before is not None and not is_new:
+            _check_inputs(store, stream, before, reads)
+        elif before is None and stream.name not in migrate and _entries(store, stream.full_name) is None:
             _check_name(store, stream, reads, writes, gone)
         store.declare_stream(stream.full_name, reads, writes)
 
 
-def _check_inputs(store: Store, before: StreamDescription, reads: Places) -> None:
+def _check_inputs(store: Store, stream: Stream, before: StreamDescription, reads: Places) -> None:
     """`Fenced` if an input is another one of the same name."""
     for place, number in reads.items():
         if before.reads.get(place, number) != number:
             raise Fenced(
                 f"the {place}, which the stream {before.name} reads, was deleted and made anew: the checkpoint says "
                 "how far the old one was read, and the new one would be read from its middle. To read it from its "
-                f"beginning, delete the checkpoint of {before.name}, and say `{_reset(store, before.name)}`"
+                f"beginning, delete the checkpoint of {before.name}, and start the stream once with `detent run ... "
+                f"--migrate {stream.name}` if none of its batches has taken effect; if some have, say "
+                f"`{_reset(store, before.name)}`"
             )
 
 
@@ -83,13 +87,13 @@ def _reset(store: Store, name: str) -> str:
     return shlex.join(("detent", "ledger", "reset", store.url, name, "--yes"))
 
 
-def _has_ledger(store: Store, name: str) -> bool:
-    """Whether a stream has run before, under an earlier release, or was reset on purpose."""
+def _entries(store: Store, name: str) -> int | None:
+    """How many batches of a stream have taken effect; None unless it has run before, under an earlier release, or was
+    reset on purpose."""
     try:
-        store.ledger(name)
+        return store.ledger(name).entries
     except NotFound:
-        return False
-    return True
+        return None
 
 
 # -- places ---------------------------------------------------------------------------------------------------------

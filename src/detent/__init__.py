@@ -39,6 +39,7 @@ What several layers share:
     names.py        what journals, queues, ledgers and consumers can be called
     durations.py    "30s", "5m", seconds, `timedelta`
     paths.py        a path where a store's URL is expected
+    patterns.py     which journals a pattern such as `orders/*` means
     sizes.py        "256MiB"
     extras.py       how to install an extra of this installation
     finite.py       JSON that refuses infinity and NaN

@@ -130,6 +130,17 @@ def test_available_now_ends_where_the_journals_ended(store: detent.Store) -> Non
     assert reader.reportLatestOffset() == {"a": 11, "b": 1}
 
 
+def test_pattern_leaves_out_journals_of_the_packages_own(store: detent.Store) -> None:
+    for name in ("spark-parts/shop", "detent.replies/shop", "words/recovery/0"):
+        store.journal(name).append(b"means to an end")
+    reader = stream(store, journals="*")
+    assert reader.initialOffset() == {"a": 0}
+    assert reader.latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 10}
+    assert stream(store, journals="words/recovery/*").initialOffset() == {"words/recovery/0": 0}
+    # An earlier release has read it, and it is gone.
+    assert reader.latestOffset({"a": 10, "spark-parts/gone": 3}, ReadAllAvailable()) == {"a": 10, "spark-parts/gone": 3}
+
+
 def test_a_range_reads_the_same_whenever_it_is_read(store: detent.Store) -> None:
     reader = stream(store, minPartitions="3")
     store.journal("a").append(b"later")

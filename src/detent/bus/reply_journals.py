@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Final
 from detent.durations import milliseconds
 from detent.errors import Conflict, Denied, Invalid, NotFound
 from detent.journal.operations import check_name
+from detent.patterns import REPLIES
 
 if TYPE_CHECKING:
     from detent.journal import Journal
     from detent.store import Store
 
-JOURNAL: Final = "detent.replies/"
+JOURNAL: Final = REPLIES
 """The journal of an app is called so, and then like the app."""
 
 RETENTION: Final = "1h"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
-from detent import names
+from detent import names, patterns
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid
 from detent.journal import Message
@@ -62,7 +61,8 @@ class Application(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A journal to read, or all whose names match a pattern such as ``orders/*``.
+    """A journal to read, or all whose names match a pattern such as ``orders/*``: recovery logs and other journals of
+    Detent's own only if the pattern begins as their names do.
 
     `start` says where a shard begins that has no checkpoint: "earliest", "latest", or an offset. `raw` reads the stored
     rows from the earliest on and sequences them itself, instead of following the journal's committed index; the
@@ -87,11 +87,11 @@ class Source:
     @property
     def is_pattern(self) -> bool:
         """Whether it names more than one journal."""
-        return any(letter in self.journal for letter in "*?[")
+        return patterns.is_pattern(self.journal)
 
     def matches(self, journal: str) -> bool:
         """Whether a journal is meant."""
-        return fnmatch.fnmatchcase(journal, self.journal) if self.is_pattern else journal == self.journal
+        return patterns.matches(self.journal, journal)
 
 
 class Consumer:

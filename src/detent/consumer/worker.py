@@ -27,6 +27,7 @@ from detent.shard import operations as ops
 from detent.shard.members import new_member
 from detent.shard.operations import ConsumerDescription
 from detent.state.base import ShardName, ShardState
+from detent.state.recovery_log import log_prefix
 
 if TYPE_CHECKING:
     from detent.store import Store
@@ -53,7 +54,7 @@ def register(consumer: Consumer, store: Store) -> dict[str, int]:
     """Tell the store of the consumer and the journals that there are; which shard reads which of them. `Conflict` if it
     is divided otherwise."""
     listed = store.journals() if any(source.is_pattern for source in consumer.sources) else []
-    logs = f"{consumer.name}/recovery/"  # a consumer that read its own would write it for ever
+    logs = log_prefix(consumer.name)  # by no pattern: a consumer that read its own would write it for ever
     journals = shard_journals(consumer.sources, [name for name in listed if not name.startswith(logs)])
     question = ops.RegisterConsumer(consumer.name, consumer.shards, journals, consumer.partition)
     plan: ops.ConsumerPlan = store.commit([question])[0]

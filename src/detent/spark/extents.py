@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 import logging
-import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from detent import patterns
 from detent.errors import Invalid, NotFound
 from detent.journal import JournalReader
 from detent.spark.opened import opened
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from detent.spark.journal_reading import ReadSettings
 
 NAMES_SHOWN_MAX: Final = 10
-_MARKS: Final = re.compile(r"[*?\[]")
 
 Extent = tuple[int, int]
 """The first offset that a journal has, and the next one that it will get."""
@@ -39,12 +37,11 @@ class Journals:
         """The journals that are named, and all that a pattern matches now, by name."""
         found: dict[str, Extent] = {}
         for name in self._settings.journals:
-            mark = _MARKS.search(name)
-            if mark is None:
-                found[name] = self._named(name)
+            if patterns.is_pattern(name):
+                below = self._extents.all(patterns.fixed_start(name))
+                found.update({one: below[one] for one in patterns.matching(name, below)})
             else:
-                below = self._extents.all(name[: mark.start()])
-                found.update({one: below[one] for one in fnmatch.filter(below, name)})
+                found[name] = self._named(name)
         return {name: found[name] for name in sorted(found)}
 
     def _named(self, name: str) -> Extent:
@@ -68,8 +65,11 @@ class Journals:
         return self._extents.reader.number(name)
 
     def check(self, start: Mapping[str, int]) -> None:
-        """Refuse to go on where messages are missing, unless the user said to."""
+        """Refuse to go on where messages are missing, unless the user said to. Earlier releases have read the package's
+        own journals for patterns; these are not waited for any more."""
         for name, offset in start.items():
+            if name not in self.found and patterns.is_internal(name):
+                continue
             first, end = self.found.get(name, (0, 0))
             if not first <= offset <= end:
                 _lost(self._settings, name, offset, first, end)

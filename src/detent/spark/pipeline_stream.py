@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from detent import patterns
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid
 from detent.names import check_name
@@ -29,8 +29,6 @@ PART_MAX: Final = 64
 _PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """Also the name of a folder, so fewer characters than in a journal's name."""
 
-_WILD: Final = "*?["
-
 
 @dataclass(frozen=True, slots=True)
 class Journal:
@@ -41,11 +39,11 @@ class Journal:
     @property
     def is_pattern(self) -> bool:
         """Whether it stands for any number of journals."""
-        return any(mark in self.name for mark in _WILD)
+        return patterns.is_pattern(self.name)
 
     def reads(self, other: object) -> bool:
         """Whether what is written to `other` is read here."""
-        return isinstance(other, Journal) and fnmatch.fnmatchcase(other.name, self.name)
+        return isinstance(other, Journal) and patterns.matches(self.name, other.name)
 
     @property
     def label(self) -> str:

@@ -18,6 +18,7 @@ import xxhash
 
 from detent.engine import MALFORMED
 from detent.errors import Corrupt, NotFound
+from detent.patterns import RECOVERY
 from detent.state.base import ShardName
 from detent.state.checkpoint import Checkpoint
 
@@ -37,7 +38,7 @@ def log_name(shard: ShardName) -> str:
 
 def log_prefix(consumer: str) -> str:
     """What the names of a consumer's logs begin with; the number of the shard follows."""
-    return f"{consumer}/recovery/"
+    return f"{consumer}{RECOVERY}"
 
 
 class Handoff(msgspec.Struct, frozen=True, array_like=True, tag="h", forbid_unknown_fields=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from detent.bus import Bus, ExternalTransport, Outcome, QueueTransport, Retries, SqsTransport
+from detent.bus.deliveries import lease_end
 from detent.bus.envelope import Envelope, Incoming
 from detent.bus.transport_external import COUNTED_MAX, QUEUES_MAX
 from detent.bus.transport_urls import open_transport
@@ -183,6 +185,24 @@ def test_a_message_is_given_up_without_a_reason_that_does_not_fit() -> None:
     assert (first.headers["detent-error"], first.headers["detent-attempts"]) == ("short", "1")
     assert (second.body, "detent-error" in second.headers) == (b"1", False)
     assert ListQueue.lists["billing"] == []
+
+
+def test_stale_holder_sends_nothing_to_failed_queue() -> None:
+    opened = Opened()
+    known, over, told = opened.hold(b"known", b"over", b"told")
+    known.lost, over.receipt.until = True, 0.0
+    opened.queue.failing = {told.receipt.delivery.receipt}
+    for stale in (known, over, told):
+        with pytest.raises(StaleReceipt):
+            opened.transport.give_up(stale, "broken")
+    assert ListQueue.lists["billing-failed"] == []
+    assert len(opened.queue.taken) == 3  # nor is a message deleted that another one has
+
+
+def test_lease_is_counted_from_answer_and_no_longer_than_queue_was_given() -> None:
+    asked_at = time.monotonic() - 10
+    assert lease_end(asked_at, 1, 5) == asked_at + 6  # the process was paused before it read the answer
+    assert lease_end(asked_at, 60, 5) <= time.monotonic() + 5
 
 
 def test_a_message_that_the_failed_queue_does_not_take_is_not_acknowledged() -> None:

@@ -452,6 +452,14 @@ def test_a_lease_that_may_still_be_there_is_not_lost() -> None:
     assert not any(delivery.lost for delivery in held)
 
 
+def test_lease_is_lost_at_its_end_if_sqs_does_not_answer() -> None:
+    transport, _ = _opened(ReadTimeoutError(endpoint_url="http://localhost"))
+    held, over = _held(1)[0], _held(1, time.monotonic() - 31)[0]
+    with pytest.raises(Unavailable, match="could not be extended"):
+        transport.extend([held, over])
+    assert (held.lost, over.lost) == (False, True)
+
+
 def test_nothing_is_hidden_beyond_twelve_hours() -> None:
     transport, client = _opened(_all, {}, {}, {})
     hours_ago = time.monotonic() - 11.5 * 3600

@@ -19,7 +19,7 @@ from detent.bus.envelope import Envelope, Incoming
 from detent.bus.transport_external import COUNTED_MAX, QUEUES_MAX
 from detent.bus.transport_urls import open_transport
 from detent.cli import cli
-from detent.errors import DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
+from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.transports import Delivery, NewMessage
 
 
@@ -34,6 +34,7 @@ class ListQueue:
         self.failing: set[str] = set()
         self.hidden_s: list[float] = []
         self.error: Exception | None = None
+        self.extend_error: Exception | None = None
         self.taken: dict[str, NewMessage] = {}
         self.deliveries = 0
 
@@ -54,6 +55,8 @@ class ListQueue:
         return found
 
     def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> list[Delivery]:
+        if self.extend_error is not None:
+            raise self.extend_error
         self.hidden_s.append(visibility_s)
         for delivery in deliveries if not visibility_s else ():
             if delivery.receipt not in self.failing:
@@ -152,6 +155,17 @@ def test_a_lease_is_kept_until_its_end_if_the_queue_does_not_answer() -> None:
     held.receipt.until = 0.0
     opened.transport.extend([held])
     assert held.lost
+
+
+@pytest.mark.parametrize("error", [ConnectionError("away"), Unavailable("away"), Denied("no rights")])
+def test_lease_is_lost_at_its_end_if_queue_raises(error: Exception) -> None:
+    opened = Opened()
+    held, over = opened.hold(b"one", b"two")
+    opened.queue.extend_error = error
+    over.receipt.until = 0.0
+    with pytest.raises(Unavailable, match=f"2 leases were not extended: .*{error}"):
+        opened.transport.extend([held, over])
+    assert (held.lost, over.lost) == (False, True)
 
 
 def test_what_was_not_settled_is_a_stale_receipt() -> None:

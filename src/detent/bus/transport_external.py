@@ -240,14 +240,18 @@ class ExternalTransport:
 
     def extend(self, deliveries: Sequence[Incoming]) -> None:
         """Hold messages for longer. A queue does not say why one was not extended: if others were, it answers, and the
-        lease is gone; if none was it may not answer, and a message is ours until the end of its lease."""
+        lease is gone; if none was, or it raises, it may not answer, and a message is ours until its lease ends."""
         held = [delivery for delivery in deliveries if not delivery.receipt.settled and not delivery.lost]
         if not held:
             return
         asked_at = time.monotonic()
         given = [one.receipt.delivery for one in held]
-        failed = {delivery.receipt for delivery in self._input().extend(given, self._lease_s)}
         unknown = 0
+        cause: DetentError | None = None
+        try:
+            failed = {delivery.receipt for delivery in self._input().extend(given, self._lease_s)}
+        except DetentError as error:
+            failed, cause = {delivery.receipt for delivery in given}, error
         for delivery in held:
             receipt: Held = delivery.receipt
             if receipt.delivery.receipt not in failed:
@@ -255,6 +259,8 @@ class ExternalTransport:
             elif not receipt.settled:  # or it was acknowledged just now
                 delivery.lost = len(failed) < len(held) or time.monotonic() >= receipt.until
                 unknown += not delivery.lost
+        if cause is not None:
+            raise Unavailable(f"{len(failed)} leases were not extended: {cause}") from cause
         if unknown:
             raise Unavailable(f"{unknown} leases were not extended, and perhaps the queue does not answer")
 

@@ -231,6 +231,9 @@ class SqsTransport:
                 self._extend(held[at : at + BATCH_MAX])
             except DetentError as error:  # the others are tried all the same
                 unknown = error
+        now = time.monotonic()
+        for delivery in held:  # SQS did not say whether it is ours: it is until its lease ends
+            delivery.lost = delivery.lost or (now >= delivery.receipt.until and not delivery.receipt.settled)
         if unknown is not None:
             raise Unavailable(f"leases could not be extended: {unknown}") from unknown
 

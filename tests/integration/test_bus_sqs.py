@@ -275,7 +275,7 @@ def _opened(*answers: Any, **options: Any) -> tuple[SqsTransport, _Client]:
 def _held(count: int, received_s: float | None = None) -> list[Incoming]:
     now = time.monotonic() if received_s is None else received_s
     message = {"Body": "b", "MessageId": "m", "ReceiptHandle": "r"}
-    return [Incoming(str(at), {}, b"b", 1, None, Receipt(f"r{at}", now, message)) for at in range(count)]
+    return [Incoming(str(at), {}, b"b", 1, None, Receipt(f"r{at}", now, message, now + 30)) for at in range(count)]
 
 
 def _kinds(errors: dict[int, DetentError]) -> dict[int, type[DetentError]]:
@@ -452,6 +452,14 @@ def test_a_lease_that_may_still_be_there_is_not_lost() -> None:
     assert not any(delivery.lost for delivery in held)
 
 
+def test_lease_is_lost_at_its_end_if_sqs_does_not_answer() -> None:
+    transport, _ = _opened(ReadTimeoutError(endpoint_url="http://localhost"))
+    held, over = _held(1)[0], _held(1, time.monotonic() - 31)[0]
+    with pytest.raises(Unavailable, match="could not be extended"):
+        transport.extend([held, over])
+    assert (held.lost, over.lost) == (False, True)
+
+
 def test_nothing_is_hidden_beyond_twelve_hours() -> None:
     transport, client = _opened(_all, {}, {}, {})
     hours_ago = time.monotonic() - 11.5 * 3600
@@ -469,7 +477,7 @@ def test_nothing_is_hidden_beyond_twelve_hours() -> None:
 
 @pytest.mark.parametrize("code", ["ReceiptHandleIsInvalid", "MessageNotInflight", "InvalidParameterValue"])
 def test_stale_receipts(code: str) -> None:
-    transport, client = _opened(_error(code), _error(code), {}, _error(code))
+    transport, client = _opened(_error(code), _error(code), {}, {}, _error(code))
     (held,) = _held(1)
     for settle in (
         transport.acknowledge,
@@ -479,14 +487,24 @@ def test_stale_receipts(code: str) -> None:
         with pytest.raises(StaleReceipt):
             settle(held)
     assert not held.receipt.settled
-    assert "MessageBody" in client.asked[2]
+    assert "MessageBody" in client.asked[3]
+
+
+def test_stale_holder_sends_nothing_to_failed_queue() -> None:
+    transport, client = _opened(_error("ReceiptHandleIsInvalid"))
+    known, over, told = _held(1)[0], _held(1, time.monotonic() - 31)[0], _held(1)[0]
+    known.lost = True
+    for stale in (known, over, told):
+        with pytest.raises(StaleReceipt):
+            transport.give_up(stale, "why")
+    assert [set(asked) for asked in client.asked] == [{"QueueUrl", "ReceiptHandle", "VisibilityTimeout"}]
 
 
 def test_what_cannot_be_put_aside_is_not_deleted() -> None:
-    transport, client = _opened(_error("RequestThrottled"))
+    transport, client = _opened({}, _error("RequestThrottled"))
     with pytest.raises(Unavailable):
         transport.give_up(_held(1)[0], "why")
-    assert len(client.asked) == 1
+    assert len(client.asked) == 2
 
 
 def test_receiving_goes_on_until_an_answer_is_short() -> None:
@@ -531,7 +549,7 @@ def test_whatever_comes_is_read_and_can_be_given_up(headers: str, body: str, see
     transport, client = _opened({"Messages": [message]})
     (held,) = transport.receive(1, 0)
     transport.give_up(held, "")
-    assert len(client.asked) == 3
+    assert len(client.asked) == 4
 
 
 def test_the_header_that_says_how_a_body_is_written_is_not_a_senders() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 from detent.bus import Bus, ExternalTransport, Outcome, QueueTransport, Retries, SqsTransport
+from detent.bus.deliveries import lease_end
 from detent.bus.envelope import Envelope, Incoming
 from detent.bus.transport_external import COUNTED_MAX, QUEUES_MAX
 from detent.bus.transport_urls import open_transport
 from detent.cli import cli
-from detent.errors import DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
+from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.transports import Delivery, NewMessage
 
 
@@ -32,6 +34,7 @@ class ListQueue:
         self.failing: set[str] = set()
         self.hidden_s: list[float] = []
         self.error: Exception | None = None
+        self.extend_error: Exception | None = None
         self.taken: dict[str, NewMessage] = {}
         self.deliveries = 0
 
@@ -52,6 +55,8 @@ class ListQueue:
         return found
 
     def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> list[Delivery]:
+        if self.extend_error is not None:
+            raise self.extend_error
         self.hidden_s.append(visibility_s)
         for delivery in deliveries if not visibility_s else ():
             if delivery.receipt not in self.failing:
@@ -152,6 +157,17 @@ def test_a_lease_is_kept_until_its_end_if_the_queue_does_not_answer() -> None:
     assert held.lost
 
 
+@pytest.mark.parametrize("error", [ConnectionError("away"), Unavailable("away"), Denied("no rights")])
+def test_lease_is_lost_at_its_end_if_queue_raises(error: Exception) -> None:
+    opened = Opened()
+    held, over = opened.hold(b"one", b"two")
+    opened.queue.extend_error = error
+    over.receipt.until = 0.0
+    with pytest.raises(Unavailable, match=f"2 leases were not extended: .*{error}"):
+        opened.transport.extend([held, over])
+    assert (held.lost, over.lost) == (False, True)
+
+
 def test_what_was_not_settled_is_a_stale_receipt() -> None:
     opened = Opened()
     (held,) = opened.hold(b"one")
@@ -183,6 +199,24 @@ def test_a_message_is_given_up_without_a_reason_that_does_not_fit() -> None:
     assert (first.headers["detent-error"], first.headers["detent-attempts"]) == ("short", "1")
     assert (second.body, "detent-error" in second.headers) == (b"1", False)
     assert ListQueue.lists["billing"] == []
+
+
+def test_stale_holder_sends_nothing_to_failed_queue() -> None:
+    opened = Opened()
+    known, over, told = opened.hold(b"known", b"over", b"told")
+    known.lost, over.receipt.until = True, 0.0
+    opened.queue.failing = {told.receipt.delivery.receipt}
+    for stale in (known, over, told):
+        with pytest.raises(StaleReceipt):
+            opened.transport.give_up(stale, "broken")
+    assert ListQueue.lists["billing-failed"] == []
+    assert len(opened.queue.taken) == 3  # nor is a message deleted that another one has
+
+
+def test_lease_is_counted_from_answer_and_no_longer_than_queue_was_given() -> None:
+    asked_at = time.monotonic() - 10
+    assert lease_end(asked_at, 1, 5) == asked_at + 6  # the process was paused before it read the answer
+    assert lease_end(asked_at, 60, 5) <= time.monotonic() + 5
 
 
 def test_a_message_that_the_failed_queue_does_not_take_is_not_acknowledged() -> None:

@@ -9,22 +9,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from detent.bus import topics as names
+from detent.bus.deliveries import EXTEND_SHARE, LEASE, Held, lease_end
 from detent.bus.envelope import ID, KINDS, REPLY, TOPIC, TOPICS, Envelope, Incoming
 from detent.bus.transport_sqs import ATTEMPTS, ERROR, ORIGINAL_ID
 from detent.durations import Duration, milliseconds
 from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.transports.checked import CheckedQueue, missing_members
 from detent.transports.contract import Delivery, MessageQueue, NewMessage
-
-LEASE: Final = "30s"
-"""How long a message is held before it is extended or given to another: how late a crash is noticed."""
-
-EXTEND_SHARE: Final = 3
-"""A lease is extended when a third of it is over: two more tries fit into the rest."""
 
 REASON_BYTES_MAX: Final = 1_000
 """What is kept of a reason: a header of Pub/Sub has 1,024 bytes."""
@@ -47,15 +41,6 @@ SHOWN_MAX: Final = 200
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~+%:-]{0,254}")
 
 logger = logging.getLogger("detent.bus")
-
-
-@dataclass(slots=True, eq=False)
-class Held:
-    """A delivery, and until when it is ours by this machine's steady clock."""
-
-    delivery: Delivery
-    until: float
-    settled: bool = False
 
 
 class ExternalTransport:
@@ -236,7 +221,8 @@ class ExternalTransport:
         """Up to `limit` messages."""
         asked_at = time.monotonic()
         found = self._input().receive(limit, wait_s, self._lease_s)
-        return [self._incoming(delivery, asked_at + self._lease_s) for delivery in found]
+        until = lease_end(asked_at, wait_s, self._lease_s)
+        return [self._incoming(delivery, until) for delivery in found]
 
     def _incoming(self, delivery: Delivery, until: float) -> Incoming:
         attempts = delivery.attempts or self._count(delivery.message_id)
@@ -254,14 +240,18 @@ class ExternalTransport:
 
     def extend(self, deliveries: Sequence[Incoming]) -> None:
         """Hold messages for longer. A queue does not say why one was not extended: if others were, it answers, and the
-        lease is gone; if none was it may not answer, and a message is ours until the end of its lease."""
+        lease is gone; if none was, or it raises, it may not answer, and a message is ours until its lease ends."""
         held = [delivery for delivery in deliveries if not delivery.receipt.settled and not delivery.lost]
         if not held:
             return
         asked_at = time.monotonic()
         given = [one.receipt.delivery for one in held]
-        failed = {delivery.receipt for delivery in self._input().extend(given, self._lease_s)}
         unknown = 0
+        cause: DetentError | None = None
+        try:
+            failed = {delivery.receipt for delivery in self._input().extend(given, self._lease_s)}
+        except DetentError as error:
+            failed, cause = {delivery.receipt for delivery in given}, error
         for delivery in held:
             receipt: Held = delivery.receipt
             if receipt.delivery.receipt not in failed:
@@ -269,6 +259,8 @@ class ExternalTransport:
             elif not receipt.settled:  # or it was acknowledged just now
                 delivery.lost = len(failed) < len(held) or time.monotonic() >= receipt.until
                 unknown += not delivery.lost
+        if cause is not None:
+            raise Unavailable(f"{len(failed)} leases were not extended: {cause}") from cause
         if unknown:
             raise Unavailable(f"{unknown} leases were not extended, and perhaps the queue does not answer")
 
@@ -303,8 +295,9 @@ class ExternalTransport:
 
     def give_up(self, delivery: Incoming, reason: str) -> None:
         """Send it to the failed queue, and then delete it. A crash in between leaves it there twice, with the same
-        id."""
+        id. A holder whose lease is gone sends nothing: another one may have the message, or have acknowledged it."""
         given: Delivery = delivery.receipt.delivery
+        self._require_lease(delivery)
         message_id = delivery.headers.get(ID) or delivery.transport_id
         about = {ERROR: _cut(reason), ATTEMPTS: str(delivery.attempts), ORIGINAL_ID: delivery.transport_id}
         whole = NewMessage(message_id, given.body, {**given.headers, **about})
@@ -316,6 +309,14 @@ class ExternalTransport:
             for worse in failed.send([NewMessage(message_id, given.body, given.headers)]).values():
                 raise worse
         self.acknowledge(delivery)
+
+    def _require_lease(self, delivery: Incoming) -> None:
+        """`StaleReceipt` unless the lease is ours; then it is ours for the whole of one again."""
+        held: Held = delivery.receipt
+        asked_at = time.monotonic()
+        if delivery.lost or asked_at >= held.until or self._input().extend([held.delivery], self._lease_s):
+            raise StaleReceipt(f"the lease of the message {delivery.transport_id} is over: another may hold it")
+        held.until = asked_at + self._lease_s
 
     # -- sending ------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from detent.bus import topics as names
+from detent.bus.deliveries import EXTEND_SHARE, LEASE, lease_end
 from detent.bus.envelope import ID, Envelope, Incoming
 from detent.bus.sqs_message import ATTRIBUTES_MAX, FIFO, MESSAGE_BYTES_MAX, Letter, read, shown, text_attribute, write
 from detent.bus.sqs_queues import SENDING, SETTLING, SqsQueues, check_name
@@ -16,12 +17,6 @@ from detent.bus.sqs_sending import DELAY_S_MAX, Sending, request_of
 from detent.durations import Duration, milliseconds
 from detent.errors import Denied, DetentError, Invalid, NotFound, StaleReceipt, Unavailable
 from detent.sqs_client import BATCH_MAX, VISIBILITY_S_MAX, WAIT_S_MAX, codes_of, seconds
-
-LEASE: Final = "30s"
-"""How long a message is held before it is extended or given to another: how late a crash is noticed."""
-
-EXTEND_SHARE: Final = 3
-"""A lease is extended when a third of it is over: two more tries fit into the rest."""
 
 RETENTION_S: Final = 1_209_600
 """How long queues that are made here keep messages: fourteen days, the most that SQS allows."""
@@ -50,6 +45,8 @@ class Receipt:
     received_s: float
     """When it came, by this machine's steady clock: SQS holds a message for twelve hours from then on, at most."""
     message: Mapping[str, Any]
+    until: float
+    """When the lease is over unless it is extended, by the same clock."""
     settled: bool = False
 
 
@@ -208,6 +205,7 @@ class SqsTransport:
         return found
 
     def _receive(self, queue: str, count: int, wait_s: float) -> list[Incoming]:
+        asked_at = time.monotonic()
         answer = self._queues.call(
             "receive_message",
             queue,
@@ -217,8 +215,8 @@ class SqsTransport:
             MessageAttributeNames=["All"],
             MessageSystemAttributeNames=["ApproximateReceiveCount"],
         )
-        now = time.monotonic()
-        return [_incoming(message, now) for message in answer.get("Messages") or ()]
+        now, until = time.monotonic(), lease_end(asked_at, wait_s, self._lease_s)
+        return [_incoming(message, now, until) for message in answer.get("Messages") or ()]
 
     def extend(self, deliveries: Sequence[Incoming]) -> None:
         """Hold messages for longer, ten a call; for twelve hours in all, after which SQS gives them to others."""
@@ -233,6 +231,9 @@ class SqsTransport:
                 self._extend(held[at : at + BATCH_MAX])
             except DetentError as error:  # the others are tried all the same
                 unknown = error
+        now = time.monotonic()
+        for delivery in held:  # SQS did not say whether it is ours: it is until its lease ends
+            delivery.lost = delivery.lost or (now >= delivery.receipt.until and not delivery.receipt.settled)
         if unknown is not None:
             raise Unavailable(f"leases could not be extended: {unknown}") from unknown
 
@@ -247,7 +248,10 @@ class SqsTransport:
         refused = {said["Id"]: said for said in answer.get("Failed") or ()}
         unknown = []
         for at, delivery in enumerate(held):
-            if str(at) in done or delivery.receipt.settled:
+            if str(at) in done:
+                delivery.receipt.until = now + entries[at]["VisibilityTimeout"]
+                continue
+            if delivery.receipt.settled:
                 continue
             said = refused.get(str(at), {})
             if StaleReceipt in {SETTLING.get(code) for code in codes_of(said)}:
@@ -276,23 +280,33 @@ class SqsTransport:
         del reason
         hidden_s = _left_s(delivery, seconds(delay_s, VISIBILITY_S_MAX), time.monotonic())
         receipt: Receipt = delivery.receipt
-        self._queues.call(
-            "change_message_visibility",
-            self.input_name,
-            SETTLING,
-            ReceiptHandle=receipt.handle,
-            VisibilityTimeout=hidden_s,
-        )
+        self._hide(receipt, hidden_s)
         receipt.settled = True
+
+    def _hide(self, receipt: Receipt, hidden_s: int) -> None:
+        """Keep a message from others for so long from now; `StaleReceipt` if SQS says that the lease is gone."""
+        request = {"ReceiptHandle": receipt.handle, "VisibilityTimeout": hidden_s}
+        self._queues.call("change_message_visibility", self.input_name, SETTLING, **request)
 
     def give_up(self, delivery: Incoming, reason: str) -> None:
         """Send it to the failed queue, and then delete it. A crash in between leaves it there twice, with the same
-        id."""
+        id. A holder whose lease is gone sends nothing: another one may have the message, or have deleted it."""
+        self._require_lease(delivery)
         letter = _given_up(delivery, shown(reason[:REASON_MAX]))
         queue, key = self.failed_name, delivery.headers.get(ID) or delivery.transport_id
         request = request_of(queue, letter, delivery.headers, key, 0)
         self._queues.call("send_message", queue, SENDING, **request)
         self.acknowledge(delivery)
+
+    def _require_lease(self, delivery: Incoming) -> None:
+        """`StaleReceipt` unless the lease is ours; then it is ours for the whole of one again."""
+        receipt: Receipt = delivery.receipt
+        asked_at = time.monotonic()
+        hidden_s = _left_s(delivery, self._lease_s, asked_at)
+        if delivery.lost or asked_at >= receipt.until or hidden_s <= 0:
+            raise StaleReceipt(f"the lease of the message {delivery.transport_id} is over: another may hold it")
+        self._hide(receipt, hidden_s)
+        receipt.until = asked_at + hidden_s
 
     # -- sending ------------------------------------------------------------------------------------------------
 
@@ -329,10 +343,10 @@ def _checked(topics: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     return {topic: list(queues) for topic, queues in topics.items()}
 
 
-def _incoming(message: Mapping[str, Any], now: float) -> Incoming:
+def _incoming(message: Mapping[str, Any], now: float, until: float) -> Incoming:
     content = read(message)
     attempts = int((message.get("Attributes") or {}).get("ApproximateReceiveCount", 1))
-    receipt = Receipt(message["ReceiptHandle"], now, message)
+    receipt = Receipt(message["ReceiptHandle"], now, message, until)
     return Incoming(message["MessageId"], content.headers, content.body, attempts, None, receipt)
 
 

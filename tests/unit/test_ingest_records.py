@@ -12,6 +12,7 @@ import pytest
 
 from detent.errors import Invalid
 from detent.ingest import source, steering
+from detent.ingest.batching import DEATHS_MAX
 from detent.ingest.steering import FileStatus
 from ingestfakes import RECEIVE_S, Bucket, World
 
@@ -228,6 +229,34 @@ def test_malformed_record_cannot_be_redriven_and_is_forgotten_after_the_window(w
     world.sleep(16 * DAYS_S)
     source.prune(world.engine, world.config, None)
     assert quarantined(world) == []
+
+
+def test_refused_file_is_forgotten_after_the_window_and_one_that_failed_stays(make: Callable[..., World]) -> None:
+    world = make(allow=["s3://landing/good/"], attempts=1)
+    tell(world, record("bad/k", "1"), record("good/gone", "1"))
+    pipeline = world.pipeline()
+    pipeline.work()
+    names = ["s3://landing/bad/k", "s3://landing/good/gone"]
+    source.prune(world.engine, world.config, None)
+    assert [file.uri for file in quarantined(world)] == names
+    world.sleep(16 * DAYS_S)
+    source.prune(world.engine, world.config, None)
+    assert [file.uri for file in quarantined(world)] == names[1:]
+
+
+def test_file_over_which_pipelines_died_is_not_forgotten(world: World) -> None:
+    world.put("deadly")
+    for token in map(str, range(DEATHS_MAX)):
+        pipeline = world.pipeline(token)
+        pipeline.poll(0)
+        pipeline.begin()
+        pipeline.stop(is_death=True)
+        world.sleep(RECEIVE_S + 1)
+    world.pipeline("last").work()
+    assert len(quarantined(world)) == 1
+    world.sleep(16 * DAYS_S)
+    source.prune(world.engine, world.config, None)
+    assert len(quarantined(world)) == 1
 
 
 def test_key_with_control_characters_is_ingested_and_is_one_line_of_the_log(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,18 @@ def landing(tmp_path: Path) -> Path:
 
 def test_hidden_files_and_what_is_no_file_are_left_out(landing: Path) -> None:
     assert names(landing) == ["a.json", "b.csv", "control\x01", "sub/c.json"]
+
+
+def test_file_whose_name_is_not_utf8_is_left_out_and_the_backfill_goes_on(
+    landing: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in (b"a\xff.json", b"\xffsub/f.json"):
+        path = Path(os.fsdecode(os.fsencode(landing) + b"/" + name))
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    assert names(landing, "*.json") == ["a.json", "sub/c.json"]
+    warnings = [record.getMessage() for record in caplog.records if "not UTF-8" in record.getMessage()]
+    assert ["\\udcff" in warning for warning in warnings] == [True, True]
 
 
 def test_a_pattern_chooses_by_name(landing: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from detent.errors import Invalid
 from detent.ingest import source, steering
+from detent.ingest.batching import DEATHS_MAX
 from detent.ingest.steering import FileStatus
-from ingestfakes import RECEIVE_S, World
+from ingestfakes import RECEIVE_S, Bucket, World
 
 DAYS_S = 86_400
 
@@ -130,6 +131,76 @@ def test_record_that_is_allowed_in_the_end_lands_when_it_is_redriven(
     assert (allowing.landed(), quarantined(allowing)) == (["b"], [])
 
 
+class Versions(Bucket):
+    """A bucket that keeps versions, and writes down which of them it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def get_object(self, *, Bucket: str, Key: str, IfMatch: str = "", VersionId: str = "") -> dict[str, Any]:
+        self.asked.append(VersionId)
+        return super().get_object(Bucket=Bucket, Key=Key, IfMatch=IfMatch)
+
+
+def redriven(world: World) -> None:
+    """What a pipeline does after files were put back, with no message about them."""
+    assert world.queue.entries == {}, "the messages are gone"
+    steering.redrive(world.engine, "orders")
+    pipeline = world.pipeline("redriven")
+    pipeline.adopt(10)
+    pipeline.work()
+
+
+def test_each_refused_version_of_a_name_is_redriven_as_itself(make: Callable[..., World]) -> None:
+    world = make(identity="version", allow=["s3://landing/good/"])
+    first, second = record("k", "1"), record("k", "2")
+    first["s3"]["object"]["versionId"], second["s3"]["object"]["versionId"] = "v1", "v2"
+    tell(world, first)
+    tell(world, second)
+    world.pipeline().work()
+    assert sorted(file.version for file in quarantined(world)) == ["version:v1", "version:v2"]
+    allowing = make(identity="version")
+    allowing.bucket = versions = Versions()
+    versions.put("k", "2")
+    redriven(allowing)
+    assert (sorted(versions.asked), allowing.landed(), quarantined(allowing)) == (["v1", "v2"], ["k", "k"], [])
+
+
+def test_refused_file_is_redriven_with_the_sequencer_that_its_message_had(make: Callable[..., World]) -> None:
+    world = make(identity="sequencer", allow=["s3://landing/good/"])
+    file = record("k", "1")
+    file["s3"]["object"]["sequencer"] = "0055"
+    tell(world, file)
+    world.pipeline().work()
+    allowing = make(identity="sequencer")
+    allowing.bucket.put("k", "1")
+    redriven(allowing)
+    assert (allowing.landed(), quarantined(allowing)) == (["k"], [])
+
+
+def test_refused_file_that_is_redriven_is_still_checked_when_it_is_fetched(make: Callable[..., World]) -> None:
+    world = make(allow=["s3://landing/good/"], attempts=1)
+    world.bucket.put("k", "1")
+    tell(world, record("k", "1"))
+    world.pipeline().work()
+    redriven(world)
+    (bad,) = quarantined(world)
+    assert (world.landed(), bad.attempts) == ([], 1)
+    assert "allow" in bad.reason
+
+
+def test_refused_file_that_does_not_say_enough_of_itself_lands_when_it_is_redriven(make: Callable[..., World]) -> None:
+    world = make(allow=["s3://landing/good/"])
+    tell(world, record("k"))
+    world.pipeline().work()
+    assert [file.version for file in quarantined(world)] == ["refused"]
+    allowing = make()
+    allowing.bucket.put("k", "1")
+    redriven(allowing)
+    assert (allowing.landed(), quarantined(allowing)) == (["k"], [])
+
+
 def test_record_that_cannot_be_looked_up_holds_the_message_and_no_neighbour(world: World) -> None:
     pipeline = world.pipeline()
     world.bucket.put("a", "A")
@@ -158,6 +229,34 @@ def test_malformed_record_cannot_be_redriven_and_is_forgotten_after_the_window(w
     world.sleep(16 * DAYS_S)
     source.prune(world.engine, world.config, None)
     assert quarantined(world) == []
+
+
+def test_refused_file_is_forgotten_after_the_window_and_one_that_failed_stays(make: Callable[..., World]) -> None:
+    world = make(allow=["s3://landing/good/"], attempts=1)
+    tell(world, record("bad/k", "1"), record("good/gone", "1"))
+    pipeline = world.pipeline()
+    pipeline.work()
+    names = ["s3://landing/bad/k", "s3://landing/good/gone"]
+    source.prune(world.engine, world.config, None)
+    assert [file.uri for file in quarantined(world)] == names
+    world.sleep(16 * DAYS_S)
+    source.prune(world.engine, world.config, None)
+    assert [file.uri for file in quarantined(world)] == names[1:]
+
+
+def test_file_over_which_pipelines_died_is_not_forgotten(world: World) -> None:
+    world.put("deadly")
+    for token in map(str, range(DEATHS_MAX)):
+        pipeline = world.pipeline(token)
+        pipeline.poll(0)
+        pipeline.begin()
+        pipeline.stop(is_death=True)
+        world.sleep(RECEIVE_S + 1)
+    world.pipeline("last").work()
+    assert len(quarantined(world)) == 1
+    world.sleep(16 * DAYS_S)
+    source.prune(world.engine, world.config, None)
+    assert len(quarantined(world)) == 1
 
 
 def test_key_with_control_characters_is_ingested_and_is_one_line_of_the_log(

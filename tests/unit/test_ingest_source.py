@@ -54,7 +54,7 @@ def enter(engine: Engine, *rows: tuple[str, str, float], name: str = "orders") -
     """Files: their names, states, and how many days ago they changed."""
     with engine.begin() as connection:
         now = now_ms(connection)
-        shared = {"source": name, "token": "", "position": "", "attempts": 0, "version": "", "size": 3, "batch": "b"}
+        shared = {"source": name, "token": "", "position": "", "version": "", "size": 3, "batch": "b"}
         connection.execute(
             insert(SHARDS),
             [
@@ -64,6 +64,7 @@ def enter(engine: Engine, *rows: tuple[str, str, float], name: str = "orders") -
                     "uri": uri,
                     "state": state,
                     "reason": "bad" if state == "quarantined" else "",
+                    "attempts": 1 if state == "quarantined" else 0,
                     "opened_at": now - 2 * round(days * DAY_MS),
                     "updated_at": now - round(days * DAY_MS),
                 }

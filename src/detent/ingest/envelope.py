@@ -269,20 +269,26 @@ def _maybe(holder: dict[str, Any], field: str) -> str:
 def object_uri(bucket: str, key: str) -> str:
     """The URI of an object of S3; its key may have any character but NUL, which no database keeps in a text."""
     text = f"s3://{bucket}/{key}"
-    _check_size(text)
+    _check_text(text)
     if not bucket or not key or "\0" in text:
         _refuse(text, "a bucket and a key are named, without NUL")
     return text
 
 
 def path_uri(path: str) -> str:
-    """The URI of an absolute path, which may have any character but NUL, as the system has it."""
-    _check_size(path)
+    """The URI of an absolute path, which may have any character but NUL, as the system has it. `Invalid` for a name
+    that is not UTF-8, which the system allows."""
+    _check_text(path)
     return _file_uri(path, path)
 
 
-def _check_size(text: str) -> None:
-    if len(text.encode(errors="replace")) > URI_BYTES_MAX:
+def _check_text(text: str) -> None:
+    """`Invalid` for a name that is too long, or has bytes that are not UTF-8, which no database keeps in a text."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        _refuse(text, "it is not UTF-8: rename the file")
+    if size > URI_BYTES_MAX:
         raise Invalid(f"a URI has at most {URI_BYTES_MAX} bytes: {_shown(text)}")
 
 
@@ -291,7 +297,7 @@ def canonical_uri(text: str) -> str:
     file."""
     if not text:
         raise Invalid("the message is empty: a URI such as s3://bucket/key is expected")
-    _check_size(text)
+    _check_text(text)
     if _CONTROL.search(text):
         _refuse(text, "it has control characters, which are percent-encoded in the URI of a local file")
     if text.startswith("/"):

@@ -26,7 +26,7 @@ MISSING: Final = "missing"
 """The version of a file that was announced and is not there."""
 
 REFUSED: Final = "refused"
-"""The version of a file of a notification that may not be read, or does not say enough of itself."""
+"""The version of a file of a notification that is refused and does not say enough of itself to have another."""
 
 MALFORMED: Final = "malformed"
 """The version of a record of a notification that cannot be understood, and so names no file."""
@@ -82,9 +82,17 @@ def missing(file: Announced) -> Shard:
     return Shard(key_of(file.uri, MISSING), file.uri, MISSING, 0)
 
 
-def refused(file: Announced) -> Shard:
-    """The shard of a file that is refused. When it is not any more, it is another one."""
-    return Shard(key_of(file.uri, REFUSED), file.uri, REFUSED, 0)
+def refused(file: Announced, policy: str) -> Shard:
+    """The shard of a file that is refused: its own, so that a redrive brings this writing of it, for its message is
+    gone by then. One that does not say enough of itself has a shard by its name, and is another one when it is
+    redriven."""
+    try:
+        version = version_of(file, policy)
+    except Invalid:
+        version = None
+    if version is None:
+        return Shard(key_of(file.uri, REFUSED), file.uri, REFUSED, 0)
+    return shard_of(file, policy)
 
 
 def malformed(queue: str, message_id: str, record: str) -> Shard:

@@ -19,7 +19,6 @@ from detent.engine import MALFORMED as UNREADABLE
 from detent.errors import Corrupt, Invalid
 from detent.ingest.committer import BATCH, DATA_FOLDER
 from detent.ingest.config import IngestConfig
-from detent.ingest.identity import MALFORMED
 from detent.ingest.metastore import read, transact
 from detent.ingest.ownership import MARKED, lost, note, noted, require_nothing_lost
 from detent.ingest.shard_sql import BATCHES, FILES, SHARDS, SOURCES
@@ -169,7 +168,8 @@ def forgotten_to(engine: Engine, source: str) -> int:
 
 def prune(engine: Engine, config: IngestConfig, retention_s: float | None) -> int:
     """Forget finished files: those older than the window and, where a count is set and there are more, the oldest that
-    the queue cannot deliver any more. Files that are being worked on, or in quarantine, stay. How many went."""
+    the queue cannot deliver any more. Files that are being worked on, or that failed too often, stay; records that
+    were refused or malformed go with the window. How many finished files went."""
     now = read(engine, now_ms)
     by_age = now - round(config.window_s * 1000)
     pruned = _prune(engine, config.name, by_age, None)
@@ -178,6 +178,7 @@ def prune(engine: Engine, config: IngestConfig, retention_s: float | None) -> in
         pruned += _prune(engine, config.name, now - round(kept_s * 1000), config.window_files)
     _forget_batches(engine, config.name, by_age)
     _forget_messages(engine, config.name, by_age)
+    _forget_set_aside(engine, config.name, by_age)
     return pruned
 
 
@@ -218,12 +219,20 @@ def _prune_some(connection: Connection, source: str, before_ms: int, limit: int)
 
 
 def _forget_messages(engine: Engine, source: str, before_ms: int) -> None:
-    """Data in messages that failed, and records that are malformed: the queue does not have them any more."""
+    """Data in messages that failed: the queue does not have them any more."""
     columns = SHARDS.c
-    old = (columns.source == source, columns.token == "", columns.updated_at < before_ms)
+    old = (columns.source == source, columns.state == "open", columns.token == "", columns.updated_at < before_ms)
     named = columns.uri.startswith(MESSAGE_SCHEME, autoescape=True)
-    over = (columns.state == "open") | (columns.version == MALFORMED)
-    transact(engine, lambda connection: connection.execute(delete(SHARDS).where(*old, named, over)))
+    transact(engine, lambda connection: connection.execute(delete(SHARDS).where(*old, named)))
+
+
+def _forget_set_aside(engine: Engine, source: str, before_ms: int) -> None:
+    """Records that are malformed or refused: a sender could else fill the database with them. They were put into
+    quarantine without an attempt; a file that was tried stays there until it is redriven."""
+    columns = SHARDS.c
+    untried = (columns.source == source, columns.state == "quarantined", columns.attempts == 0)
+    old = delete(SHARDS).where(*untried, columns.updated_at < before_ms)
+    transact(engine, lambda connection: connection.execute(old))
 
 
 def _forget_batches(engine: Engine, source: str, before_ms: int) -> None:

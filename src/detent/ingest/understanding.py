@@ -58,7 +58,7 @@ def understand(delivery: Delivery, queue: str, config: IngestConfig, objects: Ob
         except Invalid as error:
             if not announcement.is_notification:
                 raise
-            shard = refused(file)
+            shard = refused(file, config.identity)
             refusals[shard.key] = Refusal(shard, str(error))
         except Unavailable as error:
             log.warning("the message %s waits: %s", delivery.message_id, error)

@@ -41,7 +41,6 @@ What several layers share:
     paths.py        a path where a store's URL is expected
     patterns.py     which journals a pattern such as `orders/*` means
     sizes.py        "256MiB"
-    extras.py       how to install an extra of this installation
     finite.py       JSON that refuses infinity and NaN
     grid.py         tables for a terminal, in which no word is cut
     lazy.py         packages whose names are imported when they are first used

@@ -331,9 +331,9 @@ def _prune(settings: IngestConfig, orphan_s: float | None) -> tuple[int, int]:
 
 @ingest.command("reset")
 @_config
-@click.option("--yes", "named", metavar="NAME", help="Do not ask. NAME is that of the ingest.")
+@click.option("--yes", "confirmed", metavar="NAME", help="Do not ask. NAME is that of the ingest.")
 @json_option
-def reset_ingest(config: Path, named: str | None, as_json: bool) -> None:
+def reset_ingest(config: Path, confirmed: str | None, as_json: bool) -> None:
     """Forget what was ingested into a table that is gone, to begin anew.
 
     A run is refused when its table was deleted, or another one stands in its place: the files that were in it count as
@@ -353,7 +353,7 @@ def reset_ingest(config: Path, named: str | None, as_json: bool) -> None:
         found = resetting.look(engine, settings)
         if not as_json:
             note(f"the table was {found.table}, with {found.rows:,} rows of {found.batches:,} commits")
-        confirm_name(f"forgets {found.files:,} files of {settings.name}", settings.name, named)
+        confirm_name(f"forgets {found.files:,} files of {settings.name}", settings.name, confirmed)
         found = resetting.reset(engine, settings)
     if as_json:
         print_json({"ingest": settings.name, **found._asdict()})

@@ -71,7 +71,7 @@ def test_every_message_is_published_once_whatever_the_driver_died_of(tmp_path: P
     assert drive(tmp_path, 1, point) == -signal.SIGKILL
     with detent.open(url) as store:
         assert (store.journals("out"), [info.name for info in store.ledgers("shop") if info.name == "shop"]) == ([], [])
-        begun = bool(store.ledgers("shop:parts"))
+        begun = bool(store.journals("spark-parts/"))
     for turn in (2, 3):
         assert drive(tmp_path, turn) == 0
     with detent.open(url) as store:
@@ -79,3 +79,4 @@ def test_every_message_is_published_once_whatever_the_driver_died_of(tmp_path: P
         first = 1 if begun else 2  # the order of the driver whose messages were made durable
         assert found == [(number + first) % MESSAGES for number in range(MESSAGES)]
         assert (store.journal("out").next_offset(), store.ledger("shop").entries) == (MESSAGES, 1)
+        assert not store.journals("spark-parts/")

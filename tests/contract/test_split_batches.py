@@ -8,9 +8,9 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from detent.errors import AlreadyEntered
 from detent.spark import queue_packing
-from detent.spark.once_batch import BatchKey
+from detent.spark.once_batch import BatchKey, Share
 from detent.spark.queue_outgoing import RowsToPublish
-from detent.spark.queue_packing import pack, publish
+from detent.spark.queue_packing import pack, whole_room
 from detent.spark.queue_splitting import settle
 from detent.store import Store
 
@@ -20,10 +20,10 @@ SCHEMA = StructType([StructField("payload", BinaryType())])
 def write(store: Store, key: BatchKey, values: list[bytes]) -> None:
     """What a driver does with a batch."""
     batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], names=["payload"])
-    left = settle(store, key, [pack(RowsToPublish.of(SCHEMA, "mail"), [batch])])
     transaction = store.transaction()
     transaction.enter_ledger(key.name, key.batch, query=key.query, run=key.run)
-    publish(transaction, left)
+    packed = [pack(RowsToPublish.of(SCHEMA, "mail"), [batch])]
+    settle(store, transaction, packed, Share(key, "", whole_room()))
     transaction.commit()
 
 
@@ -33,9 +33,9 @@ def test_a_split_batch_is_published_once_and_in_order(store: Store, monkeypatch:
     values = [b"%d" % number for number in range(10)]
     key = BatchKey("shop", "query", 0, "run-1")
     write(store, key, values)
+    assert [name for name in store.journals() if name.startswith("spark-parts/")] == []
     with pytest.raises(AlreadyEntered):
         write(store, key._replace(run="run-2"), values)
     write(store, key._replace(batch=1), [b"next"])
     assert [message.payload for message in store.queue("mail").claim(100)] == [*values, b"next"]
     assert store.ledger("shop").entries == 2
-    assert [name for name in store.journals() if name.startswith("spark-parts/")] == []

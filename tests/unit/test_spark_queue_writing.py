@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -24,14 +24,14 @@ from pyspark.sql.types import (
 )
 
 import detent
-from detent.errors import Fenced, Invalid, LimitExceeded, NotFound, OtherInput
+from detent import crash
+from detent.errors import Fenced, Invalid, LimitExceeded, NotFound
 from detent.spark import queue_packing, queue_splitting
 from detent.spark.identity import BatchIdentity
-from detent.spark.once_batch import BatchKey
 from detent.spark.opened import close_all
 from detent.spark.queue_outgoing import RowsToPublish
 from detent.spark.queue_packing import pack
-from detent.spark.queue_writing import PublishSettings, QueueStreamWriter, QueueWriter, RowsMessage, arrived, commit
+from detent.spark.queue_writing import PublishSettings, QueueStreamWriter, QueueWriter, RowsMessage, arrived
 from detent.spark.queues import QueueDataSource
 
 HEADERS = MapType(StringType(), StringType())
@@ -268,24 +268,26 @@ def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_packing, "PUBLISHED_MAX", 3)
 
 
-def parts(store: detent.Store) -> int:
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How many parts of batches were published before the last one of each."""
-    ledgers = [info for info in store.ledgers() if info.name.endswith(":parts")]
-    return sum(info.entries for info in ledgers) - len(ledgers)
+    passed: list[str] = []
+    monkeypatch.setattr(crash, "point", passed.append)
+    return lambda: passed.count("spark.split.after_part")
 
 
 @pytest.mark.usefixtures("small_room")
-def test_a_large_batch_is_published_in_parts_and_in_order(store: detent.Store) -> None:
+def test_a_large_batch_is_published_in_parts_and_in_order(store: detent.Store, parts: Callable[[], int]) -> None:
     values = [b"%d" % number for number in range(10)]
     sink = writer(store)
     sink.commit([task(*values[:6]), task(*values[6:], partition=1)], 0)
     assert [message.payload for message in claimed(store, "mail")] == values
-    assert (store.ledger("send").batch, parts(store)) == (0, 3)
+    assert (store.ledger("send").batch, parts()) == (0, 3)
+    assert list(store.journals()) == [], "nothing is kept of a batch that is entered"
     sink.commit([task(*values, run="run-2")], 0)
     assert store.queue("mail").info().available == 0, "a replay changes nothing"
     sink.commit([task(b"next")], 1)
     assert [message.payload for message in claimed(store, "mail")] == [b"next"]
-    assert [name for name in store.journals() if name.startswith("spark-parts/")] == []
 
 
 @pytest.mark.parametrize(
@@ -296,7 +298,7 @@ def test_a_large_batch_is_published_in_parts_and_in_order(store: detent.Store) -
     ],
 )
 def test_a_batch_is_split_by_bytes_and_by_delays_too(
-    store: detent.Store, monkeypatch: pytest.MonkeyPatch, limit: str, batch: Any
+    store: detent.Store, parts: Callable[[], int], monkeypatch: pytest.MonkeyPatch, limit: str, batch: Any
 ) -> None:
     monkeypatch.setattr(queue_packing, limit, {"PUBLISHED_BYTES_MAX": 1000, "GROUPS_MAX": 2}[limit])
     kinds = {"payload": BinaryType(), "delay": IntegerType()}
@@ -304,7 +306,7 @@ def test_a_batch_is_split_by_bytes_and_by_delays_too(
     packed = pack(columns, [rows(**batch)])
     writer(store).commit([RowsMessage(0, BatchIdentity("query", "run-1"), packed)], 0)
     info = store.queue("mail").info()
-    assert (info.available + info.delayed, parts(store)) == (9, 4)
+    assert (info.available + info.delayed, parts()) == (9, 4)
 
 
 @pytest.mark.usefixtures("small_room")
@@ -349,29 +351,19 @@ def test_a_driver_that_was_replaced_between_parts_publishes_no_more(
     store: detent.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = [b"%d" % number for number in range(10)]
-    published = queue_splitting.publish
+    published = queue_splitting.add_messages
+    writer(store).commit([task()], 0)
     others: list[int] = []
 
-    def replaced(transaction: Any, packed: Any) -> None:
-        published(transaction, packed)
+    def replaced(transaction: Any, rows: Any) -> None:
+        published(transaction, rows)
         if not others:
             others.append(1)
-            writer(store).commit([task(*reversed(values), run="run-2")], 0)
+            writer(store).commit([task(*reversed(values), run="run-2")], 1)
 
-    monkeypatch.setattr(queue_splitting, "publish", replaced)
+    monkeypatch.setattr(queue_splitting, "add_messages", replaced)
     with pytest.raises(Fenced, match="was replaced"):
-        writer(store).commit([task(*values)], 0)
-    assert [message.payload for message in claimed(store, "mail")] == values
-
-
-@pytest.mark.usefixtures("small_room")
-def test_parts_of_a_batch_are_not_mixed_with_another_input_of_its_number(store: detent.Store) -> None:
-    values = [b"%d" % number for number in range(7)]
-    key = BatchKey("send", "query", 0, "run-1", bytes([1] * 16))
-    queue_splitting.settle(store, key, [task(*values).rows])  # and the driver dies before the batch is entered
-    with pytest.raises(OtherInput):
-        commit(store, [task(*values, b"new")], key._replace(run="run-2", input=bytes([2] * 16)))
-    commit(store, [task(*values)], key._replace(run="run-2"))
+        writer(store).commit([task(*values)], 1)
     assert [message.payload for message in claimed(store, "mail")] == values
 
 

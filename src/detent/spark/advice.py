@@ -13,7 +13,7 @@ from typing import Final
 
 from detent.errors import DetentError, OtherInput
 
-_COMMAND: Final = re.compile(r"`(detent (?:queue release|ledger reset) [^`]+)`")
+_COMMAND: Final = re.compile(r"`(detent (?:queue release|ledger reset|journal rm) [^`]+)`")
 _ASKING: Final = "--yes"
 
 

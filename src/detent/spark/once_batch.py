@@ -55,6 +55,15 @@ class Place(NamedTuple):
         return self.words
 
 
+class Share(NamedTuple):
+    """What a sink has of a batch's transaction: the batch, what this sink is called, as no other one of its stream is,
+    and the room for what it publishes."""
+
+    key: BatchKey
+    sink: str
+    room: Room
+
+
 class ExternalSink(ABC):
     """A sink outside of the store. It keeps its own record of the batches that it has."""
 
@@ -102,14 +111,9 @@ class EngineSink(ABC):
         """Whether it publishes to queues, for which a transaction has little room."""
         return False
 
-    def settle(self, store: Store, key: BatchKey, staged: list[Any], place: str, room: Room) -> list[Any]:
-        """Let what has no room in the batch's transaction take effect before that, once; what is left."""
-        del store, key, place, room
-        return staged
-
     @abstractmethod
-    def add(self, store: Store, transaction: Transaction, staged: list[Any]) -> None:
-        """Add what was staged to the batch's transaction."""
+    def add(self, store: Store, transaction: Transaction, staged: list[Any], share: Share) -> None:
+        """Add what was staged to the batch's transaction. What has no room there takes effect before it, once."""
 
 
 def key_of(name: str, batch: DataFrame, number: int) -> BatchKey:

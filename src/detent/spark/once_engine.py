@@ -10,10 +10,10 @@ from detent import names
 from detent.errors import Invalid
 from detent.queue.operations import check_name as check_queue
 from detent.spark.journal_writing import Staged, WriteSettings, add_staged, stage_rows
-from detent.spark.once_batch import BatchKey, EngineSink, Select, check_select, in_tasks, selected
+from detent.spark.once_batch import EngineSink, Select, Share, check_select, in_tasks, selected
 from detent.spark.outgoing import RowsToMessages
 from detent.spark.queue_outgoing import RowsToPublish
-from detent.spark.queue_packing import Room, pack, publish
+from detent.spark.queue_packing import pack
 from detent.spark.queue_splitting import settle
 from detent.store import Store
 from detent.transaction import Transaction
@@ -52,7 +52,8 @@ class _ToJournal(EngineSink):
         settings = WriteSettings(url=url, journal=self._name, ledger=None, version=None, columns=columns)
         return in_tasks(rows, partial(stage_rows, settings))
 
-    def add(self, store: Store, transaction: Transaction, staged: list[dict[str, Staged]]) -> None:
+    def add(self, store: Store, transaction: Transaction, staged: list[dict[str, Staged]], share: Share) -> None:
+        del share  # there is room for files of any size
         add_staged(store, transaction, staged)
 
 
@@ -77,9 +78,5 @@ class _ToQueue(EngineSink):
     def publishes(self) -> bool:
         return True
 
-    def settle(self, store: Store, key: BatchKey, staged: list[bytes], place: str, room: Room) -> list[bytes]:
-        return settle(store, key, staged, place, room)
-
-    def add(self, store: Store, transaction: Transaction, staged: list[bytes]) -> None:
-        del store
-        publish(transaction, staged)
+    def add(self, store: Store, transaction: Transaction, staged: list[bytes], share: Share) -> None:
+        settle(store, transaction, staged, share)

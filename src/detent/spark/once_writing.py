@@ -9,6 +9,7 @@ between, those that are done see it and change nothing.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +27,7 @@ from detent.spark.once_batch import (
     ExternalSink,
     Place,
     Select,
+    Share,
     check_select,
     is_entered,
     key_of,
@@ -90,11 +92,10 @@ class Once:
             crash.point("spark.once.after_stage")
             if not self._write_outside(store, batch, key):
                 return
-        staged = _settled(store, key, staged)
         transaction = store.transaction()
         transaction.enter_ledger(key.name, key.batch, query=key.query, run=key.run, input=key.input)
-        for sink, answers in staged:
-            sink.add(store, transaction, answers)
+        for sink, answers, share in _shared(key, staged):
+            sink.add(store, transaction, answers, share)
         crash.point("spark.once.before_commit")
         with contextlib.suppress(AlreadyEntered):  # by another driver of the same query, with all that belongs to it
             transaction.commit()
@@ -124,18 +125,17 @@ class Once:
         return kind
 
 
-def _settled(
-    store: Store, key: BatchKey, staged: list[tuple[EngineSink, list[Any]]]
-) -> list[tuple[EngineSink, list[Any]]]:
-    """Publish what has no room in the batch's transaction, which its sinks of queues share; what is left for that."""
-    publishing = [sink for sink, _ in staged if sink.publishes]
-    if not publishing:
-        return staged
-    room = whole_room().share(len(publishing))
-    return [
-        (sink, sink.settle(store, key, answers, f":{place}" if place else "", room))
-        for place, (sink, answers) in enumerate(staged)
-    ]
+def _shared(key: BatchKey, staged: list[tuple[EngineSink, list[Any]]]) -> Iterator[tuple[EngineSink, list[Any], Share]]:
+    """What each sink has of the batch's transaction, in which those that publish share the room. They come first: what
+    has no room is published meanwhile. A replay may have other sinks, so each is known by its name, and by how many of
+    that name came before it."""
+    publishing = sum(sink.publishes for sink, _ in staged)
+    room = whole_room().share(max(publishing, 1))
+    seen: Counter[str] = Counter()
+    for sink, answers in sorted(staged, key=lambda pair: not pair[0].publishes):
+        before = seen[sink.name]
+        seen[sink.name] += 1
+        yield sink, answers, Share(key, f"{sink.name} {before + 1}" if before else sink.name, room)
 
 
 @contextlib.contextmanager

@@ -132,6 +132,11 @@ def publish(transaction: Transaction, packed: Iterable[bytes]) -> None:
     in their delay."""
     rows = unpacked(packed)
     _check_room(rows)
+    add_messages(transaction, rows)
+
+
+def add_messages(transaction: Transaction, rows: Any) -> None:
+    """Add messages to a transaction that has room for them."""
     for (queue, is_uri, delay_ms), places in _groups(rows).items():
         found = outgoing(rows.take(places), queue, is_uri, delay_ms)
         for first in range(0, len(found), PUBLISH_MESSAGES_MAX):

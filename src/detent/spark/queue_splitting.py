@@ -1,148 +1,277 @@
 """Batches that are too large for one transaction: their messages are published in parts, each once.
 
 A replay may compute the rows in another order, and would cut them elsewhere. So before the first part takes effect, all
-messages of the batch are made durable in a journal of the stream's own, and parts are cut from that, also by a replay.
-How many parts are done is a row of a ledger beside the stream's, ``NAME:parts``, entered in the transaction of each
-part; as its batch it has the stream's batch times `PARTS_MAX`, plus the number of parts. The last part is left to the
-transaction that enters the batch itself, with everything else that belongs to it.
+messages of the batch are made durable in a journal of the sink's own, and parts are cut from that, also by a replay.
+Registers of the journal say which batch it is and how far it is published. The transaction of a part checks them and
+moves them on, so of several drivers one publishes it. The last part is left to the transaction that enters the batch,
+with everything else that belongs to it, which deletes the journal too: it is there while a batch is published in part.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import suppress
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
+from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
 
 from detent import crash
-from detent.errors import AlreadyEntered, NotFound
+from detent.errors import Conflict, Corrupt, Denied, DetentError, Fenced, NotFound, OtherInput
 from detent.journal.fragments import write_fragment
-from detent.ledger import LedgerInfo
-from detent.ledger.operations import NAME_BYTES_MAX
-from detent.spark.once_batch import BatchKey, is_entered
+from detent.journal.operations import CreateJournal, DeleteJournal
+from detent.ledger.operations import LedgerDescription
+from detent.spark.once_batch import BatchKey, Share, is_entered
 from detent.spark.queue_outgoing import SCHEMA
-from detent.spark.queue_packing import Room, packed_of, parts_of, publish, unpacked, whole_room
+from detent.spark.queue_packing import Room, add_messages, parts_of, unpacked
 from detent.store import Store
-
-PARTS_MAX: Final = 1 << 20
-"""Parts of a batch, which are messages at the least, and so never more than a batch has."""
+from detent.transaction import Transaction
 
 STAGED_BYTES: Final = 64 << 20
 """Messages of a batch are gathered up to this in one file."""
 
 JOURNALS: Final = "spark-parts/"
-_START: Final = "start"
-_ROOM: Final = "room"
-"""Registers of the journal: where the batch's messages begin, and for which room they are cut."""
+
+_LEDGER_SHOWN: Final = 60
+"""Characters of the ledger's name in a register, which people read."""
 
 _ROW: Final = msgspec.json.Encoder()
 
 
-def settle(store: Store, key: BatchKey, packed: list[bytes], place: str = "", room: Room | None = None) -> list[bytes]:
-    """Publish what has no room in the batch's own transaction; what is left for that.
+class _Staged(msgspec.Struct, frozen=True):
+    """The registers of the journal: which batch its messages are, and from which offset on they are to be published."""
 
-    `place` tells the sinks of one stream apart, as they are done one after the other.
-    """
-    room = whole_room() if room is None else room
-    split = _Split(store, key, place, room)
-    info = split.info()
-    if info is None or not split.is_of_batch(info):
-        rows = unpacked(packed)
-        parts = list(parts_of(rows, room))
-        if len(parts) == 1:
-            split.clear(info)
-            return packed
-        if is_entered(store, key):
-            return []
-        split.stage(rows, info)
-    elif is_entered(store, key):
-        return []
-    return split.publish()
+    split: str  # no other batch has this
+    query: str
+    batch: int
+    input: str
+    reset: str
+    start: int
+    next: int
+    end: int
 
 
+def settle(store: Store, transaction: Transaction, packed: Iterable[bytes], share: Share) -> None:
+    """Publish with the batch's transaction, and before it what has no room there. Nothing is added for a batch that is
+    entered: its transaction is refused."""
+    split = _Split(store, share)
+    rows = unpacked(packed)
+    if _has_room(rows, share.room) and not split.is_begun():
+        add_messages(transaction, rows)
+        return
+    try:
+        split.publish(transaction, rows)
+    except Denied as error:
+        raise Denied(
+            "a batch that has no room in one transaction is published in parts. That needs, besides the rights for a "
+            f"smaller one, consume:ledger:{share.key.name} and admin:journal:{JOURNALS}*, and over a server "
+            f"publish:*:* for the files that hold its messages: {error}"
+        ) from error
+
+
+def _has_room(rows: Any, room: Room) -> bool:
+    return len(list(islice(parts_of(rows, room), 2))) == 1
+
+
+@dataclass(frozen=True)
 class _Split:
     """One batch of a sink, in parts."""
 
-    def __init__(self, store: Store, key: BatchKey, place: str, room: Room) -> None:
-        self._store = store
-        self._key = key
-        self._room = room
-        ledger = f"{key.name}:parts{place}"
-        short = hashlib.sha256(ledger.encode()).hexdigest()[:32]
-        self._ledger = ledger if len(ledger.encode()) <= NAME_BYTES_MAX else f"{short}:parts"
-        self._journal = JOURNALS + short  # ledgers may have any name; a journal's is plain
-        self._first = key.batch * PARTS_MAX
+    store: Store
+    share: Share
 
-    def info(self) -> LedgerInfo | None:
-        """How far the parts are; None before the first batch that was split."""
+    @property
+    def key(self) -> BatchKey:
+        return self.share.key
+
+    @property
+    def journal(self) -> str:
+        """Ledgers and sinks may have any name; a journal's is plain."""
+        return JOURNALS + "/".join(
+            hashlib.sha256(name.encode()).hexdigest()[:32] for name in (self.key.name, self.share.sink)
+        )
+
+    def is_begun(self) -> bool:
+        """Whether a batch is published in part. A caller that may not know has never split one: it takes that right."""
         try:
-            return self._store.ledger(self._ledger)
+            return self._found() is not None
+        except Denied:
+            return False
+
+    def publish(self, transaction: Transaction, rows: Any) -> None:
+        """Publish all parts but the last, as far as that was not done; let the transaction publish that one."""
+        while not is_entered(self.store, self.key):
+            staged = self._of_this_batch()
+            if staged is not None:
+                if self._publish(transaction, staged):
+                    return
+            elif _has_room(rows, self.share.room):
+                add_messages(transaction, rows)
+                return
+            else:
+                self._stage(rows)
+
+    def _of_this_batch(self) -> _Staged | None:
+        """What is durable of this batch. Messages of another one are dropped, unless some of them are published."""
+        while (found := self._found()) is not None:
+            ledger = self._ledger()
+            is_over = found.reset != _reset_of(ledger) or (ledger is not None and found.batch <= ledger.batch)
+            if not is_over and self._is_mine(found):
+                return found
+            if not is_over and found.next > found.start:
+                raise self._refusal(found)
+            transaction = self.store.transaction()
+            self._forget(transaction, found)
+            _commit(transaction)
+        return None
+
+    def _is_mine(self, found: _Staged) -> bool:
+        key = self.key
+        same = not found.input or not key.input or found.input == key.input.hex()
+        return (found.query, found.batch) == (key.query, key.batch) and same
+
+    def _stage(self, rows: Any) -> None:
+        """Make the messages of the batch durable, unless another driver has done so."""
+        key = self.key
+        start = self.store.journal(self.journal).next_offset()
+        fragments = [write_fragment(self.store.objects, table) for table in _contents(rows)]
+        staged = _Staged(
+            split=uuid4().hex,
+            query=key.query,
+            batch=key.batch,
+            input=key.input.hex(),
+            reset=_reset_of(self._ledger()),
+            start=start,
+            next=start,
+            end=start + len(rows),
+        )
+        registers = {name: str(value) for name, value in msgspec.structs.asdict(staged).items()}
+        transaction = self.store.transaction()
+        # A caller without the right to delete the journal is refused here, and not when most of the batch is published.
+        transaction.add(CreateJournal(self.journal, exist_ok=True))
+        transaction.check_registers(self.journal, {"split": None})
+        transaction.check_next_offset(self.journal, start)
+        transaction.set_registers(self.journal, {**registers, "ledger": key.name[:_LEDGER_SHOWN]})
+        transaction.adopt(self.journal, fragments)
+        crash.point("spark.split.before_stage")
+        _commit(transaction)
+        crash.point("spark.split.after_stage")
+
+    def _publish(self, transaction: Transaction, staged: _Staged) -> bool:
+        """Publish what is left. False when another driver has published some of it meanwhile."""
+        rows = self._rows(staged)
+        if rows is None:
+            return False
+        *first, last = parts_of(rows, self.share.room)
+        for part in first:
+            moved = msgspec.structs.replace(staged, next=staged.next + len(part))
+            own = self.store.transaction()
+            self._check(own, staged)
+            own.set_registers(self.journal, {"next": str(moved.next)})
+            add_messages(own, part)
+            crash.point("spark.split.before_part")
+            if not _commit(own):
+                return False
+            crash.point("spark.split.after_part")
+            staged = moved
+        self._forget(transaction, staged)
+        add_messages(transaction, last)
+        return True
+
+    def _check(self, transaction: Transaction, staged: _Staged) -> None:
+        """Refuse a transaction when it is not known any more how far the batch is."""
+        transaction.check_registers(self.journal, {"split": staged.split, "next": str(staged.next)})
+
+    def _forget(self, transaction: Transaction, staged: _Staged) -> None:
+        """Let a transaction delete the journal, if it is as it was found."""
+        self._check(transaction, staged)
+        transaction.add(DeleteJournal(self.journal))
+
+    def _found(self) -> _Staged | None:
+        """The batch in the journal, whichever it is."""
+        registers = self.store.journal(self.journal).registers()
+        if not registers:
+            return None
+        try:
+            return msgspec.convert(registers, _Staged, strict=False)
+        except msgspec.ValidationError as error:
+            raise Corrupt(
+                f"the registers of the journal {self.journal!r} do not say how far a batch of the ledger "
+                f"{self.key.name!r} is published ({error}): something else has written them. {self._giving_up()}"
+            ) from error
+
+    def _rows(self, staged: _Staged) -> Any:
+        """The messages that are left, in their order; None if another driver has published some of them."""
+        try:
+            found = list(self.store.journal(self.journal).read(staged.next, staged.end))
+        except NotFound:
+            found = []
+        if len(found) != staged.end - staged.next:
+            if self._found() != staged:
+                return None
+            raise Corrupt(
+                f"the journal {self.journal!r} has {len(found)} messages from offset {staged.next} to {staged.end}, so "
+                f"not all of batch {staged.batch} of the ledger {self.key.name!r} that are to be published: some were "
+                f"trimmed. {self._giving_up()}"
+            )
+        return pa.Table.from_pylist([_row(message) for message in found], schema=SCHEMA)
+
+    def _ledger(self) -> LedgerDescription | None:
+        try:
+            return self.store.describe_ledger(self.key.name)
         except NotFound:
             return None
 
-    def is_of_batch(self, info: LedgerInfo) -> bool:
-        """Whether the messages of this batch are durable, and parts of them may be published. `OtherInput` if they are
-        those of a batch of this number that was made from another input."""
-        if not info.entries or info.query != self._key.query or info.batch < self._first:
-            return False
-        return is_entered(self._store, self._key._replace(name=self._ledger, batch=info.batch))
+    # -- what is said of a batch that is published in part, and is not this one --------------------------------------
 
-    def clear(self, info: LedgerInfo | None) -> None:
-        """Forget the messages of an earlier batch: all of them are published."""
-        if info is not None and self._store.reader.number(self._journal) is not None:
-            with suppress(NotFound):  # another driver of the same query has done so
-                self._store.journal(self._journal).delete()
+    def _refusal(self, found: _Staged) -> DetentError:
+        key = self.key
+        state = (
+            f"{found.next - found.start} of {found.end - found.start} messages of batch {found.batch} of the ledger "
+            f"{key.name!r} are published, and the others wait in the journal {self.journal!r}, "
+            f"from offset {found.next} on"
+        )
+        if found.query != key.query:
+            return Fenced(
+                f"{state}. They are those of query {found.query!r}, and this is query {key.query!r}: the checkpoint "
+                f"was deleted, or another query uses this name. {self._giving_up()}"
+            )
+        if found.batch != key.batch:
+            return Conflict(
+                f"{state}. Let batch {found.batch} be written first, and batch {key.batch} after that. "
+                f"{self._giving_up()}"
+            )
+        return OtherInput(
+            f"{state}. This batch {key.batch} is made from another input. The checkpoint has lost its newest entries, "
+            "or is an older copy. Put back the entries of its folder `offsets` as they were, and start the stream "
+            "again: it publishes the others. If they are gone, a replay from before this batch publishes again what is "
+            "out. So copy the others from the journal if you need them, and start over behind this batch: with a new "
+            f"checkpoint, and a start given by the option of the source (startingOffsets). {self._giving_up()}",
+            key.name,
+            key.batch,
+        )
 
-    def stage(self, rows: Any, info: LedgerInfo | None) -> None:
-        """Make the messages of the batch durable, once."""
-        if info is not None and info.entries and info.query != self._key.query:
-            # The stream's own ledger takes this query, so it was reset since: what was split then is another stream's.
-            self._store.reset_ledger(self._ledger)
-        self.clear(info)
-        journal = self._store.journal(self._journal)
-        journal.create(exist_ok=True)
-        start = journal.next_offset()
-        fragments = [write_fragment(self._store.objects, table) for table in _contents(rows)]
-        transaction = self._store.transaction()
-        self._enter(transaction, 0)
-        room = _ROW.encode(self._room).decode()
-        transaction.set_registers(self._journal, {_START: str(start), _ROOM: room})
-        transaction.check_next_offset(self._journal, start)
-        transaction.adopt(self._journal, fragments)
-        crash.point("spark.split.before_stage")
-        with suppress(AlreadyEntered):  # by another driver of the same query: its messages count
-            transaction.commit()
-        crash.point("spark.split.after_stage")
+    def _giving_up(self) -> str:
+        return f"To give up what is not published of it: `detent journal rm {shlex.quote(self.journal)}`"
 
-    def publish(self) -> list[bytes]:
-        """Publish all parts but the last, as far as that was not done; the last one."""
-        parts = list(self._staged())
-        info = self.info()
-        done = 0 if info is None else info.batch - self._first
-        for number in range(done, len(parts) - 1):
-            transaction = self._store.transaction()
-            self._enter(transaction, number + 1)
-            publish(transaction, [packed_of(parts[number])])
-            crash.point("spark.split.before_part")
-            with suppress(AlreadyEntered):  # by another driver of the same query
-                transaction.commit()
-            crash.point("spark.split.after_part")
-        return [packed_of(parts[-1])]
 
-    def _enter(self, transaction: Any, number: int) -> None:
-        key = self._key
-        transaction.enter_ledger(self._ledger, self._first + number, query=key.query, run=key.run, input=key.input)
+def _commit(transaction: Transaction) -> bool:
+    """Commit what holds only as long as the journal is as it was found. False if it is not: another driver was here."""
+    try:
+        transaction.commit()
+    except Conflict:
+        return False
+    return True
 
-    def _staged(self) -> Iterator[Any]:
-        """The messages of the batch as they were made durable, cut for the room that there was then."""
-        journal = self._store.journal(self._journal)
-        registers = journal.registers()
-        start, room = int(registers[_START]), msgspec.json.decode(registers[_ROOM], type=Room)
-        rows = [_row(message) for message in journal.read(start, journal.next_offset())]
-        return parts_of(pa.Table.from_pylist(rows, schema=SCHEMA), room)
+
+def _reset_of(ledger: LedgerDescription | None) -> str:
+    """Another text after each reset of the ledger, and once it was deleted. A reset lets a query start over, so a batch
+    from before it is not continued."""
+    return "" if ledger is None else f"{ledger.created_ms}.{ledger.generation}"
 
 
 def _contents(rows: Any) -> Iterator[Any]:

@@ -18,11 +18,11 @@ from detent.errors import AlreadyEntered, Invalid
 from detent.queue.operations import check_name
 from detent.spark.advice import completing
 from detent.spark.identity import NOT_SAID, BatchIdentity, CheckpointPlace, ledger_name, task_identity
-from detent.spark.once_batch import BatchKey
+from detent.spark.once_batch import BatchKey, Share
 from detent.spark.opened import opened
 from detent.spark.options import Options
 from detent.spark.queue_outgoing import RowsToPublish
-from detent.spark.queue_packing import pack, publish
+from detent.spark.queue_packing import pack, publish, whole_room
 from detent.spark.queue_splitting import settle
 from detent.store import Store
 
@@ -78,12 +78,12 @@ def gathered(columns: RowsToPublish, batches: Iterable[Any]) -> RowsMessage:
 def commit(store: Store, messages: Iterable[RowsMessage], key: BatchKey | None) -> bool:
     """Publish what tasks have gathered, with the ledger row. False when the ledger has the batch already."""
     packed = [message.rows for message in sorted(messages, key=lambda message: message.partition)]
-    if key is not None:
-        packed = settle(store, key, packed)
     transaction = store.transaction()
-    if key is not None:
+    if key is None:
+        publish(transaction, packed)
+    else:
         transaction.enter_ledger(key.name, key.batch, query=key.query, run=key.run, input=key.input)
-    publish(transaction, packed)
+        settle(store, transaction, packed, Share(key, "", whole_room()))
     try:
         transaction.commit()
     except AlreadyEntered:

@@ -10,12 +10,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from detent.spark.once_batch import BatchKey, EngineSink, ExternalSink, Place
+from detent.spark.once_batch import BatchKey, EngineSink, ExternalSink, Place, Share
 from detent.spark.once_delta import to_delta
 from detent.spark.once_engine import to_journal, to_queue
 from detent.spark.once_writing import Sink, once
 from detent.spark.pipeline_stream import Custom, Delta, Journal, Output, Queue, Stream
-from detent.spark.queue_packing import Room
 from detent.spark.running_frames import (
     Frames,
     joined,
@@ -113,8 +112,8 @@ class _Rejected(EngineSink):
     def stage(self, batch: DataFrame, url: str) -> list[Any]:
         return self._inner.stage(batch, url)
 
-    def add(self, store: Store, transaction: Transaction, staged: list[Any]) -> None:
-        self._inner.add(store, transaction, staged)
+    def add(self, store: Store, transaction: Transaction, staged: list[Any], share: Share) -> None:
+        self._inner.add(store, transaction, staged, share)
 
 
 class _Engine(EngineSink):
@@ -127,14 +126,15 @@ class _Engine(EngineSink):
         self._inner.check_mode(mode)
 
     @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
     def publishes(self) -> bool:
         return self._inner.publishes
-
-    def settle(self, store: Store, key: BatchKey, staged: list[Any], place: str, room: Room) -> list[Any]:
-        return self._inner.settle(store, key, staged, place, room)
 
     def stage(self, batch: DataFrame, url: str) -> list[Any]:
         return self._inner.stage(rows_of(result_of(batch)), url)
 
-    def add(self, store: Store, transaction: Transaction, staged: list[Any]) -> None:
-        self._inner.add(store, transaction, staged)
+    def add(self, store: Store, transaction: Transaction, staged: list[Any], share: Share) -> None:
+        self._inner.add(store, transaction, staged, share)

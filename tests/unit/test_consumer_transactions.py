@@ -394,6 +394,37 @@ def test_next_life_rolls_back_what_a_failed_commit_left_pending(store: detent.St
     assert (committed(store, "out"), store.journal("out").info().open_spans) == ([b"a"], 0)
 
 
+def test_roll_back_of_an_earlier_life_is_tried_again(
+    store: detent.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shards, "LEFTOVERS_S", 0.0)
+    app, state = echo(state=GatedState()), GatedState()
+
+    def fail(checkpoint: Checkpoint) -> None:
+        raise Unavailable("the database is away")
+
+    def roll_back(publisher: Any) -> None:
+        tried.append(publisher)
+        if len(tried) == 1:
+            raise Unavailable("the store is away")
+        really(publisher)
+
+    state.before = fail
+    tried: list[Any] = []
+    really = detent.Publisher.roll_back
+    monkeypatch.setattr(detent.Publisher, "roll_back", roll_back)
+    store.journal("in").append(b"a")
+    first = shard_of(store, echo(state=state))
+    with pytest.raises(Unavailable):
+        first.run(once=True)
+    assert store.journal("out").info().open_spans == 1
+    second = Shard(first._given, app.state.open(store, first._given.name), Progress(), before=first)
+    second.run(once=True)
+    assert len(tried) == 2
+    assert "is not rolled back yet: the store is away" in caplog.text
+    assert (committed(store, "out"), store.journal("out").info().open_spans) == ([b"a"], 0)
+
+
 def test_next_life_leaves_what_a_checkpoint_has_promised(store: detent.Store) -> None:
     """The commit came through, and only its answer was lost."""
     store.journal("in").append(b"a")

@@ -183,6 +183,39 @@ def test_hold_needs_the_seal_of_the_promise(world: World) -> None:
             producers.admit([forged.hold("log")], "any key")
 
 
+def test_roll_back_passes_over_journal_that_is_gone(world: World) -> None:
+    world.commit(ops.CreateJournal("k"))
+    world.commit(ops.CreateJournal("anew"))
+    publisher = publisher_of(world, 14 * DAY)
+    publisher.publish_uncommitted_many({"j": [b"a"], "k": [b"b"], "anew": [b"c"]})
+    publisher.build_ack_intents()
+    world.commit(ops.DeleteJournal("k"))
+    world.commit(ops.DeleteJournal("anew"))
+    world.commit(ops.CreateJournal("anew"))
+    publisher.roll_back()
+    assert (world.reader.info("j").open_spans, publisher.last_promised()) == (0, [])
+    publisher.publish_uncommitted_many({"j": [b"d"], "k": [b"e"], "anew": [b"f"]})
+    publisher.acknowledge(publisher.build_ack_intents())
+    assert [world.bodies(name) for name in ("j", "k", "anew")] == [[b"d"], [b"e"], [b"f"]]
+    assert list(verify_journals(world.writer)) == []
+
+
+def test_roll_back_keeps_what_one_journal_refuses(world: World) -> None:
+    world.commit(ops.CreateJournal("k"))
+    publisher = publisher_of(world)
+    publisher.publish_uncommitted_many({"j": [b"held"], "k": [b"dropped"]})
+    held, _ = publisher.build_ack_intents()
+    world.commit(ops.Append("log", [b"checkpoint"]), held.hold("log"))
+    for _ in range(2):
+        with pytest.raises(RollBackHeld):
+            publisher.roll_back()
+        assert [world.reader.info(name).open_spans for name in ("j", "k")] == [1, 0]
+        assert publisher.last_promised() == [held]
+    world.commit(ops.DeleteJournal("log"))
+    publisher.roll_back()
+    assert (world.reader.info("j").open_spans, publisher.last_promised()) == (0, [])
+
+
 def test_clock_set_back_leaves_deadlines_and_holds() -> None:
     world = World()
     world.commit(ops.CreateJournal("j", span_deadline_ms=HOUR))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 import detent
+from detent.cli.ledger import ledger
 from detent.errors import Denied, DetentError, Invalid, NotFound
 from detent.spark.journal_reading import JournalStreamReader, ReadSettings
 from detent.spark.journals import JournalDataSource
@@ -212,6 +215,54 @@ def test_a_journal_that_was_made_anew_is_not_read_from_its_middle(store: detent.
     assert stream(store, failOnDataLoss="false").latestOffset({"a": 10}, ReadAllAvailable()) == {"a": 20}
     assert stream(store).latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 20}  # from its beginning it is a new read
     assert stream(store).latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 20}
+
+
+def test_shared_plan_does_not_lead_beyond_the_end_that_was_asked_for(store: detent.Store) -> None:
+    assert stream(store).latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 10}
+    for end in (5, 7):
+        reader = stream(store, endingOffsets=f'{{"a": {end}}}')
+        reader.prepareForTriggerAvailableNow()
+        assert reader.latestOffset({"a": 0}, ReadAllAvailable()) == {"a": end}
+        assert reader.latestOffset({"a": end}, ReadAllAvailable()) == {"a": end}
+    assert stream(store, endingOffsets="Latest").latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 10}
+
+
+@pytest.mark.parametrize("option", ["planName", "readerName"])
+def test_replay_of_a_named_stream_goes_as_far_as_it_did_under_another_end(store: detent.Store, option: str) -> None:
+    for end in ("7", "8", "5"):
+        reader = stream(store, endingOffsets=f'{{"a": {end}}}', **{option: "nightly"})
+        reader.prepareForTriggerAvailableNow()
+        assert reader.latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 7}
+
+
+def test_stream_begins_at_an_offset_where_one_ended_in_an_earlier_journal(store: detent.Store) -> None:
+    assert stream(store).latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 10}
+    store.journal("a").delete()
+    store.journal("a").append_many([b"%d" % number for number in range(20)])
+    begun = stream(store, startingOffsets='{"a": 10}')
+    assert begun.latestOffset(begun.initialOffset(), ReadAllAvailable()) == {"a": 20}
+    with pytest.raises(NotFound, match="deleted and made anew"):
+        stream(store, startingOffsets='{"a": 10}').latestOffset({"a": 10}, ReadAllAvailable())
+
+
+def test_advice_lets_a_pinned_stream_begin_in_a_journal_made_anew(store: detent.Store) -> None:
+    def nightly() -> JournalStreamReader:
+        return stream(store, startingOffsets="latest", readerName="night ly")
+
+    assert nightly().initialOffset() == {"a": 10}
+    store.journal("a").append(b"x")
+    assert nightly().latestOffset({"a": 10}, ReadAllAvailable()) == {"a": 11}
+    store.journal("a").delete()
+    store.journal("a").append_many([b"%d" % number for number in range(12)])
+    with pytest.raises(NotFound, match="deleted and made anew") as caught:
+        nightly().latestOffset({"a": 11}, ReadAllAvailable())
+    command = shlex.split(str(caught.value).split("`")[-2])
+    assert command[:2] == ["detent", "ledger"]
+    assert CliRunner().invoke(ledger, command[2:], catch_exceptions=False).exit_code == 0
+    reader = nightly()
+    assert reader.initialOffset() == {"a": 12}
+    store.journal("a").append(b"new")
+    assert reader.latestOffset({"a": 12}, ReadAllAvailable()) == {"a": 13}
 
 
 def test_a_journal_that_comes_later_does_not_change_what_was_planned(store: detent.Store) -> None:

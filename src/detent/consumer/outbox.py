@@ -180,21 +180,19 @@ class Outlets:
 
     @property
     def has_published(self) -> bool:
-        """Whether anything was ever pending."""
+        """Whether something may be pending."""
         return bool(self._publishers)
 
     def give_up(self, kept: Mapping[str, list[AckIntent]]) -> None:
         """Roll back what the last transaction of these has left pending, unless a checkpoint has kept its promise. The
         fence is raised by now, so that no commit of it can come any more. Otherwise a shard whose commit fails again
-        and again would leave one open transaction each time, for as long as the output deadline."""
-        for name, publisher in self._publishers.items():
-            promised = publisher.last_promised()
-            if promised and set(promised) & set(kept.get(name, [])):
-                continue
-            try:
-                publisher.roll_back()
-            except DetentError as error:
-                logger.warning("what a failed transaction left pending stays until its deadline: %s", error)
+        and again would leave one open transaction each time, for as long as the output deadline. What could not be
+        rolled back stays with these, for another try."""
+        self._publishers = {
+            name: publisher
+            for name, publisher in self._publishers.items()
+            if not _is_given_up(publisher, kept.get(name, []))
+        }
 
     def heads(self, written: Iterable[tuple[str, str]]) -> dict[str, int]:
         """The next offsets of journals that were published to; other stores' journals have the store's name before
@@ -217,6 +215,21 @@ class Outlets:
         if known is None:
             known = self._publishers[name] = self._stores[name].publisher(deadline=self._deadline)
         return known
+
+
+def _is_given_up(publisher: Publisher, kept: list[AckIntent]) -> bool:
+    """Roll back what a publisher has pending. False if that may come to be done by another try."""
+    promised = publisher.last_promised()
+    if promised and set(promised) & set(kept):
+        return True
+    try:
+        publisher.roll_back()
+    except Fenced as error:  # past its deadline it was rolled back; or this store's owner was replaced for good
+        logger.warning("what a failed transaction left pending cannot be rolled back: %s", error)
+    except DetentError as error:
+        logger.warning("what a failed transaction left pending is not rolled back yet: %s", error)
+        return False
+    return True
 
 
 def _checked(journal: str, body: bytes, key: bytes | None, headers: Mapping[str, str] | None) -> Entry:

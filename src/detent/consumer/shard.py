@@ -22,7 +22,7 @@ from detent.consumer.progress import Progress
 from detent.consumer.sources import Sources, key_filter
 from detent.consumer.transaction import ConsumerTransaction, Sealed
 from detent.errors import Conflict, Invalid
-from detent.journal import Message
+from detent.journal import AckIntent, Message
 from detent.shard import operations as ops
 from detent.state.base import ShardName, ShardState
 from detent.state.checkpoint import Checkpoint, RawPosition
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 IDLE_S: Final = 1.0
 """How long a shard without messages waits before it looks around: for a stop, or for a failure."""
+
+LEFTOVERS_S: Final = 60.0
+"""How long until what an earlier life left pending is rolled back again, if that failed: its store may be away, and a
+call to it waits."""
 
 SETTLE_S: Final = 1.0
 """How long after its last commit a shard without messages writes a checkpoint that promises nothing, and that it has
@@ -96,6 +100,9 @@ class Shard:
         earlier = [] if before is None else [*before._leftovers, before._outlets]
         self._leftovers: list[Outlets] = [one for one in earlier if one.has_published]
         """What lives before this one, in this process, may have left pending."""
+        self._leftovers_due = 0.0
+        self._kept: dict[str, list[AckIntent]] = {}
+        """What the checkpoint has promised that this life began with."""
         self._sources = Sources(assignment.store, self._bell)
         self._committer: Committer | None = None
         self._number = 0
@@ -177,13 +184,20 @@ class Shard:
             )
         is_reset = row.generation > checkpoint.generation
         self.missing = self._outlets.recover(checkpoint.intents, is_reset=is_reset)
-        while self._leftovers:
-            self._leftovers.pop().give_up(checkpoint.intents)
+        self._kept = checkpoint.intents
+        self._give_up_leftovers()
         crash.point("consumer.after_recover")
         self.generation, self._number = row.generation, checkpoint.transaction
         self._progress.identify(row.generation, row.number)
         known = self._reset(checkpoint, row.resets)
         return msgspec.structs.replace(known, generation=row.generation, shard=row.number, born_ms=born_ms)
+
+    def _give_up_leftovers(self) -> None:
+        """Roll back what lives before this one have left pending; now, and again later what cannot be now."""
+        for one in self._leftovers:
+            one.give_up(self._kept)
+        self._leftovers = [one for one in self._leftovers if one.has_published]
+        self._leftovers_due = time.monotonic() + LEFTOVERS_S
 
     def _reset(self, checkpoint: Checkpoint, resets: Mapping[str, int]) -> Checkpoint:
         """The checkpoint with other places to read from, in whichever journal of that name there is. Those of raw
@@ -247,6 +261,8 @@ class Shard:
         while not self._stopping:
             self._bell.clear()
             self._committer.raise_failure()
+            if self._leftovers and time.monotonic() >= self._leftovers_due:
+                self._give_up_leftovers()
             found = self._sources.take()
             if found is not None:
                 found[0].put_back(found[1])

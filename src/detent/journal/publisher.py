@@ -17,7 +17,17 @@ import msgspec
 
 from detent.engine import MALFORMED, Operation
 from detent.engine.operation import OPERATIONS_MAX
-from detent.errors import ClockAhead, ClockBehind, Corrupt, DetentError, Invalid, LimitExceeded, OutcomeUnknown
+from detent.errors import (
+    ClockAhead,
+    ClockBehind,
+    Corrupt,
+    DetentError,
+    Invalid,
+    LimitExceeded,
+    NotFound,
+    OutcomeUnknown,
+    Unavailable,
+)
 from detent.journal import operations as ops
 from detent.journal.calls import Entry, plain_append
 from detent.journal.producers import PROOF_BYTES, Given, seal
@@ -283,20 +293,49 @@ class Publisher:
                     del self._promised[intent.journal]
 
     def roll_back(self) -> None:
-        """Give up what is pending, promised or not, in one transaction: no acknowledgement commits it any more.
+        """Give up what is pending, promised or not: no acknowledgement commits it any more. In one transaction if all
+        journals take it, and otherwise each journal by itself; what is in a journal that was deleted is gone anyway.
 
         Only when nothing can have been kept durably that promises it. `RollBackHeld` if a checkpoint in the store has.
-        An append whose outcome is unknown stays, until it is settled or its deadline has passed.
+        What could not be given up stays pending, and the next call tries it again. An append whose outcome is unknown
+        stays, until it is settled or its deadline has passed.
         """
         with self._lock:
             promised = {journal: intent.begun for journal, intent in self._promised.items()}
             begun = {journal: clock for journal, clock in {**promised, **self._pending}.items() if clock}
-            if begun:
-                given = self._give_once()
-                self._commit([_roll_back(journal, given, clock) for journal, clock in begun.items()])
-            for journal in begun:
-                self._pending.pop(journal, None)
-                self._promised.pop(journal, None)
+            if not begun:
+                return
+            try:
+                self._roll_back(begun)
+            except Unavailable:
+                raise  # so it would be for each journal
+            except DetentError:
+                self._roll_back_one_by_one(begun)
+
+    def _roll_back(self, begun: Mapping[str, int]) -> None:
+        given = self._give_once()
+        self._commit([_roll_back(journal, given, clock) for journal, clock in begun.items()])
+        self._forget(begun)
+
+    def _roll_back_one_by_one(self, begun: Mapping[str, int]) -> None:
+        """What can be given up, when not all can. Raises the first refusal, after all of them."""
+        refused: list[DetentError] = []
+        for journal, clock in begun.items():
+            try:
+                self._roll_back({journal: clock})
+            except NotFound:
+                self._forget([journal])
+            except Unavailable:
+                raise
+            except DetentError as error:
+                refused.append(error)
+        if refused:
+            raise refused[0]
+
+    def _forget(self, journals: Iterable[str]) -> None:
+        for journal in journals:
+            self._pending.pop(journal, None)
+            self._promised.pop(journal, None)
 
     def last_promised(self) -> list[AckIntent]:
         """The intents that were built last and not acknowledged through this publisher."""

@@ -191,8 +191,12 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         start = self._journals.place(self._settings.start)
         if self._settings.reader_name is None:
+            self._plans.begin(start)
             return start
-        return ordered(opened(self._settings.owner_url, "client").pin(self._settings.reader_name, start))
+        pinned = ordered(opened(self._settings.owner_url, "client").pin(self._settings.reader_name, start))
+        if pinned == start:  # otherwise it may be of journals that are gone
+            self._plans.begin(pinned)
+        return pinned
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read to where the journals end now, or to `endingOffsets` if that is before."""

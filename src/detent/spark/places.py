@@ -37,6 +37,11 @@ class Places:
         """Whether it means the same whenever it is asked: offsets and the beginning do, times and the end do not."""
         return all(place == EARLIEST or isinstance(place, int) for place in (self._default, *self._named.values()))
 
+    @property
+    def described(self) -> list[str | dict[str, str]]:
+        """What was said, as JSON can say it: two that mean the same may differ, two that are equal mean the same."""
+        return [str(self._default), {name: str(place) for name, place in sorted(self._named.items())}]
+
     def _from_json(self, text: str) -> dict[str, Place]:
         if len(text) > JSON_BYTES_MAX:
             raise Invalid(f"the option {self.option} has at most {JSON_BYTES_MAX} characters")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +27,7 @@ from detent.ledger.operations import PIN_JOURNALS_MAX
 from detent.remote import server_address
 from detent.spark.extents import Journals
 from detent.spark.opened import opened
+from detent.spark.places import LATEST, Places
 from detent.spark.ranges import Offsets, ordered
 from detent.store import Store
 
@@ -36,6 +38,7 @@ NUMBERED_MAX: Final = 256
 """Of so many journals a step says which they are: behind a server each one is a request."""
 
 NAME_SHOWN_MAX: Final = 100
+_NO_END: Final = Places("endingOffsets", LATEST, LATEST).described
 _UNKNOWN: Final = bytes(DIGEST_BYTES)
 
 logger = logging.getLogger("detent.spark")
@@ -47,6 +50,12 @@ class Plans:
     def __init__(self, settings: ReadSettings) -> None:
         self._settings = settings
         self._is_denied = False
+        self._begins: Offsets | None = None
+
+    def begin(self, start: Offsets) -> None:
+        """The stream begins here, where its options say, and has read nothing yet: whatever was planned on earlier
+        journals of these names, there is no other journal to go on from."""
+        self._begins = start
 
     def settle(self, journals: Journals, start: Offsets, end: Offsets, limit: str) -> Offsets:
         """How far the batch from `start` goes: as far as it did when it was planned before, or to `end`."""
@@ -67,7 +76,8 @@ class Plans:
             logger.warning("%s. What this stream plans is not kept in the store", error)
             return end
         crash.point("spark.plan.after_step")
-        self._check(numbers, start, planned.before)
+        if start != self._begins:
+            self._check(numbers, start, planned.before)
         return known
 
     def _step(self, numbers: _Numbers, start: Offsets, end: Offsets, limit: str) -> PlanOffsets:
@@ -94,10 +104,17 @@ class Plans:
         if self._settings.fail_on_loss:
             raise NotFound(
                 f"{what}, so this stream would begin in the middle of another journal. To read the new one from its "
-                "beginning, delete the stream's checkpoint and reset its ledger with `detent ledger reset NAME`; to go "
-                "on at the offset where it was, set the option failOnDataLoss to false"
+                f"beginning, delete the stream's checkpoint and reset its ledger with `detent ledger reset NAME`"
+                f"{self._unpinning()}; to go on at the offset where it was, set the option failOnDataLoss to false"
             )
         logger.warning("%s; going on at the offset where it was (failOnDataLoss is false)", what)
+
+    def _unpinning(self) -> str:
+        """How a stream forgets where it began in the old journal, if the store knows that."""
+        if self._settings.reader_name is None:
+            return ""
+        command = ("detent", "ledger", "unpin", self._settings.owner_url, self._settings.reader_name, "--yes")
+        return f", and forget its start with `{shlex.join(command)}`"
 
 
 class _Numbers:
@@ -119,9 +136,13 @@ class _Numbers:
 
 
 def plan_name(settings: ReadSettings, limit: str) -> str:
-    """The name of a stream's plan: its own, and what its planning depends on."""
-    stream = settings.plan_name or settings.reader_name or ",".join(settings.journals)
+    """The name of a stream's plan: its own, and what its planning depends on. One with a name of its own finds its plan
+    under another end too: a replay goes as far as the batch did."""
+    own = settings.plan_name or settings.reader_name
+    stream = own or ",".join(settings.journals)
     what = [stream, settings.journals, settings.raw, settings.rows_max, settings.bytes_max, limit]
+    if own is None and settings.end.described != _NO_END:
+        what.append(settings.end.described)  # or it would go as far as another stream that ends elsewhere
     return f"{stream.strip()[:NAME_SHOWN_MAX]}#{digest(what).hex()}"
 
 

@@ -62,6 +62,7 @@ class CheckedQueue:
         self._logged: OrderedDict[str, None] = OrderedDict()
         self.name: Final = self._checked_name()
         self.visibility_max_s: Final = self._checked_visibility()
+        self.receive_creates: Final = getattr(queue, "receive_creates", False) is True
 
     def __repr__(self) -> str:
         return f"CheckedQueue({self.kind} {self.name!r})"

@@ -12,6 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import redisserver
 import s3server
 import sqsserver
 from detent import Outgoing
-from detent.bus import Bus, Outcome, Retries
+from detent.bus import Bus, ExternalTransport, Outcome, Retries
 from detent.errors import Invalid, NotFound, Unavailable
 from detent.extras import install_command
 from detent.testing import TransportSuite
@@ -295,7 +296,19 @@ class TestQueue(TransportSuite):
     def test_a_stream_comes_into_being_when_it_is_first_used(self) -> None:
         if not isinstance(self.world, RedisWorld):
             pytest.skip("this is about Redis")
-        assert self.opened(self.world.open("never")).receive(1, 0, LONG_S) == []
+        name = self.world.create()  # the name alone
+        queue = self.opened(self.world.open(name))
+        with pytest.raises(NotFound, match=f"no stream {name!r}"):
+            queue.retention_s()
+        assert queue.receive_creates
+        assert queue.receive(1, 0, LONG_S) == []
+        assert queue.retention_s() is None
+        assert self.world.make_anew(name)  # it is deleted
+        queue.create()
+        assert queue.retention_s() is None
+
+    def test_only_streams_say_that_reading_makes_them(self) -> None:
+        assert self.mine.receive_creates == isinstance(self.world, RedisWorld)
 
 
 # -- SQS -----------------------------------------------------------------------------------------------------------
@@ -516,8 +529,32 @@ def test_groups_are_given_and_what_is_no_stream_is_refused(stream: Stream) -> No
     world.client.set(f"{queue.name}-text", "x")
     with pytest.raises(Invalid, match="no stream"):
         RedisQueue(world.url, f"{queue.name}-text").receive(1, 0, LONG_S)
+    with pytest.raises(Invalid, match="no stream"):
+        RedisQueue(world.url, f"{queue.name}-text").retention_s()
     with pytest.raises(Invalid, match="needs the name"):
         RedisQueue(world.url, "")
+
+
+@REDIS
+def test_app_needs_both_of_its_streams(stream: Stream) -> None:
+    world, reader = stream
+    name = reader().name
+
+    def start(**options: Any) -> None:
+        transport = ExternalTransport(partial(RedisQueue, world.url), **options)
+        transport.open(name)
+        try:
+            transport.open_input()
+        finally:
+            transport.close()
+
+    with pytest.raises(NotFound, match=f"needs the queue '{name}', .* create=True"):
+        start()
+    reader().create()
+    with pytest.raises(NotFound, match=f"needs the queue '{name}-failed'"):
+        start()
+    start(create=True)
+    start()
 
 
 # -- URLs ----------------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from detent.bus import Bus, ExternalTransport, Outcome, QueueTransport, Retries, SqsTransport
-from detent.bus.deliveries import lease_end
+from detent.bus.deliveries import COUNTED_MAX, lease_end
 from detent.bus.envelope import Envelope, Incoming
-from detent.bus.transport_external import COUNTED_MAX, QUEUES_MAX
+from detent.bus.transport_external import QUEUES_MAX
 from detent.bus.transport_urls import open_transport
 from detent.cli import cli
 from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
@@ -132,9 +132,41 @@ def test_attempts_are_counted_where_the_queue_does_not(monkeypatch: pytest.Monke
         (held,) = opened.transport.receive(10, 0)
     opened.transport.acknowledge(held)
     assert opened.hold(b"one")[0].attempts == 1  # what is done is forgotten
-    monkeypatch.setattr("detent.bus.transport_external.COUNTED_MAX", 2)
+    monkeypatch.setattr("detent.bus.deliveries.COUNTED_MAX", 2)
     opened.hold(b"a", b"b", b"c")
-    assert len(opened.transport._counted) == 2 < COUNTED_MAX
+    assert len(opened.transport._counts) == 2 < COUNTED_MAX
+
+
+def test_delivery_that_is_given_back_counts_as_no_attempt() -> None:
+    opened = Opened()
+    found = opened.hold(b"one", b"two")
+    for _ in range(3):
+        opened.transport.give_back(found)
+        found = opened.transport.receive(10, 0)
+        assert [held.attempts for held in found] == [1, 1]
+    for held in found:
+        opened.transport.retry(held, 0, "")
+    found = opened.transport.receive(10, 0)
+    opened.transport.give_back(found)
+    assert [held.attempts for held in opened.transport.receive(10, 0)] == [2, 2]
+
+
+def test_error_of_what_makes_queues_holds_up_no_other_queue() -> None:
+    def make(name: str) -> ListQueue:
+        if name == "denied":
+            raise Denied("no rights")
+        if name == "other":
+            raise ConnectionError("hush")
+        return ListQueue(name)
+
+    transport = ExternalTransport(make, create=True)
+    transport.open("billing")
+    transport.open_input()
+    errors = transport.send([Envelope(to, f"queue:{to}", {}, b"x") for to in ("other", "denied", "billing")])
+    assert {at: type(error) for at, error in errors.items()} == {0: Unavailable, 1: Denied}
+    assert "what makes the queue 'other' failed with ConnectionError" in str(errors[0])
+    assert "hush" not in str(errors[0])
+    assert len(ListQueue.lists["billing"]) == 1
 
 
 def test_a_lease_is_lost_if_the_queue_answers_for_others() -> None:

@@ -44,6 +44,19 @@ def test_reading_the_table_of_an_ingest_that_never_ran_leaves_nothing_behind(tmp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_run_starts_without_queue_that_its_reader_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: Any) -> NoReturn:
+        raise NotFound("there is no stream")
+
+    monkeypatch.setattr(detent.spark, "session", no_java)
+    monkeypatch.setattr(ingestfakes.Queue, "retention_s", missing)
+    with pytest.raises(NotFound, match="no stream"):
+        an_ingest(tmp_path / "others").run()
+    monkeypatch.setattr(ingestfakes.Queue, "receive_creates", True, raising=False)
+    with pytest.raises(PySparkRuntimeError):  # it came as far as Spark
+        an_ingest(tmp_path / "streams").run()
+
+
 def test_a_spark_that_does_not_start_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detent.spark, "session", no_java)
     with pytest.raises(PySparkRuntimeError):

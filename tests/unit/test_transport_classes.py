@@ -74,8 +74,6 @@ def delivery(**changes: Any) -> Delivery:
         ([delivery(message_id=7)], "the message_id 7: it is text"),
         ([delivery(message_id="")], "the message_id ''"),
         ([delivery(message_id="a\nb")], "can be printed"),
-        ([delivery(message_id="x" * 201)], "a message_id of 201 bytes: 200 are the most"),
-        ([delivery(message_id="é" * 101)], "a message_id of 202 bytes"),
         ([delivery(receipt=b"r")], "the receipt b'r': it is text"),
         ([delivery(receipt="")], "the receipt ''"),
         ([delivery(body="b")], "the body 'b' of 'm': it is bytes"),
@@ -93,6 +91,35 @@ def delivery(**changes: Any) -> Delivery:
 def test_a_wrong_answer_to_receive_is_refused(found: Any, why: str) -> None:
     with pytest.raises(Invalid, match=why):
         CheckedQueue(Fake(found)).receive(3, 0, 30)
+
+
+@pytest.mark.parametrize(
+    ("large", "why"),
+    [
+        ({"message_id": "x" * 201}, "a message_id of 201 bytes (200 are the most; hash it)"),
+        ({"message_id": "é" * 101}, "a message_id of 202 bytes"),
+        ({"receipt": "r" * 65_537}, "a receipt of 65,537 bytes"),
+        ({"body": b"12345678901"}, "a body of 11 bytes (10 are the most)"),
+    ],
+)
+def test_delivery_over_a_limit_is_logged_once_and_holds_up_no_other(
+    large: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("detent.transports.checked.BODY_BYTES_MAX", 10)
+    small = delivery(message_id="n", receipt="s")
+    queue = CheckedQueue(Fake([delivery(**large), small]))
+    for _ in range(3):
+        assert queue.receive(3, 0, 30) == [small]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"Fake.receive answered {why}")
+    assert len(said) < 500
+
+
+def test_few_messages_over_a_limit_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("detent.transports.checked.LOGGED_MAX", 2)
+    queue = CheckedQueue(Fake([delivery(message_id=f"{at}" * 201, receipt=f"{at}") for at in range(5)]))
+    assert queue.receive(5, 0, 30) == []
+    assert len(queue._logged) == 2
 
 
 def test_a_large_wrong_value_is_shown_in_part() -> None:

@@ -52,7 +52,7 @@ Transports:
     transport_external.py  queues of other systems, of any class of `detent.transports`
     transport_queue.py     queues of a Detent store
     subscriptions.py       which topics a queue takes
-    deliveries.py          until when a delivery of a foreign queue is held
+    deliveries.py          until when those of foreign queues are held, and how many came
     topics.py              names of topics, and the filters that they become
     transport_sqs.py       queues of SQS
     sqs_queues.py          connections to them, by name

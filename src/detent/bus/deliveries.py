@@ -1,8 +1,10 @@
-"""What this process knows of the deliveries of a foreign queue: until when it holds them."""
+"""What this process knows of the deliveries of a foreign queue: until when it holds them, and how many it counted."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +15,9 @@ LEASE: Final = "30s"
 
 EXTEND_SHARE: Final = 3
 """A lease is extended when a third of it is over: two more tries fit into the rest."""
+
+COUNTED_MAX: Final = 10_000
+"""Messages whose attempts are counted here, where the queue does not count them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,3 +36,35 @@ def lease_end(asked_at: float, wait_s: float, lease_s: float) -> float:
     lease is no longer for that.
     """
     return min(time.monotonic(), asked_at + max(0.0, wait_s)) + lease_s
+
+
+class Counts:
+    """How often this process began messages of a queue that does not count: others have counts of their own."""
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[str, int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add(self, message_id: str) -> int:
+        """One more; how many there are."""
+        with self._lock:
+            count = self._counts.pop(message_id, 0) + 1
+            self._counts[message_id] = count
+            if len(self._counts) > COUNTED_MAX:
+                self._counts.popitem(last=False)
+        return count
+
+    def take_back(self, message_id: str) -> None:
+        """No handler saw it: it counts as if it had not come."""
+        with self._lock:
+            count = self._counts.pop(message_id, 0) - 1
+            if count > 0:
+                self._counts[message_id] = count
+
+    def forget(self, message_id: str) -> None:
+        """It is done."""
+        with self._lock:
+            self._counts.pop(message_id, None)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from detent.bus import topics as names
-from detent.bus.deliveries import EXTEND_SHARE, LEASE, Held, lease_end
+from detent.bus.deliveries import EXTEND_SHARE, LEASE, Counts, Held, lease_end
 from detent.bus.envelope import ID, KINDS, REPLY, TOPIC, TOPICS, Envelope, Incoming
 from detent.bus.transport_sqs import ATTEMPTS, ERROR, ORIGINAL_ID
 from detent.durations import Duration, milliseconds
@@ -31,9 +31,6 @@ SKEW_S: Final = 5.0
 
 QUEUES_MAX: Final = 64
 """Queues that are open to be sent to. The one that was used longest ago is closed for another."""
-
-COUNTED_MAX: Final = 10_000
-"""Messages whose attempts are counted here, where the queue does not count them."""
 
 REPLIES_MAX: Final = 10
 SHOWN_MAX: Final = 200
@@ -95,7 +92,7 @@ class ExternalTransport:
         self._lock = threading.Lock()
         self._open: OrderedDict[str, CheckedQueue] = OrderedDict()
         self._own: dict[str, CheckedQueue] = {}
-        self._counted: OrderedDict[str, int] = OrderedDict()
+        self._counts = Counts()
 
     @property
     def input_name(self) -> str:
@@ -167,7 +164,15 @@ class ExternalTransport:
     def _made(self, name: str) -> CheckedQueue:
         if not self._is_open:
             raise Invalid("the transport is not open: start the app first")
-        queue = self._make(name)
+        try:
+            queue = self._make(name)
+        except DetentError:
+            raise
+        except Exception as error:  # its text may repeat a password
+            raise Unavailable(
+                f"what makes the queue {name!r} failed with {type(error).__name__}: raise one of detent.errors there, "
+                "to say whether it may pass"
+            ) from error
         if missing_members(queue, "send"):
             missing = ", ".join(missing_members(queue, "send"))
             raise Invalid(
@@ -225,18 +230,9 @@ class ExternalTransport:
         return [self._incoming(delivery, until) for delivery in found]
 
     def _incoming(self, delivery: Delivery, until: float) -> Incoming:
-        attempts = delivery.attempts or self._count(delivery.message_id)
+        attempts = delivery.attempts or self._counts.add(delivery.message_id)
         held = Held(delivery, until)
         return Incoming(delivery.message_id, dict(delivery.headers), delivery.body, attempts, None, held)
-
-    def _count(self, message_id: str) -> int:
-        """How often this process saw a message of a queue that does not count: others have counts of their own."""
-        with self._lock:
-            count = self._counted.pop(message_id, 0) + 1
-            self._counted[message_id] = count
-            if len(self._counted) > COUNTED_MAX:
-                self._counted.popitem(last=False)
-        return count
 
     def extend(self, deliveries: Sequence[Incoming]) -> None:
         """Hold messages for longer. A queue does not say why one was not extended: if others were, it answers, and the
@@ -267,11 +263,13 @@ class ExternalTransport:
     def acknowledge(self, delivery: Incoming) -> None:
         """Delete the message."""
         self._settle(delivery, self._input().acknowledge([delivery.receipt.delivery]))
-        with self._lock:
-            self._counted.pop(delivery.transport_id, None)
+        self._counts.forget(delivery.transport_id)
 
     def give_back(self, deliveries: Sequence[Incoming]) -> None:
-        """Others get the messages at once."""
+        """Others get the messages at once. Attempts that are counted here are taken back: no handler saw them."""
+        for delivery in deliveries:
+            if not delivery.receipt.delivery.attempts:
+                self._counts.take_back(delivery.transport_id)
         try:
             self._input().give_back([delivery.receipt.delivery for delivery in deliveries])
         except DetentError as error:

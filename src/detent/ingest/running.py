@@ -12,7 +12,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from detent.durations import milliseconds
-from detent.errors import Busy, DetentError, Unavailable
+from detent.errors import Busy, DetentError, NotFound, Unavailable
 from detent.ingest import metastore, source
 from detent.ingest.announced import Announced
 from detent.ingest.committer import Committer
@@ -114,7 +114,7 @@ class Ingest:
             queue = _checked(self._given_queue) or open_queue(self._config.queue_url)
             if self._given_queue is None:
                 closing.callback(queue.close)
-            retention_s = queue.retention_s()
+            retention_s = _retention_s(queue)
             source.check_window(self._config, queue, retention_s)
             shared = QueueSharedState(engine, self._config.name, uuid.uuid4().hex, round(self._config.grace_s * 1000))
             committer = committer_of(self._config, shared)
@@ -167,6 +167,16 @@ class Ingest:
 def _checked(queue: MessageQueue | None) -> MessageQueue | None:
     """A queue of the user's, whose answers are checked from now on."""
     return queue if queue is None or isinstance(queue, CheckedQueue) else CheckedQueue(queue)
+
+
+def _retention_s(queue: MessageQueue) -> float | None:
+    """How long the queue keeps a message; None as well if it is not there and the first receive makes it."""
+    try:
+        return queue.retention_s()
+    except NotFound:
+        if not getattr(queue, "receive_creates", False):
+            raise
+        return None
 
 
 def committer_of(config: IngestConfig, shared: QueueSharedState) -> Committer:

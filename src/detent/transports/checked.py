@@ -6,7 +6,9 @@ place that does not name the class, or not at all.
 
 from __future__ import annotations
 
+import logging
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -27,7 +29,12 @@ NAME_BYTES_MAX: Final = 1_024
 VISIBILITY_S_MIN: Final = 1.0
 """A shorter longest lease could not be extended in time."""
 
+LOGGED_MAX: Final = 1_000
+"""Messages over a limit that are remembered as logged."""
+
 Answer = TypeVar("Answer")
+
+logger = logging.getLogger("detent.transports")
 
 
 def missing_members(queue: object, *more: str) -> list[str]:
@@ -52,14 +59,17 @@ class CheckedQueue:
         self.kind: Final = type(queue).__name__
         check_members(queue, self.kind)
         self._queue = queue
+        self._logged: OrderedDict[str, None] = OrderedDict()
         self.name: Final = self._checked_name()
         self.visibility_max_s: Final = self._checked_visibility()
+        self.receive_creates: Final = getattr(queue, "receive_creates", False) is True
 
     def __repr__(self) -> str:
         return f"CheckedQueue({self.kind} {self.name!r})"
 
     def receive(self, limit: int, wait_s: float, visibility_s: float) -> Sequence[Delivery]:
-        """Up to `limit` messages, each of them whole."""
+        """Up to `limit` messages, each of them whole. One that is over a limit of size is left to its lease,
+        or it would keep the others back for as long as it is there."""
         found = self._call("receive", limit, wait_s, visibility_s)
         deliveries = self._sequence("receive", found, "deliveries")
         if len(deliveries) > limit:
@@ -68,7 +78,7 @@ class CheckedQueue:
             self._check_delivery(delivery)
         if len({delivery.receipt for delivery in deliveries}) < len(deliveries):
             raise self._wrong("receive", "two deliveries with the same receipt: each delivery has its own")
-        return deliveries
+        return [delivery for delivery in deliveries if self._fits(delivery)]
 
     def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
         """Let leases last for longer; those for which that failed."""
@@ -172,31 +182,52 @@ class CheckedQueue:
         message_id, receipt, body = delivery.message_id, delivery.receipt, delivery.body
         if not isinstance(message_id, str) or not message_id.isprintable() or not _bytes(message_id) > 0:
             raise self._wrong("receive", f"the message_id {_shown(message_id)}: it is text that can be printed")
-        if _bytes(message_id) > MESSAGE_ID_BYTES_MAX:
-            raise self._wrong(
-                "receive", f"a message_id of {_bytes(message_id)} bytes: {MESSAGE_ID_BYTES_MAX} are the most; hash it"
-            )
-        if not isinstance(receipt, str) or not 0 < _bytes(receipt) <= RECEIPT_BYTES_MAX:
+        shown_id = _shown(message_id)
+        if not isinstance(receipt, str) or not receipt:
             raise self._wrong(
                 "receive", f"the receipt {_shown(receipt)}: it is text of 1 to {RECEIPT_BYTES_MAX:,} bytes"
             )
         if not isinstance(body, bytes):
-            raise self._wrong("receive", f"the body {_shown(body)} of {message_id!r}: it is bytes")
-        if len(body) > BODY_BYTES_MAX:
-            raise self._wrong("receive", f"a body of {len(body):,} bytes: {BODY_BYTES_MAX:,} are the most")
+            raise self._wrong("receive", f"the body {_shown(body)} of {shown_id}: it is bytes")
         attempts = delivery.attempts
         if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 0:
-            raise self._wrong("receive", f"{_shown(attempts)} attempts at {message_id!r}: it is a count, or 0")
-        self._check_headers(delivery.headers, message_id)
+            raise self._wrong("receive", f"{_shown(attempts)} attempts at {shown_id}: it is a count, or 0")
+        self._check_headers(delivery.headers, shown_id)
 
-    def _check_headers(self, headers: object, message_id: str) -> None:
+    def _fits(self, delivery: Delivery) -> bool:
+        """Whether a delivery is within the limits; if not, that is logged once for its message."""
+        key = delivery.message_id[:MESSAGE_ID_BYTES_MAX]
+        why = _too_large(delivery)
+        if why and key not in self._logged:
+            logger.error(
+                "%s.receive answered %s: the message %r of %r is left to its lease, and comes again until the queue "
+                "drops it or it is removed there",
+                self.kind, why, key, self.name,
+            )  # fmt: skip
+            self._logged[key] = None
+            if len(self._logged) > LOGGED_MAX:
+                self._logged.popitem(last=False)
+        return not why
+
+    def _check_headers(self, headers: object, shown_id: str) -> None:
         if not isinstance(headers, dict):
-            raise self._wrong("receive", f"the headers {_shown(headers)} of {message_id!r}: they are a dict of texts")
+            raise self._wrong("receive", f"the headers {_shown(headers)} of {shown_id}: they are a dict of texts")
         for name, value in headers.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise self._wrong(
-                    "receive", f"the header {_shown(name)}: {_shown(value)} of {message_id!r}: both are texts"
+                    "receive", f"the header {_shown(name)}: {_shown(value)} of {shown_id}: both are texts"
                 )
+
+
+def _too_large(delivery: Delivery) -> str:
+    """What of a delivery is over its limit; nothing if all of it is within."""
+    if (size := _bytes(delivery.message_id)) > MESSAGE_ID_BYTES_MAX:
+        return f"a message_id of {size} bytes ({MESSAGE_ID_BYTES_MAX} are the most; hash it)"
+    if (size := _bytes(delivery.receipt)) > RECEIPT_BYTES_MAX:
+        return f"a receipt of {size:,} bytes ({RECEIPT_BYTES_MAX:,} are the most)"
+    if (size := len(delivery.body)) > BODY_BYTES_MAX:
+        return f"a body of {size:,} bytes ({BODY_BYTES_MAX:,} are the most)"
+    return ""
 
 
 def _is_number(found: object) -> bool:

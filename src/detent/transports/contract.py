@@ -57,6 +57,9 @@ class MessageQueue(Protocol):
 
     Errors are those of `detent.errors`: `Unavailable` for what may pass, `NotFound` for a queue that is not there,
     `Denied` for missing rights, `Invalid` for what cannot succeed. Another exception counts as `Unavailable`.
+
+    An attribute ``receive_creates = True`` is optional: `receive` makes the queue where another class says `NotFound`,
+    so ingest starts without it.
     """
 
     @property

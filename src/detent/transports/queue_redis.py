@@ -156,6 +156,9 @@ class RedisQueue:
     is the machine and the process.
     """
 
+    receive_creates: Final = True
+    """A reader makes the stream and its group, so that ingest starts before the first entry is there."""
+
     def __init__(self, url: str, stream: str, *, group: str = "detent", consumer: str | None = None) -> None:
         if not stream or not group:
             raise Invalid("a queue of Redis needs the name of a stream, and that of a consumer group")
@@ -277,12 +280,19 @@ class RedisQueue:
         return found
 
     def create(self) -> None:
-        """Make the stream and the group, unless they are there."""
+        """Make the stream and the group, unless they are there; also if another process deleted them meanwhile."""
         with self._errors():
+            self._joined = False
             self._join()
 
     def retention_s(self) -> float | None:
-        """None: Redis keeps entries until somebody removes them."""
+        """None: Redis keeps entries until a client removes them. `NotFound` if there is no such stream."""
+        with self._errors():
+            kind = self._client.type(self.name)
+        if kind == b"none":
+            raise NotFound(f"Redis has no stream {self.name!r}: its reader makes it, or create() of RedisQueue")
+        if kind != b"stream":
+            raise Invalid(f"{self.name!r} is no stream in Redis: name another one")
         return None
 
     def close(self) -> None:

@@ -482,6 +482,25 @@ def test_more_timers_than_a_step_fires_are_fired_by_the_next(world: Queues, monk
     assert (world.about().in_flight, world.about().available) == (0, 10)
 
 
+def test_a_group_ends_the_leases_of_so_many_messages_and_other_timers_do_not_wait(
+    world: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "LEASES_PER_GROUP", 3)
+    world.create("dead")
+    world.create(max_attempts=1, dead_letter="dead")
+    messages = world.publish(10)
+    for _ in range(5):
+        world.claim(2, lease_ms=1_000)
+    world.publish(1, retention_s=1)
+    world.later(1_001)
+    for _ in range(3):  # more calls of the same moment end no more: they are as if in one group
+        assert world.about("dead").available == 4
+    assert (world.about().available, world.about().expired) == (0, 1)
+    world.ticks()
+    assert (world.about().in_flight, world.about("dead").available) == (0, 10)
+    assert world.claim(10, "dead").messages == messages, "they came in the order in which they were claimed"
+
+
 def test_a_lease_that_is_over_is_over_even_if_its_timer_has_yet_to_fire(
     world: Queues, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from detent.queue.machine import QueueMachine
 
 TIMERS_PER_STEP: Final = 4_096
+LEASES_PER_GROUP: Final = 1_000
+"""Messages whose leases end in one group. The claim that brings a group to this is its last one, so there can be more
+by what one claim gave out. Each message that becomes a dead letter costs up to 50 microseconds, and every caller of the
+store waits for that."""
+
 CATCH_UP_STEP: Final = 10_000
 """Messages of the log that a queue reads in one step."""
 
@@ -85,20 +90,32 @@ class Work:
 def advance(machine: QueueMachine, now_ms: int) -> None:
     """Fire the timers that are due, and those that this sets and that are due as well.
 
-    It belongs to no transaction and is not taken back with one: whatever the group does, this has happened.
+    It belongs to no transaction and is not taken back with one: whatever the group does, this has happened. Leases that
+    a group has no room for keep their timers for the next one: they are over all the same, and refuse their receipts.
+    Other timers do not wait for them: what has ended its retention must not be claimed.
     """
+    if now_ms != machine.now_ms:
+        machine.may_end = LEASES_PER_GROUP  # this is another group: one has the same time all along
     machine.now_ms = now_ms
     due_ms = machine.wheel.next_ms()
-    if due_ms is None or due_ms > now_ms:
+    if due_ms is None or due_ms > now_ms or machine.may_end <= 0:
         return
     left = TIMERS_PER_STEP
+    later: list[Grant] = []
     while left > 0 and (names := machine.wheel.due(now_ms, left)):
         left -= len(names)
         machine.fired = True
-        claiming.expire_leases(machine, [name for name in names if isinstance(name, Grant)], now_ms)
+        over: list[Grant] = []
+        for name in names:
+            if isinstance(name, Grant):
+                (over if machine.may_end > 0 else later).append(name)
+                machine.may_end -= len(name.held)
+        claiming.expire_leases(machine, over, now_ms)
         for name in names:
             if not isinstance(name, Grant):
                 _fire(machine, name, now_ms)
+    for grant in later:
+        machine.wheel.add(grant.lease_ms, grant)
 
 
 def _fire(machine: QueueMachine, name: Any, now_ms: int) -> None:

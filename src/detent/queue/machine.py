@@ -178,6 +178,7 @@ class QueueMachine:
         self.now_ms = 0
         self.context: Context | None = None  # the transaction that has looked at the clock
         self.fired = False  # whether timers went off of which nobody was told
+        self.may_end = housekeeping.LEASES_PER_GROUP  # how many messages' leases may still end in this group
         self.look_ms: int | None = 0  # when there is housekeeping to do; any thread may read this
         self.housekeeper = housekeeping.Work()
 
@@ -229,6 +230,7 @@ class QueueMachine:
         if self.look_ms is not None and self.look_ms <= self.now_ms:
             self.watch.timer(self.look_ms)
         self.fired = False
+        self.may_end = housekeeping.LEASES_PER_GROUP
         if self.watch:
             self.watch.announce(self.queues, self.look_ms)
 

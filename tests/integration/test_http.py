@@ -561,6 +561,18 @@ class TestContents:
 
         asyncio.run(scenario())
 
+    def test_the_histories_of_dead_letters_come_in_parts_as_well(self, store: Store, faults: Faults) -> None:
+        queue, dead = store.queue("q"), store.queue("dead")
+        dead.create()
+        queue.create(dead_letter="dead", max_attempts=1)
+        queue.publish_many([b"x"] * 20)
+        for message in queue.claim(20):
+            message.fail("r" * 4_000)
+        faults.requests.clear()
+        letters = dead.claim(20)
+        assert [letter.dead_letters[0].reason for letter in letters] == ["r" * 4_000] * 20
+        assert faults.requests.count("POST /v1/transactions") == 10, "two of them find room in an answer"
+
     def test_what_is_no_longer_held_is_left_out(self, store: Store, server: HttpServer, faults: Faults) -> None:
         """Between two parts the queue is purged of its leases: what has not come is somebody else's."""
         queue = store.queue("q")

@@ -451,6 +451,20 @@ def publish_to(server: HttpServer, payloads: Iterable[bytes]) -> None:
         server.run(queue.publish(payload))
 
 
+def test_a_claim_counts_why_its_dead_letters_were_given_up(memory: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    good(memory.client.put("/v1/queues/q", json={}), 201)
+    good(memory.client.put("/v1/queues/first", json={"dead_letter": "q", "max_attempts": 1}), 201)
+    good(memory.client.post("/v1/queues/first/messages", json=[{"payload": "x"}] * 40))
+
+    async def give_up() -> None:
+        for message in await memory.store.queue("first").claim(40):
+            await message.fail("r" * 1_000)
+
+    memory.run(give_up())
+    monkeypatch.setattr(api_queues, "ANSWER_BYTES_MAX", 10_000)
+    assert len(claim(memory, count=40)) == CLAIM_STEP
+
+
 def test_a_claim_gives_fewer_messages_when_they_are_large_and_holds_no_others(memory: HttpServer) -> None:
     good(memory.client.put("/v1/queues/q", json={}), 201)
     payloads = [bytes([65 + number]) * (2 << 20) for number in range(29)] + [b"\xff" * (2 << 20)]

@@ -9,6 +9,7 @@ import pytest
 from detent.codec import queue as records
 from detent.errors import Conflict, Invalid, LimitExceeded, NotFound, StaleReceipt
 from detent.journal import operations as journal_ops
+from detent.queue import looking
 from detent.queue import operations as ops
 from queueworld import Queues, used
 
@@ -542,3 +543,23 @@ def test_a_lease_that_the_timers_name_twice_ends_once(world: Queues) -> None:
     world.later(500)
     assert world.claim(9, "dead").messages == claimed.messages
     world.survives()
+
+
+# -- answers --------------------------------------------------------------------------------------------------------
+
+
+def test_a_list_of_failed_messages_ends_early_after_long_reasons(
+    world: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.commit(ops.ConfigureQueue("dead", ops.Settings(max_attempts=1)))
+    messages = world.publish(5)
+    give_up(world, 5, reason="r" * 1_000)
+    give_up(world, 5, "dead", reason="s" * 1_000)
+    monkeypatch.setattr(looking, "FAILED_TEXT_MAX", 6_000)
+    found: list[int] = []
+    after, more, pages = -1, True, 0
+    while more:
+        page = world.commit(ops.ListFailed("dead", after, 100))[0]
+        found += [entry.message for entry in page.messages]
+        after, more, pages = found[-1], page.more, pages + 1
+    assert (found, pages) == (messages, 3)

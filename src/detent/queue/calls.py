@@ -328,7 +328,7 @@ def deliveries(kind: type[Any], store: Any, queue: str, reader: QueueReader, res
     return list(every) if not found.gone else [delivery for delivery in every if delivery._data is not None]
 
 
-def named_origins(result: ops.ClaimedMessages) -> list[int]:
+def named_origins(result: ops.ClaimedMessages | ops.HeldMessages) -> list[int]:
     """The claimed messages that came as dead letters."""
     return [message for message, earlier in zip(result.messages, result.earlier, strict=False) if earlier]
 
@@ -354,6 +354,7 @@ class Fetching:
     def __init__(self, claimed: ops.ClaimedMessages) -> None:
         self._claimed = claimed
         self._rows = list(claimed.contents or ())
+        self._origins = dict(claimed.origins or {})
         self._missing = [index for index, row in enumerate(self._rows) if row is None]
 
     @property
@@ -370,6 +371,7 @@ class Fetching:
     def did(self, step: ops.HeldMessages) -> None:
         """Take what came. What is no longer held is somebody else's: it stays without content, and is left out."""
         came = dict(zip(step.messages, step.contents or (), strict=True))
+        self._origins.update(step.origins or {})
         left = []
         for index in self._missing:
             message = self._claimed.messages[index]
@@ -380,7 +382,8 @@ class Fetching:
 
     def complete(self) -> ops.ClaimedMessages:
         """The claim with all its contents."""
-        return msgspec.structs.replace(self._claimed, contents=self._rows)
+        origins = None if self._claimed.origins is None else self._origins
+        return msgspec.structs.replace(self._claimed, contents=self._rows, origins=origins)
 
 
 def failed_contents(reader: QueueReader, page: ops.FailedMessages) -> list[Content | None]:

@@ -163,7 +163,9 @@ def read_held(machine: QueueMachine, op: ops.ReadHeld, context: Context) -> Resu
     is still its holder's."""
     context.idle += 1
     state, messages = _still_held(machine, op, context)
-    return ops.HeldMessages(messages, [] if state is None else list(map(state.record_of, messages)))
+    if state is None:
+        return ops.HeldMessages([], [])
+    return ops.HeldMessages(messages, list(map(state.record_of, messages)), earlier=_earlier(state, messages))
 
 
 def _still_held(

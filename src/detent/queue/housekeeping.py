@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from detent.queue.machine import QueueMachine
 
 TIMERS_PER_STEP: Final = 4_096
-LEASES_PER_GROUP: Final = 4_096
+LEASES_PER_GROUP: Final = 1_000
 """Messages whose leases end in one group. The claim that brings a group to this is its last one, so there can be more
-by what one claim gave out. Each one that becomes a dead letter costs 15 microseconds, and every caller waits for it."""
+by what one claim gave out. Each message that becomes a dead letter costs up to 50 microseconds, and every caller of the
+store waits for that."""
 
 CATCH_UP_STEP: Final = 10_000
 """Messages of the log that a queue reads in one step."""

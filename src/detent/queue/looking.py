@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 MESSAGE_MAX: Final = (1 << 62) - 1
 FAILED_MAX: Final = 1_000
 """Failed messages in one answer."""
+
+FAILED_TEXT_MAX: Final = 4 << 20
+"""Bytes of reasons and consumers after which a list of failed messages ends early: one message can have 100 KiB of
+them, and the owner makes the list while every caller waits."""
+
+TRIED_BYTES: Final = 32
+"""What the times and lengths of an attempt add to its words."""
 
 DONE_RECORDS_SEARCHED: Final = 1_000
 DONE_MESSAGES_SEARCHED: Final = 1_000_000
@@ -88,22 +96,34 @@ def list_failed(machine: QueueMachine, op: ops.ListFailed, context: Context) -> 
     if not 1 <= op.limit <= FAILED_MAX:
         raise Invalid(f"a list has 1 to {FAILED_MAX} messages, not {op.limit}")
     messages = sorted(message for message in state.failed if message > op.after)
+    entries: list[ops.FailedEntry] = []
+    left = FAILED_TEXT_MAX
     with machine.reader.view() as view:
-        entries = [
-            ops.FailedEntry(
-                failed.message,
-                failed.message - failed.offset,
-                failed.failed_ms,
-                failed.attempts,
-                failed.priority,
-                failed.delivery,
-                failed.reason,
-                history(state, failed.message, view),
-                moves_of(origin_of(machine, state, failed.message, view)),
+        for failed in (state.failed[message] for message in messages[: op.limit]):
+            past = history(state, failed.message, view)
+            moves = moves_of(origin_of(machine, state, failed.message, view))
+            entries.append(
+                ops.FailedEntry(
+                    failed.message,
+                    failed.message - failed.offset,
+                    failed.failed_ms,
+                    failed.attempts,
+                    failed.priority,
+                    failed.delivery,
+                    failed.reason,
+                    past,
+                    moves,
+                )
             )
-            for failed in (state.failed[message] for message in messages[: op.limit])
-        ]
-    return ops.FailedMessages(entries, len(messages) > op.limit)
+            left -= _text(failed.reason, past) + sum(_text(move.reason, move.history) for move in moves)
+            if left <= 0:
+                break
+    return ops.FailedMessages(entries, len(messages) > len(entries))
+
+
+def _text(reason: str, attempts: Sequence[ops.Tried]) -> int:
+    """About how many bytes a reason and attempts take in an answer."""
+    return len(reason) + sum(TRIED_BYTES + len(consumer) + len(why) for _, consumer, _, why in attempts)
 
 
 def find_message(machine: QueueMachine, op: ops.FindMessage, context: Context) -> Result:

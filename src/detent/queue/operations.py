@@ -316,11 +316,14 @@ class ClaimedMessages(Result, frozen=True, tag=True, array_like=True):
 
 
 class HeldMessages(Result, frozen=True, tag=True, array_like=True):
-    """The messages whose receipts are current, and the first messages of the records that hold them."""
+    """The messages whose receipts are current, and the first messages of the records that hold them. For the others see
+    :class:`ClaimedMessages`."""
 
     messages: list[int]
     records: list[int]
     contents: Attached | None = None
+    earlier: list[int] = msgspec.field(default_factory=list)
+    origins: dict[int, bytes] | None = None
 
 
 class LeaseExtended(Result, frozen=True, tag=True, array_like=True):

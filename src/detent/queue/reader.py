@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
@@ -19,6 +19,10 @@ from detent.kv import Reader, View
 
 Content = tuple[int, bytes, Metadata]
 """A message's payload type, payload and metadata (whose own number may be that of a neighbour that says the same)."""
+
+
+Row = tuple[int, bytes | None, Metadata | None]
+"""The same of a message that may be gone: it has no payload then."""
 
 
 class Columns(NamedTuple):
@@ -52,11 +56,9 @@ class QueueReader:
         rows = zip(*self.columns(messages, records)[:3], strict=True)
         return [None if payload is None or about is None else (kind, payload, about) for kind, payload, about in rows]
 
-    def leading(
-        self, messages: Sequence[int], records: Sequence[int], fits: Callable[[int], bool]
-    ) -> list[tuple[int, bytes | None, Metadata | None]]:
+    def leading(self, messages: Sequence[int], records: Sequence[int], fits: Callable[[int], bool]) -> list[Row]:
         """The contents of messages from the first on, record by record, until one of so many bytes does not fit."""
-        rows: list[tuple[int, bytes | None, Metadata | None]] = []
+        rows: list[Row] = []
         with self._reader.view() as view:
             for record, group in groupby(zip(records, messages, strict=True), _FIRST):
                 part = self._of_record(view, record, [message for _, message in group])
@@ -65,6 +67,31 @@ class QueueReader:
                     break
                 rows += found
         return rows
+
+    def leading_letters(
+        self,
+        queue: int,
+        messages: Sequence[int],
+        records: Sequence[int],
+        named: Container[int],
+        fits: Callable[[int], bool],
+    ) -> tuple[list[Row], dict[int, bytes]]:
+        """The same for messages of a queue of which those that are `named` are dead letters, and the records of where
+        these came from. They fit one by one: a dead letter's record may be larger than its content."""
+        rows: list[Row] = []
+        origins: dict[int, bytes] = {}
+        with self._reader.view() as view:
+            for record, group in groupby(zip(records, messages, strict=True), _FIRST):
+                numbers = [message for _, message in group]
+                found = zip(*self._of_record(view, record, numbers)[:3], strict=True)
+                for message, row in zip(numbers, found, strict=True):
+                    stored = view.get(queue_key(ORIGIN, queue, message)) if message in named else None
+                    if not fits(content_bytes(row) + len(stored or b"")):
+                        return rows, origins
+                    rows.append(row)
+                    if stored is not None:
+                        origins[message] = stored
+        return rows, origins
 
     def columns(self, messages: Sequence[int], records: Sequence[int]) -> Columns:
         """The same, side by side: what a claim gave is mostly one record, whole and in order."""
@@ -174,7 +201,7 @@ class Heads:
 _FIRST: Final = itemgetter(0)
 
 
-def content_bytes(row: tuple[int, bytes | None, Metadata | None]) -> int:
+def content_bytes(row: Row) -> int:
     """About how many bytes a message's content takes in an answer."""
     _, payload, about = row
     if payload is None or about is None:

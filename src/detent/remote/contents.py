@@ -86,10 +86,14 @@ def _attach_all(request: Request, outcome: Outcome, reader: QueueReader, room: R
 
 def _attach(operation: Any, result: Any, reader: QueueReader, room: Room) -> Any:
     rows: ops.Attached
-    if isinstance(result, ops.ClaimedMessages) and result.earlier:
-        result = msgspec.structs.replace(result, origins=reader.origins(result.queue, calls.named_origins(result)))
     if isinstance(result, (ops.ClaimedMessages, ops.HeldMessages)):
-        rows = [*reader.leading(result.messages, result.records, room.fits)]
+        if result.earlier:
+            queue = result.queue if isinstance(result, ops.ClaimedMessages) else operation.queue
+            named = frozenset(calls.named_origins(result))
+            letters, origins = reader.leading_letters(queue, result.messages, result.records, named, room.fits)
+            result, rows = msgspec.structs.replace(result, origins=origins), [*letters]
+        else:
+            rows = [*reader.leading(result.messages, result.records, room.fits)]
         rows += [None] * (len(result.messages) - len(rows))
         return msgspec.structs.replace(result, contents=rows)
     if isinstance(result, (ops.FailedMessages, ListedMessages)):

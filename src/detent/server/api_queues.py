@@ -65,6 +65,7 @@ from detent.server.models_queues import (
     QueueList,
     Redriven,
     RedriveRequest,
+    answer_bytes,
     claimed_message,
     describe_message,
     describe_queue,
@@ -223,7 +224,7 @@ async def claim(call: Call[ClaimRequest, None]) -> Response:
     call.service.numbers.note(found[0].receipt.queue, call.name)
     undo = partial(call.store.undo, undoing_deliveries(found))
     try:
-        if sum(len(message.payload) for message in found) >= LARGE_BYTES:
+        if sum(map(answer_bytes, found)) >= LARGE_BYTES:
             return Response(_in_parts(found), undo=undo)
         return Response(_encode(ClaimedMessages(messages=list(map(claimed_message, found)))), undo=undo)
     except BaseException:
@@ -250,9 +251,8 @@ async def _claim(call: Call[ClaimRequest, None]) -> list[AsyncDelivery]:
             call.store.undo(undoing_deliveries(found))
             raise
         found += came
-        lengths = [len(message.payload) for message in came]
-        size += sum(lengths)
-        largest = max([largest, *lengths])
+        size += sum(map(answer_bytes, came))
+        largest = max([largest, *(len(message.payload) for message in came)])
         if len(came) < step:
             break
     if found:

@@ -38,7 +38,8 @@ READ_PAGE: Final = 100
 """Messages in one answer in JSON, at most and unless told otherwise; an Arrow stream has no such limit."""
 
 ANSWER_BYTES_MAX: Final = 16 << 20
-"""Payload bytes after which a page or a claim ends, whatever its limit: the answer is in memory several times."""
+"""Bytes of payloads, and of dead letters' histories, after which a page or a claim ends, whatever its limit: the answer
+is in memory several times."""
 
 LARGE_BYTES: Final = 256 << 10
 """From this size on a body is taken apart, and an answer put together, in a thread: others are answered meanwhile."""

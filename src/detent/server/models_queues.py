@@ -40,6 +40,9 @@ from detent.server.models import (
     to_text,
 )
 
+ATTEMPT_BYTES: Final = 160
+"""What the names and times of an attempt add to its words in JSON."""
+
 _OF_INFO: Final[dict[Any, Any]] = {datetime: TimeText, timedelta: DurationText}
 
 
@@ -161,6 +164,14 @@ class ClaimedMessages(Output, kw_only=True):
     """What was claimed: most urgent first, then oldest first. None, if there was nothing to claim."""
 
     messages: list[ClaimedMessage]
+
+
+def answer_bytes(message: AsyncDelivery) -> int:
+    """About what a claimed message takes in an answer: its payload, and why which queues gave it up."""
+    size = len(message.payload)
+    for move in message.dead_letters:
+        size += len(move.reason) + sum(ATTEMPT_BYTES + len(one.consumer) + len(one.reason) for one in move.history)
+    return size
 
 
 def claimed_message(found: AsyncDelivery) -> ClaimedMessage:

@@ -18,7 +18,7 @@ import detent.spark
 from detent.errors import Fenced, Invalid, NotFound, OtherInput
 from detent.spark import call, once, once_batch, opened, to_delta, to_journal, to_queue, to_sql
 from detent.spark.batch_input import LocalCheckpoint
-from detent.spark.once_batch import BatchKey, EngineSink, ExternalSink, is_entered, key_of
+from detent.spark.once_batch import BatchKey, EngineSink, ExternalSink, Share, is_entered, key_of
 from detent.transaction import Transaction
 from sparkframes import Frame
 
@@ -65,7 +65,7 @@ class Spoiling(EngineSink):
     def stage(self, batch: Any, url: str) -> list[Any]:
         return []
 
-    def add(self, store: detent.Store, transaction: Transaction, staged: list[Any]) -> None:
+    def add(self, store: detent.Store, transaction: Transaction, staged: list[Any], share: Share) -> None:
         transaction.check_next_offset("a", 99)
 
 

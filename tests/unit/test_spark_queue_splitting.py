@@ -188,6 +188,22 @@ def test_two_drivers_publish_each_part_once(store: detent.Store, monkeypatch: py
     assert (claimed(store), others) == (TEN, [])
 
 
+def test_driver_that_stages_after_batch_is_entered_publishes_nothing(
+    store: detent.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, others = KEY._replace(run="run-2"), [KEY]
+
+    def entered_meanwhile(name: str) -> None:
+        if others and name == "spark.split.before_stage":
+            write(store, others.pop(), TEN)
+
+    monkeypatch.setattr(crash, "point", entered_meanwhile)
+    assert not write(store, late, TEN)
+    assert claimed(store) == TEN
+    write(store, late._replace(batch=1), [b"small"])
+    assert (claimed(store), list(store.journals())) == ([b"small"], [])
+
+
 def test_earlier_version_waits_for_one_that_is_published_in_part(store: detent.Store) -> None:
     write(store, BatchKey("load", "", 5, ""), [])
     die(write, store, BatchKey("load", "", 8, ""), TEN)

@@ -103,31 +103,43 @@ class _Split:
             return False
 
     def publish(self, transaction: Transaction, rows: Any) -> None:
-        """Publish all parts but the last, as far as that was not done; let the transaction publish that one."""
-        while not is_entered(self.store, self.key):
-            staged = self._of_this_batch()
-            if staged is not None:
-                if self._publish(transaction, staged):
+        """Publish all parts but the last, as far as that was not done; let the transaction publish that one.
+
+        The journal is read before the ledger. A driver that is late may make the messages durable once more, after the
+        batch was entered and its journal deleted; then the ledger has the batch, and nothing of them is published.
+        """
+        while True:
+            found = self._found()
+            if is_entered(self.store, self.key):
+                return
+            if found is not None:
+                if not self._is_of_this_batch(found):
+                    self._drop(found)
+                elif self._publish(transaction, found):
                     return
             elif _has_room(rows, self.share.room):
+                transaction.check_registers(self.journal, {"split": None})
                 add_messages(transaction, rows)
                 return
             else:
                 self._stage(rows)
 
-    def _of_this_batch(self) -> _Staged | None:
-        """What is durable of this batch. Messages of another one are dropped, unless some of them are published."""
-        while (found := self._found()) is not None:
-            ledger = self._ledger()
-            is_over = found.reset != _reset_of(ledger) or (ledger is not None and found.batch <= ledger.batch)
-            if not is_over and self._is_mine(found):
-                return found
-            if not is_over and found.next > found.start:
-                raise self._refusal(found)
-            transaction = self.store.transaction()
-            self._forget(transaction, found)
-            _commit(transaction)
-        return None
+    def _is_of_this_batch(self, found: _Staged) -> bool:
+        """Whether the journal has this batch; an error if it has another one of which some messages are published."""
+        ledger = self._ledger()
+        if found.reset != _reset_of(ledger) or (ledger is not None and found.batch <= ledger.batch):
+            return False
+        if self._is_mine(found):
+            return True
+        if found.next > found.start:
+            raise self._refusal(found)
+        return False
+
+    def _drop(self, found: _Staged) -> None:
+        """Forget what was found, if it is still there and as it was."""
+        transaction = self.store.transaction()
+        self._forget(transaction, found)
+        _commit(transaction)
 
     def _is_mine(self, found: _Staged) -> bool:
         key = self.key

@@ -99,7 +99,7 @@ class QueueWorld(World):
 
 class SqsWorld(World):
     keeps_order = False
-    redelivery_s = 14 * 86_400
+    redelivery_s = 28 * 86_400  # in the queue, and then in the failed one
     body_max = 1 << 20
 
     def __init__(self, endpoint: str) -> None:

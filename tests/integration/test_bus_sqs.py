@@ -17,12 +17,12 @@ from sqlalchemy.orm import Session
 import s3server
 import sqsserver
 from busworld import AT_ONCE, Books, Broken, Invoiced, OrderPlaced, enter
-from detent.bus import Bus, Context, DbApiUnitOfWork, Outcome, SqlOutbox, sqs_sending
+from detent.bus import Bus, Context, DbApiUnitOfWork, Outcome, SqlOutbox, SqlTracker, sqs_sending
 from detent.bus.calling import Calling
 from detent.bus.envelope import Envelope, Incoming
 from detent.bus.forwarder import Forwarder
 from detent.bus.sqs_message import MESSAGE_BYTES_MAX, read, write
-from detent.bus.transport_sqs import ERROR, ORIGINAL_ID, Receipt, SqsTransport
+from detent.bus.transport_sqs import ERROR, ORIGINAL_ID, RETENTION_S, Receipt, SqsTransport
 from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from processes import eventually
 from servers import free_port
@@ -498,6 +498,24 @@ def test_stale_holder_sends_nothing_to_failed_queue() -> None:
         with pytest.raises(StaleReceipt):
             transport.give_up(stale, "why")
     assert [set(asked) for asked in client.asked] == [{"QueueUrl", "ReceiptHandle", "VisibilityTimeout"}]
+
+
+def test_redelivery_counts_failed_queue() -> None:
+    said: dict[str, Any] = {"billing": {"MessageRetentionPeriod": "345600"}, "billing-failed": {}}
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        return {"Attributes": said[request["QueueUrl"]]}
+
+    transport, client = _opened(*[answer] * 4, answer, _error("AccessDenied"))
+    assert transport.redelivery_s() is None
+    said["billing-failed"] = {"MessageRetentionPeriod": "86400"}
+    assert transport.redelivery_s() == 5 * 86_400
+    assert transport.redelivery_s() is None  # not to this app
+    assert len(client.asked) == 6
+
+
+def test_tracker_outlasts_queues_that_are_made_here() -> None:
+    assert SqlTracker().retention_s > 2 * RETENTION_S
 
 
 def test_what_cannot_be_put_aside_is_not_deleted() -> None:

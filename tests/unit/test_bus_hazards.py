@@ -478,7 +478,7 @@ def test_memory_is_compared_with_what_dead_letters_add(store: detent.Store, book
     store.queue("billing").create(dead_letter="dead")
     bus = Bus("billing", QueueTransport(store), **books.options(idempotency=IdempotencyConfig(SqlTracker())))
     bus.handler(OrderPlaced)(lambda order: None)
-    with pytest.raises(Invalid, match=r"remembers for 15d .* again for 44d 30s.*retention='45d'"):
+    with pytest.raises(Invalid, match=r"remembers for 29d .* again for 44d 30s.*retention='45d'"):
         bus.start()
     store.queue("dead").delete()
     with bus:

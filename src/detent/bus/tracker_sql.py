@@ -25,8 +25,9 @@ from detent.errors import Invalid
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
-RETENTION: Final = "15d"
-"""How long a mark is kept: longer than transports keep a message (14 days), which may come again until then."""
+RETENTION: Final = "29d"
+"""How long a mark is kept: longer than transports keep a message, which may come again until then: 14 days in the app's
+queue and 14 in that for what is given up."""
 
 _WHAT: Final = "a tracker"
 

@@ -153,10 +153,14 @@ class SqsTransport:
             ) from error
 
     def redelivery_s(self) -> float | None:
-        """The retention that the queue has. SQS deletes a message then, in flight or not; None if SQS does not say, or
-        not to this app."""
+        """The retention of the app's queue, then that of the queue for what is given up, from where a message can be
+        sent again. SQS deletes a message then, in flight or not; None if SQS does not say, or not to this app."""
+        kept, kept_failed = self._retention_s(self.input_name), self._retention_s(self.failed_name)
+        return None if kept is None or kept_failed is None else kept + kept_failed
+
+    def _retention_s(self, queue: str) -> float | None:
         try:
-            answer = self._queues.call("get_queue_attributes", self.input_name, AttributeNames=[RETENTION])
+            answer = self._queues.call("get_queue_attributes", queue, AttributeNames=[RETENTION])
         except Denied:
             return None
         period = (answer.get("Attributes") or {}).get(RETENTION)

@@ -319,11 +319,11 @@ def _prune(settings: IngestConfig, orphan_s: float | None) -> tuple[int, int]:
     from detent.ingest.staging import sweep_staging
 
     with _database(settings) as engine:
-        source.register(engine, settings)
+        epoch = source.register(engine, settings)
         pruned = source.prune(engine, settings, None)
         if orphan_s is None:
             return pruned, 0
-        shared = QueueSharedState(engine, settings.name, uuid.uuid4().hex, round(settings.grace_s * 1000))
+        shared = QueueSharedState(engine, settings.name, uuid.uuid4().hex, round(settings.grace_s * 1000), epoch)
         swept = committer_of(settings, shared).sweep(orphan_s, settings.window_s)
         sweep_staging(settings.staging_folder, orphan_s)
         return pruned, swept

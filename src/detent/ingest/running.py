@@ -110,13 +110,14 @@ class Ingest:
             load_transform = find_transform(self._config)
             engine = metastore.connect(self._config.state_url)
             closing.callback(engine.dispose)
-            source.register(engine, self._config)
+            epoch = source.register(engine, self._config)
             queue = _checked(self._given_queue) or open_queue(self._config.queue_url)
             if self._given_queue is None:
                 closing.callback(queue.close)
             retention_s = queue.retention_s()
             source.check_window(self._config, queue, retention_s)
-            shared = QueueSharedState(engine, self._config.name, uuid.uuid4().hex, round(self._config.grace_s * 1000))
+            grace_ms = round(self._config.grace_s * 1000)
+            shared = QueueSharedState(engine, self._config.name, uuid.uuid4().hex, grace_ms, epoch)
             committer = committer_of(self._config, shared)
             committer.require_owned()  # before Spark starts, which takes long
             if signals:

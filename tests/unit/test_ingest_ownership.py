@@ -17,14 +17,15 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from sqlalchemy import Engine, delete, select
 
 import postgresserver
-from detent.errors import Conflict, DetentError, Invalid, ShardsLost
+from detent.errors import Conflict, DetentError, Fenced, Invalid
 from detent.ingest import metastore, resetting, source, steering
 from detent.ingest.committer import Committer, DataFile, Output
 from detent.ingest.config import IngestConfig
+from detent.ingest.epoch import EPOCH
 from detent.ingest.ownership import MARKED, TABLE, note, noted
 from detent.ingest.running import committer_of
 from detent.ingest.shard_sql import FILES, SOURCES
-from detent.ingest.shared_state import QueueSharedState, Shard
+from detent.ingest.shared_state import BatchRecord, QueueSharedState, Shard
 from processes import Io, Processes
 
 SCHEMA = StructType([StructField("id", LongType()), StructField("d", StringType())])
@@ -238,7 +239,7 @@ def test_files_are_ingested_into_a_new_table_after_a_reset(make: Callable[..., L
     lake.publish(pipeline, "a", 1, 2)
     assert lake.ids() == [1, 2]
     assert steering.status(lake.engine, "orders").done == 1
-    with pytest.raises(ShardsLost):
+    with pytest.raises(Fenced, match="was reset"):
         before.publish([Shard(b"a", "file:///a", "", 1)], lake.write(before, 1, 2))
     lake.pipeline()
 
@@ -278,6 +279,38 @@ def test_ingest_may_name_another_table_after_a_reset(lake: Lake) -> None:
     lake.publish(lake.pipeline(), "a", 1, 2)
     assert lake.ids() == [1, 2]
     assert lake.settings()["table"] == str(lake.folder / "other")
+
+
+def test_pipeline_from_before_a_reset_makes_and_notes_no_table(lake: Lake) -> None:
+    before = lake.pipeline()
+    shutil.rmtree(lake.table)
+    resetting.reset(lake.engine, lake.config)
+    with pytest.raises(Fenced, match="was reset"):
+        before.prepare(SCHEMA)
+    assert not lake.table.exists()
+    assert lake.settings().keys() == {"owner", EPOCH}
+
+
+@pytest.mark.parametrize("name", ["open", "begin", "finish", "touch", "lost", "advance"])
+def test_pipeline_from_before_a_reset_changes_no_shard(make: Callable[..., Lake], url: str, name: str) -> None:
+    lake = make("manifest", url)
+    before = lake.pipeline().state
+    shutil.rmtree(lake.table)
+    resetting.reset(lake.engine, lake.config)
+    shard = Shard(b"a", "file:///a", "", 1)
+    calls: dict[str, Callable[[], object]] = {
+        "open": lambda: before.open([shard]),
+        "begin": lambda: before.begin([shard.key]),
+        "finish": lambda: before.finish([shard]),
+        "touch": before.touch,
+        "lost": lambda: before.lost([shard.key]),
+        "advance": lambda: metastore.transact(
+            lake.engine, lambda connection: before.advance(connection, [shard], BatchRecord("b", 1, 1, 1, 1))
+        ),
+    }
+    with pytest.raises(Fenced, match="was reset"):
+        calls[name]()
+    assert list(steering.files(lake.engine, "orders")) == []
 
 
 # -- killed ----------------------------------------------------------------------------------------------------------

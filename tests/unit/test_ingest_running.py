@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -11,7 +13,7 @@ from pyspark.errors import PySparkRuntimeError
 import detent.spark
 import ingestfakes
 from detent.errors import Invalid, NotFound
-from detent.ingest import Counters, Ingest, IngestConfig, read_table
+from detent.ingest import Counters, Ingest, IngestConfig, read_table, running
 
 
 def an_ingest(folder: Path) -> Ingest:
@@ -61,6 +63,27 @@ def test_a_spark_that_does_not_start_is_a_failure(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(detent.spark, "session", no_java)
     with pytest.raises(PySparkRuntimeError):
         an_ingest(tmp_path).run()
+
+
+def test_time_before_the_first_batch_does_not_count_in_the_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = ingestfakes.World(tmp_path)
+    pipeline = world.pipeline()
+    shown: list[running.Progress] = []
+    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: world.now))
+    until = running._Until(threading.Event(), True, None, None)
+    run = running._Run(world.config, pipeline, world.engine, None, until, shown.append)
+    world.sleep(120)
+    run._batch()
+    world.put("a")
+    pipeline.poll(0)
+    world.sleep(20)
+    run._batch()
+    world.sleep(2)
+    run._batch()
+    assert [one.seconds for one in shown] == [0, 0, 2]
+    world.engine.dispose()
 
 
 THEIRS = """

@@ -10,7 +10,7 @@ import pytest
 
 from detent.ingest.counters import Counters
 from detent.ingest.running import Progress
-from detent.ingest.views import JsonView, LogLines, line_of, metrics_view
+from detent.ingest.views import JsonView, LogLines, line_of, metrics_view, summary_of
 
 
 def progress(**counters: int) -> Progress:
@@ -21,6 +21,16 @@ def test_a_line_says_files_rows_bytes_lag_and_quarantine() -> None:
     line = line_of(progress(files=4, rows=2_000, bytes=3_000_000, quarantined=1))
     for part in ("4 files", "2,000 rows (1,000/s)", "2.9 MiB", "5 waiting", "lag 2 s", "1 in quarantine"):
         assert part in line
+
+
+def test_unreadable_messages_are_said_to_be_left_to_the_queue() -> None:
+    assert "unreadable: 2 left to the queue" in line_of(progress(unreadable=2))
+    assert summary_of(Counters(received=3, unreadable=2, rows=1)) == {
+        "received": "3",
+        "unreadable": "2 left to the queue",
+        "rows": "1",
+    }
+    assert summary_of(Counters(rows=1)) == {"rows": "1"}
 
 
 def test_json_is_an_object_a_line_when_something_changed(capsys: pytest.CaptureFixture[str]) -> None:

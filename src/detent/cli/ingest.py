@@ -110,7 +110,7 @@ def run_ingest(
     file is lost or comes twice: what a batch read and that its files are finished is one commit. Files that fail are
     tried again, and put into quarantine in the end.
     """
-    from detent.ingest.views import metrics_view, view_of
+    from detent.ingest.views import metrics_view, summary_of, view_of
 
     if match is not None and backfill is None:
         raise click.UsageError("--match chooses among the files of a backfill: say --backfill PREFIX too")
@@ -125,7 +125,7 @@ def run_ingest(
     if as_json:
         view.end(counters)
         return
-    done = {name: str(value) for name, value in counters.as_json().items() if value}
+    done = summary_of(counters)
     print_fields(done) if done else click.echo("nothing to ingest")
 
 
@@ -319,11 +319,11 @@ def _prune(settings: IngestConfig, orphan_s: float | None) -> tuple[int, int]:
     from detent.ingest.staging import sweep_staging
 
     with _database(settings) as engine:
-        source.register(engine, settings)
+        epoch = source.register(engine, settings)
         pruned = source.prune(engine, settings, None)
         if orphan_s is None:
             return pruned, 0
-        shared = QueueSharedState(engine, settings.name, uuid.uuid4().hex, round(settings.grace_s * 1000))
+        shared = QueueSharedState(engine, settings.name, uuid.uuid4().hex, round(settings.grace_s * 1000), epoch)
         swept = committer_of(settings, shared).sweep(orphan_s, settings.window_s)
         sweep_staging(settings.staging_folder, orphan_s)
         return pruned, swept

@@ -25,6 +25,7 @@ A file, in the order in which things happen:
     shared_state.py      which pipeline has which file, and which are finished
     shard_sql.py         the tables and statements for that
     metastore.py         the database that they are in
+    epoch.py             which pipelines are from before a reset
     source.py            what all pipelines of a source agree on, and what is forgotten
     ownership.py         which table a source has, and what it had if that is gone
     visibility.py        extends messages while their files are in work

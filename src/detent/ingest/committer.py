@@ -89,7 +89,7 @@ class Committer(ABC):
     def require_same(self, found: str | None) -> None:
         """The same, of a table that was just looked at."""
         if found is None or found != self._owned:
-            require_table(self.state.engine, self.state.source, self.location, found)
+            require_table(self.state, self.location, found)
             self._owned = found
 
     def require_gone(self, noted: str | None) -> None:

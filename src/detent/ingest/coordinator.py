@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from detent import crash
-from detent.errors import Denied, DetentError, Invalid, NotFound, ShardsLost, Unavailable
+from detent.errors import Denied, DetentError, Fenced, Invalid, NotFound, ShardsLost, Unavailable
 from detent.ingest.announced import Announced
 from detent.ingest.batching import DEATHS_MAX, next_batch
 from detent.ingest.committer import Committer, Output
@@ -169,6 +169,7 @@ class QueueCoordinator:
                 is_known = shard.key in self.local or self.local.is_completed(shard.key)
             if not is_known:
                 asked[shard.key] = _Asked(shard, found)
+        self.shared.epoch.require_current()  # after a reset, what is known here is not known any more
         self._ask(asked, forgotten_to)
 
     def adopt(self, limit: int) -> int:
@@ -284,13 +285,19 @@ class QueueCoordinator:
         self.shared.release(keys)
 
     def acknowledge(self) -> None:
-        """Tell the queue what is done for good."""
+        """Tell the queue what is done for good: in the table that there is, and not in one from before a reset."""
         with self._lock:
             messages = self.local.acknowledgeable()
         if not messages:
             return
+        deliveries = [message.delivery for message in messages]
+        try:
+            self.shared.epoch.require_current()
+        except Fenced:
+            self._queue.give_back(deliveries)
+            raise
         crash.point("ingest.before_ack")
-        failed = self._queue.acknowledge([message.delivery for message in messages])
+        failed = self._queue.acknowledge(deliveries)
         crash.point("ingest.after_ack")
         self.counters.acknowledged += len(messages) - len(failed)
 
@@ -358,6 +365,7 @@ class QueueCoordinator:
                 message.is_last_extended = True
         self._extend(messages, self.schedule.last_s)
         crash.point("ingest.before_publish")
+        self._require_current(output)
         try:
             self.committer.publish([file.shard for file in files], output)
         except ShardsLost as error:
@@ -370,6 +378,14 @@ class QueueCoordinator:
         crash.point("ingest.after_publish")
         self._committed(keys, output)
         return []
+
+    def _require_current(self, output: Output) -> None:
+        """`Fenced` after a reset; then nothing is left of the output in the folder, which may be a new table's."""
+        try:
+            self.shared.epoch.require_current()
+        except Fenced:
+            self.committer.drop(output.folder)
+            raise
 
     def _committed(self, keys: Sequence[bytes], output: Output) -> None:
         record = output.record(len(keys))

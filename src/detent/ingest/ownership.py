@@ -17,8 +17,10 @@ from sqlalchemy import Connection, Engine, select, update
 
 from detent.errors import Conflict
 from detent.ingest import steering
+from detent.ingest.epoch import EPOCH
 from detent.ingest.metastore import read, transact
 from detent.ingest.shard_sql import SOURCES
+from detent.ingest.shared_state import QueueSharedState
 
 TABLE: Final = "table_id"
 """What tells the table from others, among the settings of its source."""
@@ -39,14 +41,17 @@ def note(connection: Connection, source: str, settings: dict[str, Any]) -> None:
     connection.execute(update(SOURCES).where(SOURCES.c.source == source).values(settings=json.dumps(settings)))
 
 
-def require_table(engine: Engine, source: str, location: str, found: str | None) -> None:
+def require_table(state: QueueSharedState, location: str, found: str | None) -> None:
     """Note the table that stands at a location as the source's, or check that it is the one that was noted. `Conflict`
-    if it is another, or if there is none (`found` is None) and there was one."""
+    if it is another, or if there is none (`found` is None) and there was one; `Fenced` for a pipeline from before a
+    reset, whose table is not that of the pipelines after it."""
+    engine, source = state.engine, state.source
 
     def compare(connection: Connection) -> tuple[str | None, bool]:
         settings = noted(connection, source)
         if settings is None:
             return found, True
+        state.epoch.require(settings.get(EPOCH, ""))
         known = settings.get(TABLE)
         if known is None and found is not None:
             note(connection, source, {**settings, TABLE: found})

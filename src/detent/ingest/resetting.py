@@ -1,6 +1,7 @@
 """Beginning anew with a table that is gone: what a source remembers is forgotten, all of it in one transaction.
 
 Its owner stays the same, so a mark that is left in a folder stays valid. The next pipeline may choose another table.
+A new epoch begins: pipelines that ran meanwhile remember files of the table that is gone, and are refused.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from detent.errors import Invalid, NotFound
 from detent.ingest import steering
 from detent.ingest.committer import DATA_FOLDER, Committer
 from detent.ingest.config import IngestConfig
+from detent.ingest.epoch import EPOCH
 from detent.ingest.metastore import transact
 from detent.ingest.ownership import TABLE, note, noted
 from detent.ingest.shard_sql import BATCHES, FILES, SCHEMAS, SHARDS, SOURCES
@@ -52,8 +54,8 @@ def _look(engine: Engine, config: IngestConfig) -> tuple[Forgotten, Committer]:
 
 
 def reset(engine: Engine, config: IngestConfig) -> Forgotten:
-    """Forget what a source has ingested, into a table that is gone; what was forgotten. A pipeline that runs has none
-    of its files any more, and is refused at its commit."""
+    """Forget what a source has ingested, into a table that is gone; what was forgotten. A pipeline that runs ends with
+    `Fenced` before it commits or acknowledges anything more."""
     _, committer = _look(engine, config)
     has_none = committer.identity() is None
 
@@ -64,7 +66,7 @@ def reset(engine: Engine, config: IngestConfig) -> Forgotten:
         connection.execute(delete(SCHEMAS).where(SCHEMAS.c.source.in_([config.name, f"{config.name}/table"])))
         times = {"pruned_at": 0, "swept_at": 0, "forgotten_to": 0}
         connection.execute(update(SOURCES).where(SOURCES.c.source == config.name).values(**times))
-        note(connection, config.name, {"owner": settings["owner"]})
+        note(connection, config.name, {"owner": settings["owner"], EPOCH: uuid.uuid4().hex})
         if has_none:
             committer.forget_table(connection)
         return found

@@ -63,6 +63,7 @@ class Progress:
     in_progress: int
     lag_s: float
     seconds: float
+    """How long ago the first batch began; 0 before it."""
 
 
 class Ingest:
@@ -110,13 +111,14 @@ class Ingest:
             load_transform = find_transform(self._config)
             engine = metastore.connect(self._config.state_url)
             closing.callback(engine.dispose)
-            source.register(engine, self._config)
+            epoch = source.register(engine, self._config)
             queue = _checked(self._given_queue) or open_queue(self._config.queue_url)
             if self._given_queue is None:
                 closing.callback(queue.close)
             retention_s = _retention_s(queue)
             source.check_window(self._config, queue, retention_s)
-            shared = QueueSharedState(engine, self._config.name, uuid.uuid4().hex, round(self._config.grace_s * 1000))
+            grace_ms = round(self._config.grace_s * 1000)
+            shared = QueueSharedState(engine, self._config.name, uuid.uuid4().hex, grace_ms, epoch)
             committer = committer_of(self._config, shared)
             committer.require_owned()  # before Spark starts, which takes long
             if signals:
@@ -230,7 +232,8 @@ class _Run:
         self._others: dict[str, int] = {}
         self._has_all = False
         """The queue had less to give than it was asked for: a batch need not wait for more."""
-        self._began = time.monotonic()
+        self._began: float | None = None
+        """When the first batch did: what was waited before says nothing about how fast rows come."""
         self._due = {"adopt": 0.0, "prune": 0.0, "sweep": 0.0}
         self._backfill_prefix, self._backfill_match = until.backfill, until.match
         self._listing = None if until.backfill is None else self._list()
@@ -309,6 +312,7 @@ class _Run:
         worker = self._worker
         files = worker.next_batch(is_draining=self._once and self._has_all)
         if files:
+            self._began = self._began or time.monotonic()
             worker.run_batch(files)
         elif self._is_due("sweep", SWEEP_LOOK_S) and worker.shared.take_turn("swept_at", SWEEP_EVERY_MS):
             age_s = self._config.orphan_age_s
@@ -399,4 +403,5 @@ class _Run:
         oldest = min((file.since for file in files), default=None)
         now = time.monotonic()
         lag_s = 0.0 if oldest is None else now - oldest
-        return Progress(self._worker.counters, ready, len(files) - ready, lag_s, now - self._began)
+        seconds = 0.0 if self._began is None else now - self._began
+        return Progress(self._worker.counters, ready, len(files) - ready, lag_s, seconds)

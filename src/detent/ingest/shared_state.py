@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from sqlalchemy import Connection, Engine, Row, bindparam, delete, func, select, text, update
 
 from detent.errors import Invalid, ShardsLost
+from detent.ingest.epoch import Epoch
 from detent.ingest.metastore import read, transact
 from detent.ingest.shard_sql import AHEAD_MS, BATCHES, BY_DIALECT, SHARDS, SOURCES
 
@@ -81,14 +82,15 @@ class BatchRecord(NamedTuple):
 
 
 class QueueSharedState:
-    """The shard table, as one pipeline uses it."""
+    """The shard table, as one pipeline uses it. `epoch` is the one that it began in, as `Epoch` takes it."""
 
-    def __init__(self, engine: Engine, source: str, token: str, grace_ms: int) -> None:
+    def __init__(self, engine: Engine, source: str, token: str, grace_ms: int, epoch: str | None = None) -> None:
         assert token, "nobody's shards have none"
         self.engine = engine
         self.source = source
         self.token = token
         self.grace_ms = grace_ms
+        self.epoch = Epoch(engine, source, epoch)
         self._sql = BY_DIALECT[engine.dialect.name]
         self._takes_arrays = engine.dialect.name == "postgresql"
 
@@ -98,6 +100,7 @@ class QueueSharedState:
         """Ask for shards: new ones, those left behind by a pipeline that was not seen for the grace time, and our own
         are ours from now on."""
         asked = _sorted(shards)
+        self.epoch.require_current()
         rows: list[Any] = []
         for some in in_portions(asked, STATEMENT_ROWS):
             work = partial(self._open, shards=some)
@@ -123,12 +126,14 @@ class QueueSharedState:
 
     def touch(self) -> frozenset[bytes]:
         """Say that this pipeline is alive; the shards that are still its own."""
+        self.epoch.require_current()
         values = {"source": self.source, "token": self.token}
         rows = transact(self.engine, lambda connection: connection.execute(self._sql.touch, values).all())
         return frozenset(bytes(row.shard) for row in rows)
 
     def lost(self, keys: Iterable[bytes]) -> frozenset[bytes]:
         """Which of these shards are not ours any more, as far as one can know without holding their rows."""
+        self.epoch.require_current()
         asked = sorted(keys)
         ours: set[bytes] = set()
         for some in in_portions(asked, STATEMENT_ROWS):
@@ -138,6 +143,7 @@ class QueueSharedState:
 
     def begin(self, keys: Iterable[bytes]) -> frozenset[bytes]:
         """Note that shards are being read, so that a death over them is counted; which of them are not ours."""
+        self.epoch.require_current()
         asked = sorted(keys)
         ours: set[bytes] = set()
         columns = SHARDS.c
@@ -208,6 +214,7 @@ class QueueSharedState:
     def advance(self, connection: Connection, shards: Iterable[Shard], record: BatchRecord) -> None:
         """Move shards of ours to their end, and note the batch, in somebody's transaction. `ShardsLost` if one of them
         is not ours: the transaction must be rolled back then."""
+        self.epoch.hold(connection)
         asked = _sorted(shards)
         if not self.enter(connection, record):
             raise self.shards_lost(shard.key for shard in asked)
@@ -276,9 +283,13 @@ class QueueSharedState:
 
     def finish(self, shards: Iterable[Shard], *, batch: str = "", reason: str = "") -> None:
         """Note that shards are finished, whoever has them: a table says so, which knows better than these rows."""
+
+        def note(connection: Connection, values: Any) -> None:
+            self.epoch.hold(connection)  # they would count as done in a table that never had them
+            connection.execute(self._sql.finish, values)
+
         for some in in_portions(_sorted(shards), STATEMENT_ROWS):
-            values = self._rows(some, batch=batch, reason=reason[:REASON_MAX])
-            transact(self.engine, partial(Connection.execute, statement=self._sql.finish, parameters=values))
+            transact(self.engine, partial(note, values=self._rows(some, batch=batch, reason=reason[:REASON_MAX])))
 
     def set_aside(self, reasons: Mapping[Shard, str]) -> dict[Shard, str]:
         """Put shards into quarantine that were never asked for; those that were not there, with their reasons."""

@@ -19,6 +19,7 @@ from detent.engine import MALFORMED as UNREADABLE
 from detent.errors import Corrupt, Invalid
 from detent.ingest.committer import BATCH, DATA_FOLDER
 from detent.ingest.config import IngestConfig
+from detent.ingest.epoch import EPOCH
 from detent.ingest.metastore import read, transact
 from detent.ingest.ownership import MARKED, lost, note, noted, require_nothing_lost
 from detent.ingest.shard_sql import BATCHES, FILES, SHARDS, SOURCES
@@ -35,10 +36,11 @@ PRUNE_ROWS: Final = 5_000
 """Rows that are deleted in one transaction, so that others can go on in between."""
 
 
-def register(engine: Engine, config: IngestConfig) -> None:
+def register(engine: Engine, config: IngestConfig) -> str:
     """Note the source, or check that it is the same: with another identity or table, files would come twice. And mark
     the table's folder as this source's, or check that it is: what one source sweeps would be another's data. `Conflict`
-    if the folder had the mark and has it no more: what it had counts as done."""
+    if the folder had the mark and has it no more: what it had counts as done. The epoch of the source, which a reset
+    ends."""
     fixed = {
         "identity": config.identity,
         "committer": config.committer,
@@ -46,13 +48,13 @@ def register(engine: Engine, config: IngestConfig) -> None:
         "iceberg_table": config.iceberg_table,
     }
 
-    def enter(connection: Connection) -> tuple[str, bool]:
+    def enter(connection: Connection) -> tuple[str, bool, str]:
         before = noted(connection, config.name)
         if before is None:
             owner = uuid.uuid4().hex
             values = {"source": config.name, "settings": json.dumps({**fixed, "owner": owner})}
             connection.execute(insert(SOURCES).values(**values, pruned_at=0, swept_at=0, forgotten_to=0))
-            return owner, False
+            return owner, False, ""
         changed = [
             f"{name} was {before[name]!r}, now {value!r}"
             for name, value in fixed.items()
@@ -65,9 +67,9 @@ def register(engine: Engine, config: IngestConfig) -> None:
             )
         if not fixed.keys() <= before.keys():  # it was reset
             note(connection, config.name, {**before, **fixed})
-        return str(before["owner"]), bool(before.get(MARKED))
+        return str(before["owner"]), bool(before.get(MARKED)), str(before.get(EPOCH, ""))
 
-    owner, is_marked = transact(engine, enter)
+    owner, is_marked, epoch = transact(engine, enter)
     location = Path(config.location)
     if owner_of(location) is None:
         if is_marked:
@@ -76,6 +78,7 @@ def register(engine: Engine, config: IngestConfig) -> None:
     _own(location, config.name, owner)
     if not is_marked:
         transact(engine, partial(_note_mark, source=config.name))
+    return epoch
 
 
 def _note_mark(connection: Connection, source: str) -> None:

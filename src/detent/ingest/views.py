@@ -115,7 +115,19 @@ def line_of(progress: Progress) -> str:
     ]
     if counters.quarantined:
         parts.append(f"{counters.quarantined} in quarantine")
+    if counters.unreadable:
+        parts.append(f"unreadable: {_left(counters)}")
     return ", ".join(parts)
+
+
+def summary_of(counters: Counters) -> dict[str, str]:
+    """What was done in a run, for people: counters that are not 0."""
+    done = {name: str(value) for name, value in counters.as_json().items() if value}
+    return {**done, "unreadable": _left(counters)} if counters.unreadable else done
+
+
+def _left(counters: Counters) -> str:
+    return f"{counters.unreadable} left to the queue"
 
 
 def metrics_view(port: int, name: str, show: Callable[[Progress], None]) -> Callable[[Progress], None]:

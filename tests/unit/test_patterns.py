@@ -8,12 +8,11 @@ from detent import patterns
 from detent.bus import reply_journals
 from detent.consumer.application import Source
 from detent.consumer.sources import shard_journals
-from detent.spark import queue_splitting
 from detent.spark.pipeline_stream import Journal
 from detent.state.base import ShardName
 from detent.state.recovery_log import log_name
 
-OWN = [f"{queue_splitting.JOURNALS}0123abcd", f"{reply_journals.JOURNAL}shop", log_name(ShardName("a/words", 12))]
+OWN = [f"{patterns.SPARK_PARTS}0123abcd", f"{reply_journals.JOURNAL}shop", log_name(ShardName("a/words", 12))]
 LISTED = [*OWN, "a/words/recovery/notes", "a/words/in", "orders", "recovery/1", "spark-partsx"]
 
 

@@ -25,6 +25,7 @@ from detent.errors import Conflict, Corrupt, Denied, DetentError, Fenced, NotFou
 from detent.journal.fragments import write_fragment
 from detent.journal.operations import CreateJournal, DeleteJournal
 from detent.ledger.operations import LedgerDescription
+from detent.patterns import SPARK_PARTS
 from detent.spark.once_batch import BatchKey, Share, is_entered
 from detent.spark.queue_outgoing import SCHEMA
 from detent.spark.queue_packing import Room, add_messages, parts_of, unpacked
@@ -33,8 +34,6 @@ from detent.transaction import Transaction
 
 STAGED_BYTES: Final = 64 << 20
 """Messages of a batch are gathered up to this in one file."""
-
-JOURNALS: Final = "spark-parts/"
 
 _LEDGER_SHOWN: Final = 60
 """Characters of the ledger's name in a register, which people read."""
@@ -68,7 +67,7 @@ def settle(store: Store, transaction: Transaction, packed: Iterable[bytes], shar
     except Denied as error:
         raise Denied(
             "a batch that has no room in one transaction is published in parts. That needs, besides the rights for a "
-            f"smaller one, consume:ledger:{share.key.name} and admin:journal:{JOURNALS}*, and over a server "
+            f"smaller one, consume:ledger:{share.key.name} and admin:journal:{SPARK_PARTS}*, and over a server "
             f"publish:*:* for the files that hold its messages: {error}"
         ) from error
 
@@ -91,7 +90,7 @@ class _Split:
     @property
     def journal(self) -> str:
         """Ledgers and sinks may have any name; a journal's is plain."""
-        return JOURNALS + "/".join(
+        return SPARK_PARTS + "/".join(
             hashlib.sha256(name.encode()).hexdigest()[:32] for name in (self.key.name, self.share.sink)
         )
 

@@ -20,7 +20,7 @@ from detent.ledger.operations import BATCH_MAX
 from detent.server.access import Grant
 from detent.spark import queue_packing, queue_splitting, to_journal, to_queue
 from detent.spark.advice import completing
-from detent.spark.once_batch import BatchKey, EngineSink, Share
+from detent.spark.once_batch import BatchKey, EngineSink, Share, is_entered
 from detent.spark.once_writing import _shared
 from detent.spark.queue_outgoing import RowsToPublish
 from detent.spark.queue_packing import pack, unpacked, whole_room
@@ -208,10 +208,9 @@ def test_messages_staged_too_late_are_not_published_by_third_driver(
     store: detent.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late, third = KEY._replace(run="run-2"), KEY._replace(run="run-3")
-    asked = queue_splitting.is_entered
 
     def entered_meanwhile(of: detent.Store, key: BatchKey) -> bool:
-        found = asked(of, key)
+        found = is_entered(of, key)
         if key == third and not store.ledgers():
             assert write(store, KEY, TEN)
             queue_splitting._Split(store, Share(late, "", whole_room()))._stage(unpacked(packed(TEN)))

@@ -18,12 +18,12 @@ from detent import crash
 from detent.errors import AlreadyEntered, Conflict, Corrupt, Denied, Fenced, OtherInput
 from detent.ledger.operations import BATCH_MAX
 from detent.server.access import Grant
-from detent.spark import queue_packing, to_journal, to_queue
+from detent.spark import queue_packing, queue_splitting, to_journal, to_queue
 from detent.spark.advice import completing
-from detent.spark.once_batch import BatchKey, EngineSink, Share
+from detent.spark.once_batch import BatchKey, EngineSink, Share, is_entered
 from detent.spark.once_writing import _shared
 from detent.spark.queue_outgoing import RowsToPublish
-from detent.spark.queue_packing import pack, whole_room
+from detent.spark.queue_packing import pack, unpacked, whole_room
 from detent.spark.queue_splitting import settle
 from detent.spark.queue_writing import RowsMessage, commit
 from detent.spark.running_sinks import _Engine
@@ -202,6 +202,23 @@ def test_driver_that_stages_after_batch_is_entered_publishes_nothing(
     assert claimed(store) == TEN
     write(store, late._replace(batch=1), [b"small"])
     assert (claimed(store), list(store.journals())) == ([b"small"], [])
+
+
+def test_messages_staged_too_late_are_not_published_by_third_driver(
+    store: detent.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, third = KEY._replace(run="run-2"), KEY._replace(run="run-3")
+
+    def entered_meanwhile(of: detent.Store, key: BatchKey) -> bool:
+        found = is_entered(of, key)
+        if key == third and not store.ledgers():
+            assert write(store, KEY, TEN)
+            queue_splitting._Split(store, Share(late, "", whole_room()))._stage(unpacked(packed(TEN)))
+        return found
+
+    monkeypatch.setattr(queue_splitting, "is_entered", entered_meanwhile)
+    assert not write(store, third, TEN)
+    assert claimed(store) == TEN
 
 
 def test_earlier_version_waits_for_one_that_is_published_in_part(store: detent.Store) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from detent.errors import NotFound
+from detent.queue import Outgoing
 from detent.queue import operations as ops
 from detent.server.access import Caller, Grant
 from detent.server.sqs import moving
@@ -191,6 +192,51 @@ def test_only_so_many_tasks_run_at_once(endpoint: Endpoint, monkeypatch: pytest.
     start(endpoint, "from-1", "to", MaxNumberOfMessagesPerSecond=1)
     fields = {"SourceArn": arn("from-2"), "DestinationArn": arn("to")}
     assert endpoint.refused("StartMessageMoveTask", fields) == "OverLimit"
+
+
+# -- messages that are refused ------------------------------------------------------------------------------------
+
+
+def publish(endpoint: Endpoint, queue: str, *messages: tuple[bytes, dict[str, str]]) -> None:
+    endpoint.run(endpoint.store.queue(queue).publish_many([Outgoing(body, headers) for body, headers in messages]))
+
+
+def test_a_message_that_its_destination_refuses_stays_and_the_others_are_moved(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moving, "BATCH", 3)
+    source, destination = endpoint.create("from"), endpoint.create("to")
+    endpoint.run(endpoint.store.queue("to").configure(priority_header="urgency"))
+    bad = {"urgency": "high"}
+    messages = [(b"%d" % number, bad if number in {0, 1, 5} else {}) for number in range(10)]
+    publish(endpoint, "from", *messages)
+    for _ in range(2):  # a second task finds what the first one has left
+        start(endpoint, "from", "to")
+        failed = ended(endpoint, "from")
+        assert failed["Status"] == "FAILED"
+        assert "3 of the messages could not be moved" in failed["FailureReason"]
+        assert "'urgency' is a priority" in failed["FailureReason"]
+    first = tasks(endpoint, "from")[1]
+    assert first["ApproximateNumberOfMessagesMoved"] == 7
+    assert sorted(message["Body"] for message in endpoint.receive(destination)) == list("2346789")
+    left = endpoint.receive(source, AttributeNames=["ApproximateReceiveCount"])
+    assert [message["Body"] for message in left] == ["0", "1", "5"]
+    assert {message["Attributes"]["ApproximateReceiveCount"] for message in left} == {"1"}, "they count as not received"
+
+
+def test_a_refused_message_of_a_group_lets_the_others_pass_in_order(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moving, "BATCH", 2)
+    endpoint.create("from.fifo")
+    destination = endpoint.create("to.fifo")
+    group = endpoint.run(endpoint.store.queue("from.fifo").info()).group_header
+    endpoint.run(endpoint.store.queue("to.fifo").configure(priority_header="urgency"))
+    messages = [(body.encode(), {group: "g", **({"urgency": "high"} if body == "b" else {})}) for body in "abcde"]
+    publish(endpoint, "from.fifo", *messages)
+    start(endpoint, "from.fifo", "to.fifo")
+    assert ended(endpoint, "from.fifo")["ApproximateNumberOfMessagesMoved"] == 4
+    assert [message["Body"] for message in endpoint.receive(destination)] == list("acde")
 
 
 # -- failed messages --------------------------------------------------------------------------------------------

@@ -5,6 +5,9 @@ their source: after a crash each is in one of the two queues. Large ones take se
 than `STEP_BYTES` is held at once. A task itself is not stored: what a dead server has left unmoved stays in the source,
 for another task.
 
+A message that its destination refuses stays in the source, and the others are moved: the task ends as failed, and says
+how many stay and why. The destination may have got another `priority_header` or filter since the message was sent.
+
 Messages that have failed, because their queue had no dead-letter queue to give them up to, go along where a destination
 is named, as they are: nobody claims them.
 """
@@ -15,24 +18,24 @@ import asyncio
 import contextlib
 import logging
 import re
-import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from detent.codec.origin import Origin
 from detent.codec.published import URI
-from detent.errors import Denied, DetentError, Exists, NotFound, StaleReceipt
+from detent.errors import Denied, DetentError, Exists, Invalid, NotFound, StaleReceipt
 from detent.queue import calls
 from detent.queue import operations as ops
 from detent.queue.message import Outgoing
 from detent.queue.reader import Content, QueueReader, content_bytes
+from detent.remote.rights import told
 from detent.server.access import Caller
 from detent.server.sqs.attributes import ADDRESS
 from detent.server.sqs.call import Call, require_any
 from detent.server.sqs.directory import Directory
 from detent.server.sqs.errors import (
     INTERNAL,
+    INVALID_VALUE,
     NO_SOURCE,
     NOT_FOUND,
     OVER_LIMIT,
@@ -45,6 +48,7 @@ from detent.server.sqs.errors import (
 from detent.server.sqs.names import Place, queue_of_arn
 from detent.server.sqs.sending import check_order
 from detent.server.sqs.settings import View
+from detent.server.sqs.tasks import Task
 
 if TYPE_CHECKING:
     from detent.store import AsyncStore
@@ -69,6 +73,9 @@ TASKS_KEPT: Final = 10
 TASKS_MAX: Final = 1_000
 """Tasks of all queues that are remembered: the newest."""
 
+STAYING_MAX: Final = ops.CLAIM_MAX - BATCH
+"""Messages that a task may leave behind. Each claim goes past them."""
+
 _HANDLE: Final = re.compile("[0-9a-f]{32}")
 
 logger = logging.getLogger("detent.server.sqs")
@@ -87,52 +94,6 @@ class Parcel(NamedTuple):
 
     content: Content
     source: str
-
-
-@dataclass(slots=True)
-class Task:
-    """One task, under way or over. `number` is the source's own; `failed` says that there may be failed messages to
-    move, those after the message `after`."""
-
-    source: str
-    number: int
-    destination: str | None
-    rate: int | None
-    to_move: int
-    started_ms: int
-    caller: Caller
-    sources: frozenset[str]
-    failed: bool
-    after: int = -1
-    handle: str = field(default_factory=lambda: uuid.uuid4().hex)
-    status: str = "RUNNING"
-    moved: int = 0
-    reason: str = ""
-
-    @property
-    def is_active(self) -> bool:
-        """Whether it goes on."""
-        return self.status in {"RUNNING", "CANCELLING"}
-
-    @property
-    def in_place(self) -> bool:
-        """Whether failed messages are made available again in their own queue, and nothing else is moved."""
-        return self.destination == self.source
-
-    def answer(self, place: Place) -> dict[str, Any]:
-        """The task as it is listed."""
-        found: dict[str, Any] = {"Status": self.status, "SourceArn": place.arn(self.source)}
-        if self.status == "RUNNING":
-            found["TaskHandle"] = self.handle
-        if self.destination is not None:
-            found["DestinationArn"] = place.arn(self.destination)
-        if self.rate is not None:
-            found["MaxNumberOfMessagesPerSecond"] = self.rate
-        found["ApproximateNumberOfMessagesMoved"] = self.moved
-        found["ApproximateNumberOfMessagesToMove"] = self.to_move
-        if self.reason:
-            found["FailureReason"] = self.reason
-        return {**found, "StartedTimestamp": self.started_ms}
 
 
 class Moving:
@@ -258,7 +219,7 @@ class Moving:
 
     async def _run(self, task: Task) -> None:
         try:
-            while task.status == "RUNNING" and task.moved < task.to_move:
+            while task.status == "RUNNING" and task.left > 0 and len(task.staying) <= STAYING_MAX:
                 moved = await self._step(task)
                 if task.rate is not None and moved:
                     await asyncio.sleep(moved / task.rate)
@@ -266,7 +227,7 @@ class Moving:
                     if not await self._has_more(task):
                         break
                     await asyncio.sleep(PAUSE_S)
-            task.status = "CANCELLED" if task.status == "CANCELLING" else "COMPLETED"
+            task.end()
         except DetentError as error:
             logger.warning("moving messages from %s: %s", task.source, error)
             task.status, task.reason = "FAILED", refused(error).fault.code
@@ -279,7 +240,7 @@ class Moving:
     async def _has_more(self, task: Task) -> bool:
         """Whether there is something left that could not be had just now: others of its group are in flight, or the
         queue is paused."""
-        return task.failed or (not task.in_place and (await self._view(task)).visible > 0)
+        return task.failed or (not task.in_place and (await self._view(task)).visible > len(task.staying))
 
     async def _view(self, task: Task) -> View:
         """The source as it is now; refused if it is another one of the same name."""
@@ -292,27 +253,30 @@ class Moving:
         """Move a few messages; how many there were."""
         self._check_caller(task.caller)
         await self._view(task)
-        count = min(BATCH, task.to_move - task.moved, task.rate or BATCH)
+        count = min(BATCH, task.left, task.rate or BATCH)
         if task.failed:
             return await self._redrive(task, count)
         if task.in_place:
             return 0
-        claim = ops.Claim(task.source, count, LEASE_MS, "message move task")
+        claim = ops.Claim(task.source, count + len(task.staying), LEASE_MS, "message move task")
         claimed: ops.ClaimedMessages = (await self._store.commit([claim]))[0]
-        left = [
+        came = [
             Held(message, record, claimed.first_delivery + index)
             for index, (message, record) in enumerate(zip(claimed.messages, claimed.records, strict=True))
         ]
-        before = task.moved
+        wanted = [held for held in came if held.message not in task.staying][:count]
+        left, before = wanted, task.moved
         try:
             if claimed.queue != task.number:
                 raise no_queue()
             while left:
                 left = await self._move(task, left)
+            if came and (task.staying or len(wanted) < len(came)):
+                await self._store.commit([_unclaim(claimed.queue, came)])  # what was moved has no receipt any more
         except StaleReceipt:  # leases ended: what was not moved comes again
-            self._give_back(claimed.queue, left)
+            self._give_back(claimed.queue, came)
         except BaseException:
-            self._give_back(claimed.queue, left)
+            self._give_back(claimed.queue, came)
             raise
         return task.moved - before
 
@@ -331,14 +295,32 @@ class Moving:
         taken = left[: len(parcels)]
         found = [(held, parcel) for held, parcel in zip(taken, parcels, strict=True) if parcel is not None]
         if found:
-            operations: list[Any] = []
-            by_destination = self._by_destination(task, [parcel for _, parcel in found])
-            for destination, letters in by_destination.items():
-                operations += await self._publish(destination, letters)
-            messages, deliveries = [held.message for held, _ in found], [held.delivery for held, _ in found]
-            await self._store.commit([*operations, ops.Ack(task.number, messages, deliveries)])
-            task.moved += len(found)
+            try:
+                await self._move_these(task, found)
+            except (Invalid, Refused):  # one of them: the others are wanted still
+                for one in found:
+                    await self._move_or_leave(task, one)
         return left[len(taken) :]
+
+    async def _move_or_leave(self, task: Task, found: tuple[Held, Parcel]) -> None:
+        """Move one message, unless its destination refuses it or is not known: then it stays."""
+        try:
+            await self._move_these(task, [found])
+        except (Invalid, Refused) as error:
+            refusal = refused(told(task.caller, error))
+            if refusal.fault not in {INVALID_VALUE, NO_SOURCE}:
+                raise
+            logger.warning("message %d stays in %s: %s", found[0].message, task.source, error)
+            task.stay(found[0].message, refusal)
+
+    async def _move_these(self, task: Task, found: list[tuple[Held, Parcel]]) -> None:
+        operations: list[Any] = []
+        by_destination = self._by_destination(task, [parcel for _, parcel in found])
+        for destination, letters in by_destination.items():
+            operations += await self._publish(destination, letters)
+        messages, deliveries = [held.message for held, _ in found], [held.delivery for held, _ in found]
+        await self._store.commit([*operations, ops.Ack(task.number, messages, deliveries)])
+        task.moved += len(found)
 
     def _by_destination(self, task: Task, found: list[Parcel]) -> dict[str, list[Content]]:
         groups: dict[str, list[Content]] = {}
@@ -365,11 +347,10 @@ class Moving:
             destination,
         )
 
-    def _give_back(self, queue: int, left: list[Held]) -> None:
+    def _give_back(self, queue: int, came: list[Held]) -> None:
         """What was not moved is as if it had not been claimed."""
-        if left:
-            receipts = [held.message for held in left], [held.delivery for held in left]
-            self._store.undo([ops.Unclaim(queue, *receipts)])
+        if came:
+            self._store.undo([_unclaim(queue, came)])
 
     async def _redrive(self, task: Task, count: int) -> int:
         """Move a few messages that have failed; how many there were."""
@@ -394,6 +375,10 @@ class Moving:
         to = None if task.in_place else task.destination
         result: ops.Moved = (await self._store.commit([ops.Redrive(task.source, messages, to=to)]))[0]
         return result.count
+
+
+def _unclaim(queue: int, came: list[Held]) -> ops.Unclaim:
+    return ops.Unclaim(queue, [held.message for held in came], [held.delivery for held in came])
 
 
 def _read(reader: QueueReader, queue: int, left: list[Held]) -> list[Parcel | None]:

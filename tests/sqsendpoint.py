@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import detent
-from detent.server.access import ANYBODY, Caller
+from detent.server.access import UNCHECKED, Caller
 from detent.server.http import Request, Response
 from detent.server.sqs import SqsPart
 from processes import PATIENCE_S
@@ -55,7 +55,7 @@ class Endpoint:
         method: str = "POST",
         path: str = "/",
         query: bytes = b"",
-        caller: Caller = ANYBODY,
+        caller: Caller = UNCHECKED,
     ) -> Response:
         """Send bytes."""
         scope = {
@@ -73,7 +73,7 @@ class Endpoint:
         assert self.part.owns(request)
         return self._runner.run(self.part.answer(request, caller))
 
-    def json(self, action: str, body: bytes, caller: Caller = ANYBODY) -> Response:
+    def json(self, action: str, body: bytes, caller: Caller = UNCHECKED) -> Response:
         """Send bytes in the JSON protocol."""
         headers = {
             "x-amz-target": f"AmazonSQS.{action}",
@@ -86,14 +86,14 @@ class Endpoint:
         """Send bytes in the Query protocol."""
         return self.raw(body, {"content-type": "application/x-www-form-urlencoded", "host": "localhost"}, **options)
 
-    def call(self, action: str, fields: dict[str, Any], caller: Caller = ANYBODY) -> dict[str, Any]:
+    def call(self, action: str, fields: dict[str, Any], caller: Caller = UNCHECKED) -> dict[str, Any]:
         """An action that works."""
         response = self.json(action, json.dumps(fields).encode(), caller)
         assert response.status == 200, response.body
         assert isinstance(response.body, bytes)
         return json.loads(response.body) if response.body else {}
 
-    def refused(self, action: str, fields: dict[str, Any], caller: Caller = ANYBODY) -> str:
+    def refused(self, action: str, fields: dict[str, Any], caller: Caller = UNCHECKED) -> str:
         """An action that does not work; the older code of its error."""
         response = self.json(action, json.dumps(fields).encode(), caller)
         assert response.status != 200, response.body

@@ -2,7 +2,7 @@
 
 Every protocol calls :func:`point` before and after each durable step. In normal use that is one comparison. With
 ``DETENT_CRASH_AT=name`` (or ``name:3`` for the third time it is reached) the process ends there as by ``kill -9``:
-no handler runs, no buffer is flushed. With ``DETENT_STOP_AT`` it stands still there instead, until somebody lets it go
+no handler runs, no buffer is flushed. With ``DETENT_STOP_AT`` it stands still there instead, until a test lets it go
 on: so a test makes a zombie. The names are listed here so that a test can visit all of them.
 """
 

@@ -17,8 +17,8 @@
     ├── StaleReceipt     the lease behind this receipt has moved on
     ├── Corrupt          stored bytes fail their checksum or their format
     ├── Unavailable      not now; the same call may succeed later
-    │   └── OutcomeUnknown   nobody answered in time: it may or may not have been applied
-    ├── Denied           a server does not allow this to whoever asks
+    │   └── OutcomeUnknown   no answer came in time: it may or may not have been applied
+    ├── Denied           a server does not allow this to the caller
     └── LimitExceeded    a named limit was reached; nothing was changed
         └── Busy             too much waits already; the same call may succeed in a moment
 
@@ -187,7 +187,7 @@ class Unavailable(DetentError):
 
 
 class OutcomeUnknown(Unavailable):
-    """Nobody answered in time. The transaction may or may not have been applied; the same may be true later on."""
+    """No answer came in time. The transaction may or may not have been applied; the same may be true later on."""
 
 
 class LimitExceeded(DetentError):

@@ -24,12 +24,12 @@ def size_of(value: int | str) -> int:
     (268435456, 1500, 7)
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise Invalid(f"{value!r} is no size: write 256MiB, or a number of bytes")
+        raise Invalid(f"{value!r} is not a size: write 256MiB, or a number of bytes")
     if isinstance(value, int):
         return value
     match = _SIZE.fullmatch(value.strip())
     if match is None:
-        raise Invalid(f"{value!r} is no size: write 256MiB, or a number of bytes")
+        raise Invalid(f"{value!r} is not a size: write 256MiB, or a number of bytes")
     size = float(match[1]) * _UNITS[match[2] or "B"]  # hundreds of digits are infinity
     if size > SIZE_MAX:
         raise Invalid("a size is less than 8 EiB")

@@ -33,7 +33,7 @@ RECEIVE_TIMEOUT_S: Final = WAIT_S_MAX + 10
 """The same of a receive: as long as SQS waits, and some more."""
 
 ATTEMPTS_MAX: Final = 3
-"""Tries of one call. Whoever receives asks again anyway, and what is not extended or deleted is reported as that."""
+"""Tries of one call. A receiver asks again anyway, and what is not extended or deleted is reported as that."""
 
 MISSING: Final = frozenset({"NonExistentQueue", "QueueDoesNotExist"})
 """Codes for a queue that is not there, in either of the two protocols."""

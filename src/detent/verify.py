@@ -1,7 +1,7 @@
 """`store verify`: every record of a store is checked against its checksum, and then against the others.
 
-Nothing is changed, nobody is asked, and a writer may be at work meanwhile: each journal, and all queues together, are
-checked as they were at one moment, inside one view, so that what is found is wrong and not only in motion.
+Nothing is changed, no process is asked, and a writer may be at work meanwhile: each journal, and all queues together,
+are checked as they were at one moment, inside one view, so that what is found is wrong and not only in motion.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-NOBODY = 65534
+UNKNOWN = 65534
 CLEAR = r"^Unavailable: .*/store may not be opened.* the right to write its lock\.mdb"
 
 
@@ -34,8 +34,8 @@ def reads_without_privileges(io: Io, path: str) -> None:
     if os.geteuid() == 0:
         try:
             os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
+            os.setgid(UNKNOWN)
+            os.setuid(UNKNOWN)
         except OSError as error:
             io.say("impossible", why=f"root cannot become anybody else: {error}")
             return

@@ -103,7 +103,7 @@ BAD: dict[str, tuple[Any, type[DetentError]]] = {
     "an operation without its fields": (one_operation("Append", "bad"), Invalid),
     "an operation with one field too many": (one_operation("DeleteJournal", "bad", 1), Invalid),
     "a field of a wrong type": (one_operation("Append", 7, [b"x"]), Invalid),
-    "a field that is no text in UTF-8": (not_utf8, Invalid),
+    "a field that is not text in UTF-8": (not_utf8, Invalid),
     "an operation that is none": (lambda caller: caller.request(7), Invalid),
     "an operation of an unknown kind": (one_operation("Explode", "bad"), Invalid),
     "an operation that only the owner's own process may send": (one_operation("Reap", 1), Invalid),

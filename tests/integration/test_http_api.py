@@ -23,7 +23,7 @@ from detent.queue.calls import Settings as QueueSettingNames
 from detent.queue.operations import PAYLOAD_BYTES_MAX
 from detent.remote.wire import PROBLEM_TYPE
 from detent.server import api_journals, api_queues
-from detent.server.access import ANYBODY, Caller, Grant
+from detent.server.access import UNCHECKED, Caller, Grant
 from detent.server.api import ROUTES, Api
 from detent.server.api_queues import check_settings
 from detent.server.app import Part
@@ -65,7 +65,7 @@ def memory() -> Iterator[HttpServer]:
 @pytest.fixture
 def posing() -> Iterator[HttpServer]:
     """A server whose caller a test can change."""
-    with serve("memory:", lambda store: [Posing(Api(store), ANYBODY)]) as running:
+    with serve("memory:", lambda store: [Posing(Api(store), UNCHECKED)]) as running:
         yield running
 
 
@@ -581,7 +581,7 @@ class Revoking(Posing):
 
 @pytest.fixture
 def revoking() -> Iterator[HttpServer]:
-    with serve("memory:", lambda store: [Revoking(Api(store), ANYBODY)]) as running:
+    with serve("memory:", lambda store: [Revoking(Api(store), UNCHECKED)]) as running:
         yield running
 
 
@@ -1217,7 +1217,7 @@ def test_every_receipt_that_is_refused_as_stale_is_counted() -> None:
         assert found is not None
         return found
 
-    with serve("memory:", lambda store: [Posing(Api(store, stale=metrics.stale_receipt), ANYBODY)]) as server:
+    with serve("memory:", lambda store: [Posing(Api(store, stale=metrics.stale_receipt), UNCHECKED)]) as server:
         server.owner.engine.observer = metrics
         for name in ("a", "b"):
             good(server.client.put(f"/v1/queues/{name}", json={}), 201)

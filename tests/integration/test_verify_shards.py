@@ -74,7 +74,7 @@ DAMAGE: dict[str, tuple[bytes, bytes | None, str]] = {
         "is no journal name",
     ),
     "a consumer from no time": (records.consumer_key("last"), WHOLE._replace(created_ms=-1).encode(), "is no time"),
-    "a name that is no text": (records.CONSUMER.key(b"\xff"), WHOLE.encode(), "is not UTF-8"),
+    "a name that is not text": (records.CONSUMER.key(b"\xff"), WHOLE.encode(), "is not UTF-8"),
     "no name": (records.CONSUMER.raw, WHOLE.encode(), "has no name"),
     "a shard without its consumer": (
         records.shard_key("x", 0),

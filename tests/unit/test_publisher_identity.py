@@ -23,7 +23,7 @@ from detent.message import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, ProducerId, clock
 from detent.queue import QueueMachine
 from detent.remote import wire
 from detent.remote.app import OwnerApp
-from detent.server.access import ANYBODY, Caller, Grant
+from detent.server.access import UNCHECKED, Caller, Grant
 from detent.verify import verify as verify_journals
 from world import START_MS, World
 
@@ -103,7 +103,7 @@ def now_clock(world: World, plus_ms: int = 0) -> int:
 
 
 @pytest.mark.parametrize("flags", [OUTSIDE_TXN, CONTINUE_TXN, ACK_TXN])
-@pytest.mark.parametrize("thief", [STRANGER, VICTIM, ANYBODY])
+@pytest.mark.parametrize("thief", [STRANGER, VICTIM, UNCHECKED])
 def test_a_client_cannot_publish_under_another_publishers_producer(world: World, flags: int, thief: Caller) -> None:
     publisher = publisher_of(world, Door(world, VICTIM))
     publisher.publish("j", [b"one"])

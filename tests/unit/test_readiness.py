@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from detent.errors import Busy, Corrupt, DetentError, Fenced, LimitExceeded, OutcomeUnknown, StaleReceipt
-from detent.server.access import NOBODY
+from detent.server.access import UNKNOWN
 from detent.server.app import refusal
 from detent.server.http import Request
 from detent.server.metrics import Metrics
@@ -28,7 +28,7 @@ def test_a_store_that_refuses_makes_the_server_not_ready(error: type[DetentError
         store: Any = Refusing()
         scope = {"method": "GET", "path": READY, "query_string": b"", "headers": []}
         with pytest.raises(DetentError, match="so many sessions") as caught:
-            await Operators(store, Metrics()).answer(Request(scope, receive), NOBODY)
+            await Operators(store, Metrics()).answer(Request(scope, receive), UNKNOWN)
         assert refusal(caught.value).status == 503
 
     asyncio.run(main())

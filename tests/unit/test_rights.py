@@ -15,7 +15,7 @@ from detent.queue import reader_operations as readers
 from detent.queue.filters import default_filter
 from detent.remote import LocalOwner, rights
 from detent.remote.wire import MACHINES
-from detent.server.access import ANYBODY, Caller, Grant
+from detent.server.access import UNCHECKED, Caller, Grant
 from detent.server.keys import parse_grant
 from detent.shard import operations as shards
 
@@ -24,7 +24,7 @@ class Notes:
     """A caller who may do everything, and notes what was asked for."""
 
     name = key = "notes"
-    grants = ANYBODY.grants
+    grants = UNCHECKED.grants
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, ...]] = []
@@ -119,7 +119,7 @@ def test_what_is_asked_for(operation: Any, asked: list[tuple[str, ...]]) -> None
         notes = Notes()
         rights.require(notes, [operation], owner.queues)
         assert notes.asked == asked
-        rights.require(ANYBODY, [operation], owner.queues)
+        rights.require(UNCHECKED, [operation], owner.queues)
 
 
 def test_one_operation_that_is_not_allowed_refuses_all() -> None:

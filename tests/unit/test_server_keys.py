@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from detent.errors import Denied, Exists, Invalid, LimitExceeded, NotFound, Unavailable
 from detent.server import keys, sigv4
-from detent.server.access import ANYBODY, NOBODY, Caller
+from detent.server.access import UNCHECKED, UNKNOWN, Caller
 from detent.server.http import Request
 from detent.server.keys import Key, KeyRing, Unauthenticated, new_key, parse_grant
 
@@ -60,12 +60,12 @@ def test_a_grant_allows_what_it_says(grant: str, right: Any, kind: Any, name: st
 
 def test_what_concerns_the_whole_store_needs_a_right_on_everything() -> None:
     Caller("c", (parse_grant("consume:*:*"),)).require_everywhere("consume")
-    ANYBODY.require_everywhere("admin")
+    UNCHECKED.require_everywhere("admin")
     for grant in ("consume:queue:*", "consume:*:a*", "publish:*:*"):
         with pytest.raises(Denied):
             Caller("c", (parse_grant(grant),)).require_everywhere("consume")
     with pytest.raises(Denied):
-        NOBODY.require_everywhere("consume")
+        UNKNOWN.require_everywhere("consume")
 
 
 @pytest.mark.parametrize("text", ["", "publish", "publish:queue", "publish:queue:", "read:queue:x", "publish:topic:x"])

@@ -318,7 +318,7 @@ def decode_block(value: bytes, *, is_checked: bool = False) -> Any:
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(payload), SCHEMA)
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
-        raise Corrupt(f"a block with a right checksum is no record batch: {error}") from error
+        raise Corrupt(f"a block with a right checksum is not a record batch: {error}") from error
     if batch.num_rows != head.rows:
         raise Corrupt(f"a block holds {batch.num_rows} rows where its head says {head.rows}")
     return batch

@@ -24,7 +24,7 @@ REPLACED_MAX: Final = 16
 """Replaced runs that a row remembers. A driver that is so many restarts behind has been dead for long."""
 
 NO_BATCH: Final = -1
-"""The batch of a row that was reset: nothing is entered, and whoever comes first says which query it is."""
+"""The batch of a row that was reset: nothing is entered, and the first query that comes takes it."""
 
 DIGEST_BYTES: Final = 16
 """What identifies an input, a start or an end: a digest of it."""
@@ -93,7 +93,7 @@ class Row(NamedTuple):
         return row
 
     def _check(self, reader: ByteReader) -> None:
-        """What no writer leaves: numbers that do not go together, runs that are nobody's or there twice."""
+        """What no writer leaves: numbers that do not go together, runs without a row or there twice."""
         if self.batch < NO_BATCH or not self._counts_agree():
             raise reader.corrupt(f"{self.entries} entries, and batch {self.batch} as the highest")
         if not self.entries and (self.query or self.run):

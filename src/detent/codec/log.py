@@ -173,7 +173,7 @@ class SequenceAllocator:
 
     def give_back(self) -> SeqBlock | None:
         """Let go of the reserved numbers that are left, before a clean end: the block to write, if that says anything.
-        Whoever loads it goes on without a gap."""
+        A reader that loads it goes on without a gap."""
         if not self._next or not self.unused:
             return None
         self._end = self._next

@@ -231,7 +231,8 @@ def _decode_one(count: int, fields: list[int], headers: bytes, *, alike: bool) -
 
 @lru_cache(256)
 def _decode_headers(value: bytes) -> dict[str, str]:
-    """Headers that end an entry. Most messages have those of others, which share the dictionary: nobody changes it."""
+    """Headers that end an entry. Most messages have those of others, which share the dictionary: it is never
+    changed."""
     reader = ByteReader(value, "message metadata")
     headers = _read_headers(reader)
     reader.finish()

@@ -30,9 +30,9 @@ PARTITIONS: Final = (BY_JOURNAL, BY_KEY)
 """How a consumer is divided: each journal is one shard's, or every shard reads all and takes the keys that are its."""
 
 FENCE_STEP: Final = 1 << 20
-"""The fence of a new shard begins at so many times its number. Numbers rise and are never given twice, so whoever had
-opened a shard of a deleted consumer is below the fence of the one that has its name now. It opens a shard a million
-times before it comes near the next one's, and all of it fits the integers of JSON."""
+"""The fence of a new shard begins at so many times its number. Numbers rise and are never given twice, so a process
+that had opened a shard of a deleted consumer is below the fence of the one that has its name now. It opens a shard a
+million times before it comes near the next one's, and all of it fits the integers of JSON."""
 
 FIRST_NUMBER: Final = 1
 
@@ -174,7 +174,7 @@ class Consumer(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """Where a journal is to be read from, by whoever has not yet seen this generation of the shard."""
+    """Where a journal is to be read from, by a process that has not yet seen this generation of the shard."""
 
     offset: int
     generation: int
@@ -183,7 +183,7 @@ class Reset(NamedTuple):
 class Shard(NamedTuple):
     """One shard: its number, the fence that rises whenever it is opened, and who holds it for how long.
 
-    `holder` is empty, and `ttl_ms` 0, if nobody does. `generation` counts the resets of its journals; `resets` is the
+    `holder` is empty, and `ttl_ms` 0, if none does. `generation` counts the resets of its journals; `resets` is the
     last one of each journal that was ever reset.
     """
 

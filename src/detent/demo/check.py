@@ -28,7 +28,7 @@ CREATE OR REPLACE TEMP TABLE found AS
 SELECT place, TRY_CAST(said->>'id' AS BIGINT) AS id, TRY_CAST(said->>'amount' AS BIGINT) AS amount
 FROM (SELECT place, TRY_CAST(TRY(decode(body)) AS JSON) AS said FROM rows)
 """
-"""A body that is no order has no id, and is strange."""
+"""A body that is not an order has no id, and is strange."""
 
 _FAULTS: Final = """
 CREATE OR REPLACE TEMP TABLE lost AS SELECT id FROM wanted ANTI JOIN found USING (id);

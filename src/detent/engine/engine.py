@@ -86,14 +86,14 @@ class Engine:
         return self.time.now_ms()
 
     def new_session(self, holder: str = "") -> bytes:
-        """A session for one client; of a server's clients, for whoever holds this key."""
+        """A session for one client; of a server's clients, for the holder of this key."""
         return self._sessions.new_session(self.now_ms(), holder)
 
     def require_given(self, session: bytes, holder: str) -> None:
         """`SessionExpired` unless an owner of this store gave this session to this holder: strangers make up names.
         One of the wrong length is refused, as what it is, with the request."""
         if len(session) == SESSION_BYTES and not self._sessions.was_given(session, holder):
-            raise SessionExpired("this session was given to somebody else, or to nobody; open a new one")
+            raise SessionExpired("this session was not given to this client; open a new one")
 
     def digest(self, purpose: bytes, content: bytes) -> bytes:
         """What only an owner of this store can make of some content: it proves what an owner has given."""
@@ -197,7 +197,7 @@ class Engine:
     def _run_group(self, group: list[Ticket]) -> None:
         """Decide every ticket of the group, and answer all of them, whatever happens.
 
-        But for an interrupt of the leading thread: that one leaves undecided tickets to whoever heals the lead.
+        But for an interrupt of the leading thread: that one leaves undecided tickets to the thread that heals the lead.
         """
         began, self._sync_s = time.perf_counter(), 0.0
         try:
@@ -394,7 +394,7 @@ class Engine:
         self._stale = False
 
     def _keep_secret(self) -> None:
-        """Make durable what proves the names of sessions, once in a store's life and before anybody gets one: an owner
+        """Make durable what proves the names of sessions, once in a store's life and before a client gets one: an owner
         that dies with the first transactions would leave names that prove nothing to the next."""
         if self._sessions.has_new_secret:
             batch = Batch()
@@ -402,7 +402,7 @@ class Engine:
             self._writer.commit(batch)
 
     def _recover(self) -> None:
-        """Memory may be ahead of the disk: drop it and read again before anybody is served."""
+        """Memory may be ahead of the disk: drop it and read again before a caller is served."""
         self._writer.recover()
         self._load()
 
@@ -416,7 +416,7 @@ class Engine:
         try:
             self._recover()
         except Exception as failure:
-            # Whether it is durable, whoever opens the store next will find out.
+            # Whether it is durable, the next owner will find out.
             for ticket in group:
                 ticket.results, ticket.decided = None, True
                 ticket.error = OutcomeUnknown(

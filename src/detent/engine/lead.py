@@ -1,10 +1,10 @@
-"""Who commits next. A caller that finds nobody at work leads: it takes those who wait along and answers all of them.
+"""Who commits next. A caller that finds no leader leads: it takes those who wait along and answers all of them.
 
 The lead then goes to the first of those who came meanwhile; asynchronous callers, who have no thread to spare, are led
 by a thread of the engine, or by an event loop that has offered itself. The order of changes below is such that an
-interrupted leader (Ctrl-C can strike between any two steps) still has the lead until somebody else has it, so that
-`_heal` can pass it on and nobody waits for ever. An interrupt that hits even that is found by those who wait: a leader
-whose thread is no longer in here does not lead.
+interrupted leader (Ctrl-C can strike between any two steps) still has the lead until another thread has it, so that
+`_heal` can pass it on and no caller waits for ever. An interrupt that hits even that is found by those who wait: a
+leader whose thread is no longer in here does not lead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WAITING_BYTES_MAX: Final = 256 << 20
 
 ROOM_WAIT_S: Final = 30.0
 WATCH_S: Final = 1.0
-"""How long a caller waits before it looks whether anybody is still at work."""
+"""How long a caller waits before it looks whether a leader is still at work."""
 
 CLOSE_WAIT_S: Final = 60.0
 

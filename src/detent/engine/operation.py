@@ -99,7 +99,7 @@ class Machine(Protocol):
         ...
 
     def committed(self) -> None:
-        """The group is durable: wake whoever waits for it."""
+        """The group is durable: wake those who wait for it."""
         ...
 
     def due(self, now_ms: int) -> Iterable[Operation]:

@@ -80,7 +80,7 @@ class Ticket:
 
     @property
     def weight(self) -> int:
-        """About how many bytes the request carries; counted only when somebody has to wait."""
+        """About how many bytes the request carries; counted only when a caller has to wait."""
         if self._weight < 0:
             operations = self.request.operations
             self._weight = operations[0].weight() if len(operations) == 1 else sum(o.weight() for o in operations)
@@ -107,7 +107,7 @@ class Ticket:
             self._wake.release()
 
     def decide(self, outcome: list[Any] | DetentError) -> None:
-        """Take an outcome that somebody else has found out."""
+        """Take an outcome that another thread has found out."""
         if isinstance(outcome, DetentError):
             self.error = outcome
         else:
@@ -131,7 +131,7 @@ class Ticket:
 
 
 class Observer(Protocol):
-    """Somebody who counts what an engine does."""
+    """What counts the doings of an engine."""
 
     def group(self, group: Sequence[Ticket], seconds: float, sync_seconds: float) -> None:
         """A group was decided and answered; making it durable took `sync_seconds` of the time, 0 if nothing had to be.

@@ -10,7 +10,8 @@ The answers of one group are one record, written in the group's own batch. The r
   stamp at or below it is refused with `Fenced`, so that forgetting a session never lets a late retry be applied twice.
 
 Sessions are named by the owner, and a name proves that: it ends with a keyed digest of itself and of whom it was given
-to. Whoever invents one could else raise that mark beyond all that will ever be, or ask for somebody else's answers.
+to. A client that invents one could else raise that mark beyond all that will ever be, or ask for another client's
+answers.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ back later still is not served twice, but may not learn the answer that it has m
 SECRET_BYTES: Final = 16
 RANDOM_BYTES: Final = 3
 PROOF_BYTES: Final = 5
-"""A name's stamp has 8 bytes, so that all together are 16. Nobody can try 2**40 proofs over a network."""
+"""A name's stamp has 8 bytes, so that all together are 16. 2**40 proofs cannot be tried over a network."""
 
 REPEATED_MAX: Final = 10_000
 """Requests of which it is known that they were sent again; of more than that, the newest ones."""
@@ -194,8 +195,8 @@ class Sessions:
             and record not in references
             and next(iter(session.answers)) < floor
         ):
-            # One call after another: its record takes the place of the one before, which nobody needs any more. (Not so
-            # for a late one, which comes after a higher sequence whose answer its client still waits for.)
+            # One call after another: its record takes the place of the one before, which is not needed any more. (Not
+            # so for a late one, which comes after a higher sequence whose answer its client still waits for.)
             del references[last]
             self._obsolete.append(last)
             references[record] = 2
@@ -229,7 +230,7 @@ class Sessions:
         self._obsolete.append(record)
 
     def flush(self, batch: Batch, now_ms: int) -> None:
-        """Put the group's answers into its batch, and drop the records that nobody needs."""
+        """Put the group's answers into its batch, and drop the records that are not needed."""
         for record in self._obsolete:
             batch.delete(ANSWERS.raw + u64(record))
         self._obsolete.clear()

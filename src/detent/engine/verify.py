@@ -75,7 +75,7 @@ class Counts:
 
 
 class Tally:
-    """Counts what is looked at, and tells whoever wants to know how far it has come."""
+    """Counts what is looked at, and tells its listener how far it has come."""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self.counts = Counts()

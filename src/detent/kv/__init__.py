@@ -95,7 +95,7 @@ def open_reader(url: str) -> Reader:
 
 
 def open_objects(url: str) -> Objects:
-    """Objects in a folder or below a prefix of a bucket that is no store: each is there under its own name."""
+    """Objects in a folder or below a prefix of a bucket that is not a store: each is there under its own name."""
     location = parse_url(url)
     if location.scheme == "memory":
         from detent.kv.memory import space_for

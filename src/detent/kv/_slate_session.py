@@ -114,7 +114,7 @@ class Loop:
             raise
 
     def stop(self) -> None:
-        """End the thread. Whoever still waits for something is told; without that it would wait for ever."""
+        """End the thread. A caller that still waits for something is told; without that it would wait for ever."""
         with self._gate:
             if self._stopped or self._pid != os.getpid():
                 return

@@ -21,7 +21,7 @@ BATCH_BYTES_MAX = 256 << 20
 """One commit holds its batch in memory; group commit stops far below this."""
 
 RESERVED_PREFIX = b"\x00"
-"""Keys that start with this byte belong to the engine itself (its epoch); nobody else may use them."""
+"""Keys that start with this byte belong to the engine itself (its epoch); no other layer may use them."""
 
 FIRST_KEY = b"\x01"
 """The lowest key that is not the engine's own."""
@@ -197,7 +197,7 @@ class Writer(Reader, Protocol):
     def commit(self, batch: Batch) -> None:
         """Make the batch durable, whole, before returning.
 
-        `Fenced` when a later writer has opened the store: nothing of the batch is visible to anyone. `Unavailable`
+        `Fenced` when a later writer has opened the store: nothing of the batch is ever visible. `Unavailable`
         when the engine could not say whether it was written; the caller then drops what it remembers, calls
         :meth:`recover` and reads again.
         """

@@ -118,7 +118,7 @@ class CommitLog:
         self.tip = Tip(directory, name, create=True)
         try:
             self._file = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            # Whoever may read the data file may read these too.
+            # A user who may read the data file may read these too.
             like = (directory / "data.mdb").stat()
             for made in (unnamed, tip):
                 with contextlib.suppress(PermissionError):

@@ -114,7 +114,7 @@ def checksum_of(seed: int, pieces: Sequence[bytes | memoryview]) -> int:
 
 def decode_record(name: LogName, data: bytes | memoryview) -> Record | None:
     """The record at the start of `data`; None where there is none of this log, or only part of one. `Corrupt` if its
-    checksum is right and it is no commit all the same."""
+    checksum is right and it is not a commit all the same."""
     head = decode_head(name, data)
     if head is None or head.size > len(data):
         return None

@@ -49,7 +49,7 @@ FREE_BYTES_MIN: Final = 512 << 10
 """What a new store takes: LMDB's first pages and its lock file."""
 
 LOST_VIEWS_S: Final = 0.05
-"""How often a resize looks whether a view that an interrupt has lost is gone; nobody says so."""
+"""How often a resize looks whether a view that an interrupt has lost is gone; it does not tell."""
 
 SNAPSHOT_TRIES: Final = 1000
 """A snapshot is taken again when the log moved on between LMDB's part and its own, a few times a second at most."""
@@ -157,7 +157,7 @@ class Environment:
             return lmdb.open(os.fspath(path), **options)
         except lmdb.Error as error:
             if "Read-only" in str(error):
-                # Nobody can write to a read-only file system, so readers need no lock there.
+                # No process can write to a read-only file system, so readers need no lock there.
                 return lmdb.open(os.fspath(path), readonly=True, lock=False, **options)
             if "denied" in str(error):
                 raise Unavailable(
@@ -243,7 +243,7 @@ class Environment:
 
     def _lengthen(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Make the file as long as the commit may need. LMDB counts pages that it takes and gives back in one commit
-        and never writes, so a whole file could end before the last page that was counted; then nobody could tell it
+        and never writes, so a whole file could end before the last page that was counted; then nothing could tell it
         from one that was cut short. What is added takes no room on the disk."""
         page = self.lmdb.stat()["psize"]
         pages = self.lmdb.info()["last_pgno"] + 1 + pages_for(changes, self.lmdb.stat(), page)

@@ -310,7 +310,7 @@ class FileWriter(FileReader):
     # -- after a failure, now and then, at last -----------------------------------------------------------------
 
     def recover(self) -> None:
-        """Settle a commit that was interrupted: either everybody has seen it, or nobody ever will."""
+        """Settle a commit that was interrupted: either all readers see it, or none ever will."""
         with self._lock:
             self._look_again()
             log, number = self._log, self._unsettled

@@ -50,7 +50,7 @@ class Overlay:
         return self._versions.get(key)
 
     def keys(self) -> list[bytes]:
-        """The touched keys in order; a list that nobody changes any more."""
+        """The touched keys in order; a list that does not change any more."""
         keys, sorted_ones = self._order
         count = len(self._added)
         if count > sorted_ones:

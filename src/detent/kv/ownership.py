@@ -75,7 +75,7 @@ class OwnerLock:
         self._announced = False
 
     def try_acquire(self) -> bool:
-        """Take the lock if nobody has it."""
+        """Take the lock if it is free."""
         try:
             make_directories(self._directory, PRIVATE)
             file = os.open(self._directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -125,7 +125,7 @@ _held: weakref.WeakSet[OwnerLock] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    # A child that kept the descriptor would hold the lock after its parent's death, with nobody answering.
+    # A child that kept the descriptor would hold the lock after its parent's death, with no process that answers.
     for lock in list(_held):
         lock.forget()
 
@@ -143,7 +143,7 @@ def _read_note(directory: Path) -> Owner | None:
 
 
 def is_owned(directory: Path) -> bool:
-    """Whether somebody holds the lock of this very folder: the note about an owner may be a copy."""
+    """Whether a process holds the lock of this very folder: the note about an owner may be a copy."""
     try:
         file = os.open(directory / "owner.lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -168,7 +168,8 @@ def read_owner(directory: Path) -> Owner | None:
 
 
 def end_owner(directory: Path, owner: Owner) -> None:
-    """Kill the owner of a store that does not answer, so that its lock is free; nobody else, if it was replaced."""
+    """Kill the owner of a store that does not answer, so that its lock is free; no other process, if it was
+    replaced."""
     if read_owner(directory) != owner:
         return
     if owner.is_elsewhere:
@@ -214,8 +215,8 @@ def remove_socket_folder(path: Path) -> None:
 
 
 def _remove_remains(directory: Path) -> None:
-    """Remove what a killed owner has left in the temporary directory. Its note may be a copy, or anybody's words: what
-    goes is a socket on which nobody listens, in a folder such as we make, of our own user; and nothing else."""
+    """Remove what a killed owner has left in the temporary directory. Its note may be a copy, or forged: what
+    goes is a socket on which no process listens, in a folder such as we make, of our own user; and nothing else."""
     note = _read_note(directory)
     if note is None or not isinstance(note.socket, str):
         return
@@ -241,5 +242,5 @@ def _is_served(path: Path) -> bool:
     except (FileNotFoundError, ConnectionRefusedError):
         return False
     except BlockingIOError:
-        pass  # more callers than it can take: somebody is there
+        pass  # more callers than it can take: the owner is there
     return True

@@ -5,7 +5,7 @@
 
 A commit costs one PUT, so its latency is the object store's: few large batches beat many small ones. Opening a store
 for writing fences the writer before it; that one learns it from its next commit, which raises `Fenced` and leaves no
-trace. Readers, in any process, follow the log of commits and disturb nobody.
+trace. Readers, in any process, follow the log of commits and disturb no one else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from detent.kv.base import BATCH_BYTES_MAX, RESERVED_PREFIX, Batch
 from detent.kv.stored import FORMAT_VERSION, OnDamage, from_stored, to_stored
 
 COMMIT_SECONDS = 60.0
-"""SlateDB retries a failed PUT without end. A caller should hear of an outage while somebody still waits."""
+"""SlateDB retries a failed PUT without end. A caller should hear of an outage while it still waits."""
 
 COMMITS_PER_TABLE = 1024
 """Maintenance writes a table after so many commits: an opening writer or reader replays what is in none, one GET each,
@@ -101,7 +101,7 @@ class SlateWriter(Session):
 
     def _take_over(self) -> None:
         # The manifest's writer epoch may already be that of the next writer when we read it. This record cannot:
-        # it is durable only while nobody has fenced us, so it grows by one with each writer.
+        # it is durable only while no later writer has fenced us, so it grows by one with each writer.
         before, last_commit, _ = Epoch.decode(self._run(self._db.get(EPOCH_KEY)))
         self.epoch = before + 1
         batch = self._numbered_batch()
@@ -163,7 +163,8 @@ class SlateWriter(Session):
             self._settle(native, points=True)
 
     def _settle(self, native: Any, *, points: bool = False) -> None:
-        """Write durably, or remember that nobody knows. An interrupt (Ctrl-C) leaves the outcome open as well."""
+        """Write durably, or remember that the outcome is unknown. An interrupt (Ctrl-C) leaves the outcome open as
+        well."""
         try:
             self._run(self._write(native, points=points), self._commit_seconds)
         except Fenced as error:

@@ -30,7 +30,7 @@ def enter(row: Row, op: EnterLedger, now_ms: int, inputs: Inputs = NO_INPUTS) ->
     """The row with the batch in it; `Fenced`, `AlreadyEntered` or `OtherInput` if it does not belong there.
 
     A replaced run is told so before anything else. To be told that its batch is done, or that the ledger can be reset,
-    would be true and would mislead it: whoever replaced it goes on.
+    would be true and would mislead it: the one that replaced it goes on.
     """
     if op.run in row.replaced:
         raise Fenced(

@@ -45,11 +45,11 @@ class Ledgers:
         self.commit([ops.ResetLedger(name)])
 
     def delete_ledger(self, name: str) -> None:
-        """Forget a ledger altogether, with the runs that were replaced. Only for names that nobody uses any more."""
+        """Forget a ledger altogether, with the runs that were replaced. Only for names that are not used any more."""
         self.commit([ops.DeleteLedger(name)])
 
     def pin(self, name: str, offsets: Mapping[str, int]) -> dict[str, int]:
-        """Keep offsets under a name and answer them; if there are some already, those: whoever was first decides."""
+        """Keep offsets under a name and answer them; if there are some already, those: the first caller decides."""
         found: dict[str, int] = self.commit([_pinning(name, offsets)])[0].offsets
         return found
 

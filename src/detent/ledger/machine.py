@@ -95,7 +95,7 @@ class LedgerMachine:
         self._pins.flush(batch)
 
     def committed(self) -> None:
-        """Nobody waits for a ledger."""
+        """No caller waits for a ledger."""
 
     def due(self, now_ms: int) -> Iterable[Operation]:
         """Nothing is ever forgotten by itself."""
@@ -118,7 +118,7 @@ class LedgerMachine:
         row = self._rows.get(op.name)
         if row is None:
             if len(self._rows) >= ops.LEDGERS_MAX:
-                raise LimitExceeded(f"there are {ops.LEDGERS_MAX} ledgers already: delete those that nobody uses")
+                raise LimitExceeded(f"there are {ops.LEDGERS_MAX} ledgers already: delete those that are not used")
             row = entering.new_row(context.now_ms)
         known = self._inputs_of(op.name)
         self._set(op.name, entering.enter(row, op, context.now_ms, known), context)
@@ -190,7 +190,7 @@ class LedgerMachine:
         if len(self._pins) >= ops.PINS_MAX or self._pin_bytes + len(value) > ops.PINS_BYTES_MAX:
             raise LimitExceeded(
                 f"a store keeps at most {ops.PINS_MAX} pins, of {ops.PINS_BYTES_MAX} bytes together: unpin those that "
-                "nobody uses"
+                "are not used"
             )
         self._set_pin(op.name, value, len(value), context)
         return ops.Pinned(dict(sorted(op.offsets.items())), True)

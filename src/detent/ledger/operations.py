@@ -28,7 +28,7 @@ NAME_BYTES_MAX: Final = names.TEXT_NAME_BYTES_MAX
 
 QUERY_BYTES_MAX: Final = 128
 RUN_BYTES_MAX: Final = 128
-"""Query and run are ids that somebody else makes, mostly UUIDs of 36 bytes."""
+"""Query and run are ids that other programs make, mostly UUIDs of 36 bytes."""
 
 PLANS_MAX: Final = 10_000
 PLANS_BYTES_MAX: Final = 64 << 20
@@ -244,7 +244,7 @@ def check_enter(op: EnterLedger) -> None:
         if not names.is_text(text, limit):
             raise Invalid(f"{text!r} is no {what}: use up to {limit} bytes of text without control characters")
     if type(op.batch) is not int or not 0 <= op.batch <= BATCH_MAX:
-        raise Invalid(f"{op.batch!r} is no batch: batches are numbered from 0 to {BATCH_MAX}")
+        raise Invalid(f"{op.batch!r} is not a batch: batches are numbered from 0 to {BATCH_MAX}")
     if not isinstance(op.input, bytes) or len(op.input) not in {0, DIGEST_BYTES}:
         raise Invalid(f"{op.input!r} does not identify an input: use a digest of {DIGEST_BYTES} bytes")
 
@@ -259,7 +259,7 @@ def check_pin(op: PinOffsets) -> None:
     for journal, offset in op.offsets.items():
         names.check_name(journal, "journal")
         if type(offset) is not int or not 0 <= offset <= OFFSET_MAX:
-            raise Invalid(f"{offset!r} is no offset of {journal!r}: offsets are numbered from 0 on")
+            raise Invalid(f"{offset!r} is not an offset of {journal!r}: offsets are numbered from 0 on")
 
 
 def check_plan(op: PlanOffsets) -> None:
@@ -278,7 +278,7 @@ def check_stream(op: DeclareStream) -> None:
             raise Invalid(f"a stream reads and writes at most {PLACES_MAX} places, in dictionaries")
         for place, number in places.items():
             if not place or not names.is_text(place, PLACE_BYTES_MAX):
-                raise Invalid(f"{place!r} is no place of a stream: use up to {PLACE_BYTES_MAX} bytes of text")
+                raise Invalid(f"{place!r} is not a place of a stream: use up to {PLACE_BYTES_MAX} bytes of text")
             if type(number) is not int or not 0 <= number <= OFFSET_MAX:
                 raise Invalid(f"{number!r} is not the number of {place!r}")
 

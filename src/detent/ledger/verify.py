@@ -81,7 +81,7 @@ def _check_stream(name: str, value: bytes, tally: Tally) -> None:
 
 
 def _check_times(*times_ms: int) -> None:
-    """Later times have no date, and nobody could be shown the record."""
+    """Later times have no date, and the record could not be shown."""
     for time_ms in times_ms:
         if not 0 <= time_ms <= ops.TIME_MS_MAX:
-            raise Corrupt(f"{time_ms} is no time in milliseconds since 1970")
+            raise Corrupt(f"{time_ms} is not a time in milliseconds since 1970")

@@ -155,7 +155,7 @@ class Sequencer:
         track = self._producers.get(key)
         outcome, after = decide(flags, clock, track.state if track else None, begin, self._floors.get(journal, 0))
         if clock == 0:
-            # Not sequenced: delivered by way of a record that nobody keeps.
+            # Not sequenced: delivered by way of a record that is not kept.
             self._delivery = _Delivery(outcome, envelope, _Producer(first_sight(0)), None)
             return outcome
         if track is None and after is not None:

@@ -36,7 +36,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever sent a request, as far as the server knows."""
+    """The sender of a request, as far as the server knows."""
 
     name: str
     grants: tuple[Grant, ...]
@@ -58,8 +58,8 @@ class Caller:
             raise Denied(f"{self.name} may not {right} on the whole store")
 
 
-ANYBODY: Final = Caller("anybody", (Grant("admin", EVERYTHING, EVERYTHING),))
+UNCHECKED: Final = Caller("anybody", (Grant("admin", EVERYTHING, EVERYTHING),))
 """The caller of a server without credentials: it listens on the loopback address, or was told to."""
 
-NOBODY: Final = Caller("nobody", ())
+UNKNOWN: Final = Caller("nobody", ())
 """The caller of what needs no right at all."""

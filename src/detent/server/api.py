@@ -142,7 +142,7 @@ def _decode_name(segment: bytes, route: Route) -> str:
     try:
         name = unquote_to_bytes(segment).decode()
     except UnicodeDecodeError as error:
-        raise Invalid(f"the name in this path is no UTF-8: {error}") from error
+        raise Invalid(f"the name in this path is not UTF-8: {error}") from error
     if route.kind is not None:
         check_name(name, route.kind)
     return name

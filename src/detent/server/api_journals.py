@@ -220,7 +220,7 @@ async def _range(call: Call[None, ReadQuery]) -> tuple[int, int]:
     start = first if query.start is None else query.start
     end = max(start, following) if query.end is None else query.end
     if end < start:
-        raise Invalid(f"[{start}, {end}) is no range")
+        raise Invalid(f"[{start}, {end}) is not a range")
     if start < first:
         raise NotFound(f"{what} {start} of {name!r} is gone: it now begins at {first}")
     if max(start, end) > following:
@@ -253,7 +253,7 @@ def _page_messages(call: Call[None, ReadQuery], start: int, stop: int) -> list[J
 
 async def _stream(call: Call[None, ReadQuery], start: int, stop: int) -> Response:
     """An Arrow stream. Its first part is read before it is promised; if a later one fails, the connection ends without
-    the end of the stream, so that nobody takes it for whole."""
+    the end of the stream, so that no reader takes it for whole."""
     call.traced(stop - start)
     parts = arrow.stream(_batches(call, start, stop))
     first = await anext(parts)
@@ -267,7 +267,7 @@ async def _stream(call: Call[None, ReadQuery], start: int, stop: int) -> Respons
 
 
 async def _batches(call: Call[None, ReadQuery], start: int, stop: int) -> AsyncIterator[Any]:
-    """Record batches, for as long as somebody takes them."""
+    """Record batches, for as long as the client takes them."""
     if start >= stop:
         return
     gone = asyncio.create_task(call.request.disconnected())

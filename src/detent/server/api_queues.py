@@ -216,7 +216,7 @@ async def claim(call: Call[ClaimRequest, None]) -> Response:
             while not found and (left_ms := poll.left_ms):
                 await poll.race(queue.wait(timedelta(milliseconds=left_ms)))
                 await call.still_allowed()
-                if not poll.abandoned:  # what is claimed for a client that has gone, nobody acknowledges
+                if not poll.abandoned:  # a client that has gone acknowledges nothing
                     found = await _claim(call)
     call.traced(len(found))
     if not found:
@@ -426,7 +426,7 @@ def _described(info: MessageInfo, places: list[MessagePlace]) -> Response:
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise Invalid(f"{text[:100]!r} is no message number")
+        raise Invalid(f"{text[:100]!r} is not a message number")
     return int(text)
 
 

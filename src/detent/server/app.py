@@ -15,7 +15,7 @@ from detent.errors import Denied, DetentError, Unavailable
 from detent.remote import rights, wire
 from detent.remote.handing import hand_over
 from detent.server import sigv4
-from detent.server.access import ANYBODY, NOBODY, Caller
+from detent.server.access import UNCHECKED, UNKNOWN, Caller
 from detent.server.http import JSON_BYTES_MAX, Receive, Request, Response, Scope, Send, WrongEncoding
 from detent.server.keys import KeyRing, Unauthenticated
 from detent.server.tracing import Tracing
@@ -72,8 +72,8 @@ class Counting(Protocol):
 
 
 class Application:
-    """All parts behind one port, as ASGI. Without keys, anybody may do anything; then `hosts` says which values of the
-    header `Host` a request may have."""
+    """All parts behind one port, as ASGI. Without keys, any caller may do anything; then `hosts` says which values of
+    the header `Host` a request may have."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Application:
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. What nobody has thought of is answered too, with nothing but that it happened."""
+        """Answer one request. An unforeseen failure is answered too, with nothing but that it happened."""
         if scope["type"] != "http":
             return
         began = time.monotonic()
@@ -139,7 +139,7 @@ class Application:
         keys = self._keys
         if keys is None or request.path in self._public:
             self._check_page(request)
-            return ANYBODY if keys is None else NOBODY
+            return UNCHECKED if keys is None else UNKNOWN
         given = request.headers.get("authorization", "")
         kind, _, token = given.partition(" ")
         if kind.lower() == "bearer":
@@ -151,7 +151,7 @@ class Application:
         raise Unauthenticated("this server wants to know who asks: send a bearer token, or sign the request")
 
     def _check_page(self, request: Request) -> None:
-        """`Denied` to what a browser of this machine sends for somebody else's page, where no secret keeps it out: a
+        """`Denied` to what a browser of this machine sends for another site's page, where no secret keeps it out: a
         page of another origin, or one that has made its own name lead to this machine."""
         if is_foreign(request):
             raise Denied(
@@ -224,5 +224,5 @@ def refusal(error: DetentError) -> Response:
 
 
 def problem(status: int, name: str, message: str) -> Response:
-    """An error that is no exception."""
+    """An error that is not an exception."""
     return Response(msgspec.json.encode(wire.Problem(name, message)), status=status, type=wire.PROBLEM_TYPE)

@@ -32,7 +32,7 @@ def read_table(data: bytes) -> Any:
             if size > APPEND_BYTES_MAX:
                 raise LimitExceeded(f"one append has at most {APPEND_BYTES_MAX} bytes: send it in parts")
     except Invalid as error:
-        raise Invalid(f"this is no Arrow IPC stream of messages: {error}") from error
+        raise Invalid(f"this is not an Arrow IPC stream of messages: {error}") from error
     return pa.Table.from_batches(batches, schema)
 
 

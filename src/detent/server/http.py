@@ -62,7 +62,7 @@ class WrongEncoding(Invalid):
 
 
 class Request:
-    """One request. The body is read when it is asked for, so that whoever is not allowed in sends it in vain."""
+    """One request. The body is read when it is asked for, so that a caller who is not allowed in sends it in vain."""
 
     __slots__ = (
         "_body",
@@ -89,10 +89,10 @@ class Request:
         self.headers: dict[str, str] = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        # What it turned out to be about, for whoever traces requests: a verb such as publish, and the queue or journal.
+        # What it turned out to be about, for tracing: a verb such as publish, and the queue or journal.
         self.operation = ""
         self.destination = ""
-        self.caller = ""  # the name of whoever sent it, once that is known
+        self.caller = ""  # the sender's name, once it is known
         self.receive = receive
         # Who asks now, for answers that take their time: a key may be revoked meanwhile.
         self.recheck: Callable[[], Awaitable[Any]] | None = None
@@ -132,7 +132,7 @@ class Request:
                 self.raw_query.decode("ascii"), keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict"
             )
         except ValueError as error:
-            raise Invalid(f"this is no query: {error}") from error
+            raise Invalid(f"this is not a query: {error}") from error
         fields = dict(pairs)
         if len(fields) != len(pairs):
             raise Invalid("a field of the query is there twice")
@@ -148,7 +148,7 @@ class Request:
         return self._body
 
     def replay(self) -> Receive:
-        """What comes of this request, for whoever reads the body itself: from its beginning, also if it was read
+        """What comes of this request, for a handler that reads the body itself: from its beginning, also if it was read
         already."""
         if self._body is None:
             return self._next

@@ -87,7 +87,7 @@ def parse_grant(text: str) -> Grant:
     kind, _, pattern = rest.partition(":")
     if right not in RIGHTS or kind not in {*KINDS, EVERYTHING} or not pattern:
         raise Invalid(
-            f"{text!r} is no grant: write RIGHT:KIND:PATTERN, where RIGHT is one of {', '.join(RIGHTS)}, KIND is "
+            f"{text!r} is not a grant: write RIGHT:KIND:PATTERN, where RIGHT is one of {', '.join(RIGHTS)}, KIND is "
             "queue, journal, ledger, consumer, metrics or *, and PATTERN a name, with * and ? as in a shell; for "
             "example consume:queue:orders*"
         )
@@ -140,7 +140,7 @@ def decode_keys(data: bytes, where: str) -> list[Key]:
 
 def read_keys(path: Path, *, managing: bool = False) -> list[Key]:
     """The keys of a file. It is refused if others than its owner may read it, and if its owner is neither this user nor
-    root: whoever owns it can let anybody in. Root, when it is `managing`, looks after everybody's files."""
+    root: its owner decides who gets in. Root, when it is `managing`, looks after all users' files."""
     try:
         with path.open("rb") as file:
             _check_private(os.fstat(file.fileno()), path, managing)
@@ -161,8 +161,8 @@ def _check_private(found: os.stat_result, path: Path, managing: bool) -> None:
 
 
 def write_keys(path: Path, keys: list[Key]) -> None:
-    """Replace the file, whole and durable, readable by nobody else from its first moment on. Where the path is a link,
-    the file behind it is replaced; and one that root replaces still belongs to whom it belonged."""
+    """Replace the file, whole and durable, readable by its owner alone from its first moment on. Where the path is a
+    link, the file behind it is replaced; and one that root replaces still belongs to whom it belonged."""
     target = _file_behind(path)
     data = msgspec.json.format(msgspec.json.encode(_File(keys)), indent=2)
     descriptor, new = tempfile.mkstemp(prefix=f"{target.name}.", suffix=".new", dir=target.parent)
@@ -198,7 +198,7 @@ def _keep_owner(descriptor: int, target: Path) -> None:
 
 @contextmanager
 def _changing(path: Path) -> Iterator[Path]:
-    """The file behind a path, which nobody else changes meanwhile."""
+    """The file behind a path, which no other process changes meanwhile."""
     target = _file_behind(path)
     try:
         lock = target.parent / f"{target.name}.lock"
@@ -206,7 +206,7 @@ def _changing(path: Path) -> Iterator[Path]:
         try:
             yield target
         finally:
-            # Removed while it is held: whoever waits for this one sees that it has gone, and makes the next.
+            # Removed while it is held: a process that waits for this one sees that it has gone, and makes the next.
             with suppress(OSError):
                 lock.unlink()
             os.close(descriptor)
@@ -286,7 +286,7 @@ class KeyRing:
         self._callers = {key.id: key.caller() for key in self._keys.values()}
 
     def look(self) -> None:
-        """Read the file again if it has changed. One that cannot be read leaves nobody in: it may be a revocation."""
+        """Read the file again if it has changed. While it cannot be read, all are refused: it may be a revocation."""
         if self._path is None or time.monotonic() - self._looked < LOOK_S:
             return
         self._looked = time.monotonic()
@@ -308,12 +308,12 @@ class KeyRing:
         return self._callers[key.id]
 
     def still_knows(self, caller: Caller) -> bool:
-        """Whether somebody who came with a key still may do what it said then: it was not revoked, nor changed."""
+        """Whether a caller that came with a key still may do what it said then: it was not revoked, nor changed."""
         key = self.find(caller.key)
         return key is not None and self.caller(key) == caller
 
     def by_token(self, token: str) -> Caller:
-        """Whose bearer token this is; `Unauthenticated` if nobody's."""
+        """The caller with this bearer token; `Unauthenticated` if no key has it."""
         identity, _, secret = token.partition(".")
         key = self.find(identity)
         expected = _NOBODYS_SECRET if key is None else key.secret

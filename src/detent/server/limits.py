@@ -18,8 +18,8 @@ CLAIM_MESSAGES_MAX: Final = 1_000
 """Messages in one answer; where they are large there are fewer (`ANSWER_BYTES_MAX`)."""
 
 CLAIM_STEP: Final = 16
-"""Messages of one commit of a claim. They are the caller's before anybody knows how large they are, and cannot be given
-back without counting an attempt: so many of 16 MiB must find room in memory."""
+"""Messages of one commit of a claim. They are the caller's before the server knows how large they are, and cannot be
+given back without counting an attempt: so many of 16 MiB must find room in memory."""
 
 NAMED_MAX: Final = 10_000
 """Receipts or message numbers in one request."""

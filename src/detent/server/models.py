@@ -37,7 +37,7 @@ TimeText = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
 
 class Input(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a request carries. A field that nobody knows is refused: it may be a setting with a slip of the pen."""
+    """What a request carries. An unknown field is refused: it may be a setting with a slip of the pen."""
 
 
 class Output(msgspec.Struct, kw_only=True):
@@ -55,7 +55,7 @@ class Encoded(Input, kw_only=True):
 
 
 class Binary(Output, kw_only=True):
-    """Bytes that are no UTF-8 text."""
+    """Bytes that are not UTF-8 text."""
 
     base64: str
 
@@ -72,7 +72,7 @@ def to_bytes(value: str | Encoded, what: str) -> bytes:
     try:
         return base64.b64decode(value.base64, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Invalid(f"{what} is no base64: {error}") from error
+        raise Invalid(f"{what} is not base64: {error}") from error
 
 
 def to_text(value: bytes) -> str | Binary:

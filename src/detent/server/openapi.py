@@ -31,7 +31,7 @@ ERRORS: Final = {
     404: "What was named does not exist.",
     405: "This path is not asked with this method.",
     409: "It exists already, or a check failed; nothing was changed.",
-    410: "A receipt is stale: its lease is over, and somebody else has the message, or will. Or whoever asks was "
+    410: "A receipt is stale: its lease is over, and another consumer has the message, or will. Or the caller was "
     "replaced by a later one. Nothing was changed.",
     413: "A limit was reached; nothing was changed.",
     415: "The body is of a type that is not taken here.",
@@ -93,7 +93,7 @@ def _operation(route: Route, schemas: dict[int, Any], components: dict[str, Any]
         "summary": route.summary,
         "description": _description(route),
         "tags": [route.path.split("/")[2] if route.path.startswith("/v1/") else "document"],
-        "security": [{}, {"bearer": []}],  # a server without credentials takes anybody
+        "security": [{}, {"bearer": []}],  # a server without credentials takes any caller
         "responses": _responses(route, schemas),
     }
     parameters = _parameters(route, components)

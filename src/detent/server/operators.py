@@ -66,7 +66,7 @@ class Operators:
             await asyncio.wait_for(self._store.unmatched(), READY_S)
         except TimeoutError as error:
             raise Unavailable(f"the store does not answer within {READY_S:.0f} s") from error
-        except DetentError as error:  # whatever it is: nobody who balances load knows any status but 503
+        except DetentError as error:  # whatever it is: load balancers know no status but 503
             raise Unavailable(f"the store takes no transactions: {error}") from error
         return Response.json({"status": "ready"})
 

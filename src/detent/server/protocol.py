@@ -1,8 +1,8 @@
 """Connections: how many there may be, and how long each may keep the server waiting.
 
 Uvicorn's protocol waits for a request's head as long as the client likes, takes heads of any size, and keeps an answer
-for as long as nobody reads it. Here a sweep looks at all connections about once a second and lets go of such ones; a
-timer for each request would cost more than many a request.
+for as long as the client does not read it. Here a sweep looks at all connections about once a second and lets go of
+such ones; a timer for each request would cost more than many a request.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BEYOND_MAX: Final = 64
 """Connections over the limit that are told so. Those beyond are cut off without a word: words need a descriptor."""
 
 LOG_S: Final = 10.0
-"""How often the log says that connections were refused: whoever floods the server must not flood the log."""
+"""How often the log says that connections were refused: a client that floods the server must not flood the log."""
 
 logger = logging.getLogger("detent.server")
 
@@ -59,7 +59,7 @@ class Door:
         self._logged = -LOG_S
 
     def sweep(self, connections: Iterable[Connection]) -> None:
-        """Look at every connection; whoever runs the server calls this every `SWEEP_S`."""
+        """Look at every connection; the server's runner calls this every `SWEEP_S`."""
         for connection in list(connections):
             connection.look()
         now = time.monotonic()
@@ -151,7 +151,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        """What comes is no head."""
+        """What comes is not a head."""
         self._head_bytes = 0
         super().on_body(body)
 

@@ -1,4 +1,4 @@
-"""Whose queue a receipt is of. Receipts carry a queue's number, which anybody can guess; rights go by its name."""
+"""Whose queue a receipt is of. Receipts carry a queue's number, which any caller can guess; rights go by its name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class QueueNumbers:
 
     async def require_consume(self, receipts: Iterable[Receipt], caller: Caller) -> None:
         """`StaleReceipt` unless the caller may consume the queues of all receipts. Whether there is no such queue or it
-        is somebody else's, the answer is the same: a number that was guessed must not be answered with a name."""
+        is another caller's, the answer is the same: a number that was guessed must not be answered with a name."""
         for receipt in receipts:
             if receipt.queue not in self._names:
                 for info in await self._store.queues():

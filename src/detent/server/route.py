@@ -78,7 +78,7 @@ class Call(Generic[Body, Query]):
             self.route.authorize(await self.request.recheck(), self.name)
 
     def traced(self, count: int) -> None:
-        """How many messages this was about, for whoever traces requests."""
+        """How many messages this was about, for tracing."""
         tracing.note(self.request, tracing.BATCH_COUNT, count)
 
     def idempotency_key(self) -> str | None:

@@ -1,4 +1,4 @@
-"""`detent serve`: opens the store, listens, and stops without leaving anybody hanging.
+"""`detent serve`: opens the store, listens, and stops without leaving a client hanging.
 
 One process and one event loop: the engine commits one group after another whatever comes, so more processes would not
 commit faster, and a `file:` store has one owner anyway.
@@ -40,7 +40,7 @@ from detent.store import open_async
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 7410
-"""Nobody's, as far as the lists of well-known ports go."""
+"""Free, as far as the lists of well-known ports go."""
 
 GRACE_S: Final = 10.0
 """How long requests under way may take when the server stops."""
@@ -104,7 +104,7 @@ class Serving:
             if error.reason == "KEY_VALUES_MISMATCH":
                 raise Invalid(f"{self.private_key} is not the key of {self.certificate}: name its own") from error
             raise Invalid(
-                f"{self.certificate} and {self.private_key} are no certificate and private key in PEM form, which "
+                f"{self.certificate} and {self.private_key} are not a certificate and private key in PEM form, which "
                 f"begin with -----BEGIN CERTIFICATE----- and -----BEGIN PRIVATE KEY-----: {error.reason or error}"
             ) from error
         except OSError as error:
@@ -118,7 +118,7 @@ class Serving:
 
 
 def _refuse_password() -> str:
-    """Instead of asking for one on the terminal, where nobody may be."""
+    """Instead of asking for one on the terminal, where no person may be."""
     raise Invalid("the private key is encrypted: take its password off with `openssl pkey -in KEY -out NEW`")
 
 
@@ -152,7 +152,7 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = found[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise Invalid(f"{host} is no address to listen on: {error}") from error
+        raise Invalid(f"{host} is not an address to listen on: {error}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -172,7 +172,7 @@ async def application(serving: Serving) -> AsyncIterator[tuple[Application, list
         if not isinstance(owner, LocalOwner):
             raise Unavailable(
                 f"another process owns {serving.url}: stop it, then serve; clients of this server reach the store "
-                "through it, so nobody else has to open it"
+                "through it, so no other process has to open it"
             )
         if store.objects.local:
             owner.engine.lead_on(caller_on(asyncio.get_running_loop()))
@@ -252,7 +252,7 @@ def address_of(serving: Serving, listener: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server, with connections of our own, and without its hand on the signals: whoever runs it closes the
+    """Uvicorn's server, with connections of our own, and without its hand on the signals: its runner closes the
     store after it."""
 
     def __init__(self, config: uvicorn.Config, door: Door, ready: Callable[[], object]) -> None:
@@ -294,7 +294,7 @@ def _config(app: Application, serving: Serving) -> uvicorn.Config:
         lifespan="off",
         ws="none",
         server_header=False,
-        proxy_headers=False,  # nobody is believed to be somebody else
+        proxy_headers=False,  # a client cannot claim another client's address
         timeout_keep_alive=int(KEEP_ALIVE_S),
         timeout_graceful_shutdown=int(GRACE_S),
     )

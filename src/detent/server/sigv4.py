@@ -20,10 +20,10 @@ ALGORITHM: Final = "AWS4-HMAC-SHA256"
 SERVICE: Final = "sqs"
 
 SKEW: Final = timedelta(minutes=15)
-"""How far a client's clock may be off. A signed request that somebody overheard can be sent again for so long."""
+"""How far a client's clock may be off. A signed request that was overheard can be sent again for so long."""
 
 MISMATCH: Final = "the signature does not match: check the access key and the secret key"
-"""Said of an unknown key as of a wrong secret: nobody learns from it which of both it was."""
+"""Said of an unknown key as of a wrong secret: the answer does not tell which of both it was."""
 
 _AUTHORIZATION: Final = re.compile(
     rf"{ALGORITHM} +Credential=([A-Za-z0-9_]{{1,128}})/(\d{{8}})/([a-z0-9-]{{1,64}})/([a-z0-9-]{{1,64}})/aws4_request"
@@ -54,7 +54,7 @@ def is_signed(request: Request) -> bool:
 
 
 def caller_of(request: Request, body: bytes, ring: KeyRing, now: datetime) -> Caller:
-    """Who has signed a request; `Unauthenticated` if nobody whom the server knows."""
+    """Who has signed a request; `Unauthenticated` unless the server knows the signer."""
     return verify(request, claim_of(request, ring, now), body, ring)
 
 
@@ -87,7 +87,7 @@ def verify(request: Request, claim: Claim, body: bytes, ring: KeyRing) -> Caller
 def _claim(request: Request) -> Claim:
     found = _AUTHORIZATION.fullmatch(request.headers.get("authorization", ""))
     if found is None:
-        raise Unauthenticated("the header Authorization is no signature of AWS Signature Version 4")
+        raise Unauthenticated("the header Authorization is not a signature of AWS Signature Version 4")
     key, date, region, service, signed, given = found.groups()
     claim = Claim(key, date, region, service, signed.split(";"), given)
     if service != SERVICE:
@@ -123,7 +123,7 @@ def _query(raw: bytes) -> str:
 
 
 def signature(secret: str, claim: Claim, time: datetime, canonical_request: str) -> str:
-    """The signature that whoever knows the secret would give."""
+    """The signature that a holder of the secret would give."""
     digest = hashlib.sha256(canonical_request.encode("latin-1")).hexdigest()
     text = "\n".join((ALGORITHM, time.strftime("%Y%m%dT%H%M%SZ"), claim.scope, digest))
     key = f"AWS4{secret}".encode()

@@ -70,13 +70,13 @@ _NATIVE: Final = {
 
 
 def find_tracing() -> Tracing | None:
-    """Tracing, if OpenTelemetry is installed and somebody has said where the spans go."""
+    """Tracing, if OpenTelemetry is installed and its environment says where the spans go."""
     try:
         from opentelemetry import propagate, trace
     except ModuleNotFoundError:
         return None
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider):
-        return None  # spans that nobody sees still cost a few microseconds each
+        return None  # spans without a receiver still cost a few microseconds each
     # A span's kind is said when it begins, before it is known what is asked; and PRODUCER and CONSUMER are what the
     # programs that send and receive call theirs, of whose requests these are the other end.
     return Tracing(trace.get_tracer("detent.server"), propagate.extract, trace.SpanKind.SERVER)
@@ -133,7 +133,7 @@ def _describe(span: Any, request: Request, status: int) -> None:
     if status >= 500:
         from opentelemetry.trace import StatusCode
 
-        span.set_status(StatusCode.ERROR)  # what a client does wrong is no error of the server's span
+        span.set_status(StatusCode.ERROR)  # what a client does wrong is not an error of the server's span
     if not operation:
         return
     span.update_name(f"{operation} {destination}".rstrip())
@@ -143,7 +143,7 @@ def _describe(span: Any, request: Request, status: int) -> None:
         span.set_attribute(OPERATION_TYPE, kind)
     if destination:
         span.set_attribute("messaging.destination.name", destination)
-    if notes.get(BATCH_COUNT, 1) != 1:  # by the conventions, one message is no batch
+    if notes.get(BATCH_COUNT, 1) != 1:  # by the conventions, one message is not a batch
         span.set_attribute(BATCH_COUNT, notes[BATCH_COUNT])
 
 

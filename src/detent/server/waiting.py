@@ -38,7 +38,7 @@ class Poll:
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody waits for the answer any more, or nobody will be there to give it."""
+        """Whether the client has gone, or this server stops before it can answer."""
         return any(end.done() for end in self._ends)
 
     @property

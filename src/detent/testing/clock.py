@@ -54,7 +54,7 @@ class Clock:
     def advance(self, by: Duration) -> datetime:
         """Let time go by, such as "10m", and have everything happen that is due by then: leases end, delayed messages
         can be had, what is too old goes. The time that it is now."""
-        if isinstance(by, int | float):  # which nobody could tell from seconds
+        if isinstance(by, int | float):  # which could not be told from seconds
             raise Invalid(f"say how long, with its unit: clock.advance('{by}s'), or a timedelta")
         with self._lock:
             self._ms += milliseconds(by)

@@ -254,7 +254,7 @@ class OutboxSuite(Suite):
         self.save("b", B)
         claim = self.claimed()
         assert (claim.lane, claim.failures) == (A, 0)
-        self.within(self._outbox.back_off, claim, LONG_S, "nobody answers \x00 \ud800")
+        self.within(self._outbox.back_off, claim, LONG_S, "no answer \x00 \ud800")
         other = self.claimed()
         assert other.lane == B
         assert self.claim() is None
@@ -265,7 +265,7 @@ class OutboxSuite(Suite):
         for failures in range(3):
             claim = self.claimed_later()
             assert claim.failures == failures
-            self.within(self._outbox.back_off, claim, self.short_s, "nobody answers")
+            self.within(self._outbox.back_off, claim, self.short_s, "no answer")
         claim = self.claimed_later()
         self.within(self._outbox.sent, claim, [claim.pending[0].position])
         renewed = self.within(self._outbox.renew, claim, 10, LONG_S, 0.0)

@@ -92,7 +92,7 @@ class Recorded:
 
     @property
     def published(self) -> list[RecordedMessage]:
-        """What was published to whoever has subscribed."""
+        """What was published to those that have subscribed."""
         return self._of_kind(wire.TOPIC)
 
     @property

@@ -171,4 +171,4 @@ def _check_text(array: Any) -> None:
     try:
         array.validate(full=True)
     except pa.ArrowException as error:
-        raise Invalid(f"a text is no UTF-8: {error}") from error
+        raise Invalid(f"a text is not UTF-8: {error}") from error

@@ -68,7 +68,7 @@ def _column(field: Table) -> Column:
     try:
         text = name.decode()
     except UnicodeDecodeError as error:
-        raise Invalid("a column's name is no UTF-8") from error
+        raise Invalid("a column's name is not UTF-8") from error
     kind = _kind(field)
     return Column(text, kind, _type(field, kind), bool(field.u8(1)))
 

@@ -61,7 +61,7 @@ class Call:
 
 
 def may_see(caller: Caller, queue: str) -> bool:
-    """Whether a caller may know of a queue: whoever may do anything with it."""
+    """Whether a caller may know of a queue: one that may do anything with it."""
     return any(caller.may(right, "queue", queue) for right in RIGHTS)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from detent.store import AsyncStore
 
 KNOWN_S: Final = 1.0
-"""How long a queue's attributes are taken as known. A change made by this server counts at once; one made by somebody
+"""How long a queue's attributes are taken as known. A change made by this server counts at once; one made by another
 else after this time at the latest (SQS itself allows a minute)."""
 
 KNOWN_MAX: Final = 10_000

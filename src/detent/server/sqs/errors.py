@@ -26,7 +26,7 @@ class Fault(NamedTuple):
 
     @property
     def by_sender(self) -> bool:
-        """Whether whoever asked is to blame, and not the server."""
+        """Whether the caller is to blame, and not the server."""
         return self.status < 500
 
 

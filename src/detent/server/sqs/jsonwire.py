@@ -51,13 +51,13 @@ def read(action: str, body: bytes) -> dict[str, Any]:
     try:
         value = _decode(body) if body else {}
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise malformed(f"the body is no JSON: {error}") from error
+        raise malformed(f"the body is not JSON: {error}") from error
     return _structure(ACTIONS[action].fields, value, "the body")
 
 
 def _check_parts(body: bytes) -> None:
     """Refuse a large body that has more strings, lists and objects than any request before they are made: millions of
-    them take seconds, in which nobody else is answered. What is no JSON at all is left to the decoder, which stops
+    them take seconds, in which no other caller is answered. What is not JSON at all is left to the decoder, which stops
     there."""
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")  # now each quote begins or ends a string
     parts = plain.count(b'"')
@@ -75,7 +75,7 @@ def malformed(what: str) -> Refused:
 
 def _structure(fields: dict[str, Field], value: Any, where: str) -> dict[str, Any]:
     if type(value) is not dict:
-        raise malformed(f"{where} is no JSON object")
+        raise malformed(f"{where} is not a JSON object")
     found: dict[str, Any] = {}
     for name, field in fields.items():
         given = value.get(name)
@@ -90,14 +90,14 @@ def _field(field: Field, value: Any, where: str) -> Any:
         return _text(value, where)
     if kind == shapes.NUMBER:
         if type(value) is not int or abs(value) > NUMBER_MAX:
-            raise malformed(f"{where[:100]} is no integer")
+            raise malformed(f"{where[:100]} is not an integer")
         return value
     if kind == shapes.TEXTS:
         return [_text(item, where) for item in _list(value, TEXTS_MAX, where)]
     if kind == shapes.ENTRIES:
         return [_structure(field.fields, item, where) for item in _list(value, ITEMS_MAX, where)]
     if type(value) is not dict:
-        raise malformed(f"{where[:100]} is no JSON object")
+        raise malformed(f"{where[:100]} is not a JSON object")
     _check_count(len(value), ITEMS_MAX, where)
     if kind == shapes.MAP:
         return {name: _text(item, name) for name, item in value.items()}
@@ -106,13 +106,13 @@ def _field(field: Field, value: Any, where: str) -> Any:
 
 def _text(value: Any, where: str) -> str:
     if type(value) is not str:
-        raise malformed(f"{where[:100]} is no string")
+        raise malformed(f"{where[:100]} is not a string")
     return value
 
 
 def _list(value: Any, most: int, where: str) -> list[Any]:
     if type(value) is not list:
-        raise malformed(f"{where[:100]} is no list")
+        raise malformed(f"{where[:100]} is not a list")
     _check_count(len(value), most, where)
     return value
 
@@ -128,7 +128,7 @@ def _check_count(count: int, most: int, where: str) -> None:
 
 def _attribute(value: Any, where: str) -> Attribute:
     if type(value) is not dict:
-        raise malformed(f"the attribute {where[:100]} is no JSON object")
+        raise malformed(f"the attribute {where[:100]} is not a JSON object")
     data_type, text, data = value.get("DataType"), value.get("StringValue"), value.get("BinaryValue")
     return Attribute(
         "" if data_type is None else _text(data_type, "DataType"),
@@ -143,7 +143,7 @@ def binary(text: str) -> bytes:
     try:
         return b64decode(text, validate=True)
     except ValueError as error:
-        raise malformed(f"a binary value is no base64: {error}") from error
+        raise malformed(f"a binary value is not base64: {error}") from error
 
 
 def answer(result: dict[str, Any] | None, request_id: str) -> Response:

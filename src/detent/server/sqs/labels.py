@@ -34,7 +34,7 @@ def tags_of(labels: Labels) -> dict[str, str]:
             try:
                 key, text = _PAIR.decode(value)
             except MALFORMED:
-                continue  # somebody else's label
+                continue  # another program's label
             found[key] = text
     return found
 

@@ -88,7 +88,7 @@ class Managing:
             if view.lacks_order:
                 raise Refused(
                     QUEUE_EXISTS,
-                    f"A queue already exists with the same name, and it is no FIFO queue: it was made elsewhere, "
+                    f"A queue already exists with the same name, and it is not a FIFO queue: it was made elsewhere, "
                     f"without the group header {GROUP}",
                 ) from None
             _check_same(view, attributes, self._place)

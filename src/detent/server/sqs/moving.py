@@ -9,7 +9,7 @@ A message that its destination refuses stays in the source, and the others are m
 how many stay and why. The destination may have got another `priority_header` or filter since the message was sent.
 
 Messages that have failed, because their queue had no dead-letter queue to give them up to, go along where a destination
-is named, as they are: nobody claims them.
+is named, as they are: no consumer claims them.
 """
 
 from __future__ import annotations
@@ -281,11 +281,11 @@ class Moving:
         return task.moved - before
 
     def _check_caller(self, caller: Caller) -> None:
-        """`Denied` if whoever began a task may not go on, or if nobody can tell."""
+        """`Denied` if the caller that began a task may not go on, or if that is not known."""
         try:
             known = self._still(caller)
         except DetentError as error:
-            raise Denied(f"nobody knows whether the key of {caller.name} still counts: {error}") from error
+            raise Denied(f"it is not known whether the key of {caller.name} still counts: {error}") from error
         if not known:
             raise Denied(f"the key of {caller.name} was revoked or changed since it began to move messages")
 

@@ -81,7 +81,9 @@ def queue_of_arn(arn: str, parameter: str) -> str:
     """The queue that an ARN names."""
     parts = arn.split(":")
     if len(parts) != 6 or parts[0] != "arn" or parts[2] != "sqs" or not is_name(parts[5]):
-        raise invalid_value(f"Value {arn[:200]} for parameter {parameter} is invalid. Reason: it is no ARN of a queue.")
+        raise invalid_value(
+            f"Value {arn[:200]} for parameter {parameter} is invalid. Reason: it is not an ARN of a queue."
+        )
     return parts[5]
 
 
@@ -113,7 +115,7 @@ def receipt_of_handle(handle: str, queue: int) -> Receipt:
     """The receipt behind a handle; refused if it is none, or one of another queue."""
     try:
         if not 1 < len(handle) <= HANDLE_MAX or not handle.startswith(HANDLE_VERSION):
-            raise Invalid("it is no handle")
+            raise Invalid("it is not a handle")
         text = urlsafe_b64decode(handle[1:] + "=" * (-(len(handle) - 1) % 4)).decode("ascii")
         receipt = Receipt.parse(text)
         if receipt.queue != queue or receipt_handle(receipt) != handle:

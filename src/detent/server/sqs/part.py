@@ -55,7 +55,7 @@ logger = logging.getLogger("detent.server.sqs")
 
 class SqsPart:
     """Answers SQS clients, in both of their protocols, from the queues of a store. What takes its time asks `still`
-    whether whoever began it may go on."""
+    whether the caller that began it may go on."""
 
     name = "sqs"
 
@@ -199,7 +199,8 @@ def _is_json(request: Request) -> bool:
 
 
 def _unauthenticated(request: Request, error: Unauthenticated) -> Refused:
-    """Why nobody knows who asks, as SQS says it. Of a signature it is not said whether its key is known."""
+    """Why the caller could not be identified, as SQS says it. Of a signature it is not said whether its key is
+    known."""
     kind = request.headers.get("authorization", "").partition(" ")[0]
     fault = UNKNOWN_KEY if kind.lower() == "bearer" else BAD_SIGNATURE if is_signed(request) else NO_CREDENTIALS
     return Refused(fault, str(error))

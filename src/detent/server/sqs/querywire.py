@@ -40,7 +40,7 @@ def read_form(request: Request, body: bytes) -> dict[str, str]:
                 raise malformed(f"the field {name[:100]} is there twice")
             fields[name] = value
     elif body:
-        raise malformed(f"the body is no form: its type is {request.content_type[:100] or 'not given'}")
+        raise malformed(f"the body is not a form: its type is {request.content_type[:100] or 'not given'}")
     return fields
 
 
@@ -52,7 +52,7 @@ def _pairs(text: bytes) -> dict[str, str]:
             text.decode("ascii"), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict", separator="&"
         )
     except ValueError as error:
-        raise malformed(f"it is no form: {error}") from error
+        raise malformed(f"it is not a form: {error}") from error
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise malformed("a field is there twice")
@@ -139,14 +139,14 @@ def _branch(given: Any, where: str) -> Tree:
 
 def _text(given: Any, where: str) -> str:
     if type(given) is not str:
-        raise malformed(f"{where[:100]} is no text")
+        raise malformed(f"{where[:100]} is not text")
     return given
 
 
 def _number(given: Any, where: str) -> int:
     text = _text(given, where)
     if not _NUMBER.fullmatch(text) or abs(int(text)) > NUMBER_MAX:
-        raise malformed(f"{where[:100]} is no integer")
+        raise malformed(f"{where[:100]} is not an integer")
     return int(text)
 
 

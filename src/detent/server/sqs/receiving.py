@@ -43,7 +43,7 @@ ATTEMPTS_MAX: Final = 10_000
 """Attempt ids that are remembered; of more than that, the newest ones."""
 
 ENCODING: Final = "DetentEncoding"
-"""A message attribute of bodies that are no text of SQS's: how they are written here."""
+"""A message attribute of bodies that are not text of SQS's: how they are written here."""
 
 SYSTEM_NAMES: Final = frozenset(
     {
@@ -144,7 +144,7 @@ class Receiving:
         self, view: View, result: ops.ClaimedMessages, found: list[Claimed], wish: Wish
     ) -> dict[str, Any]:
         """The answer that hands these messages over."""
-        if result.queue != view.number:  # it was deleted and made anew by somebody else, a moment ago
+        if result.queue != view.number:  # another caller deleted it and made it anew, a moment ago
             view = await self._directory.look(view.name)
         firsts = await self._first_receives(view, found, wish)
         return {"Messages": [await self._answer(view, one, wish, firsts) for one in found]}
@@ -174,7 +174,7 @@ class Receiving:
                 gone.cancel()
 
     async def _wait(self, queue: str, seconds: float, gone: asyncio.Future[None]) -> bool:
-        """Wait until there may be messages; False if the consumer has gone meanwhile: nobody would get them."""
+        """Wait until there may be messages; False if the consumer has gone meanwhile and could not get them."""
         waiting = asyncio.ensure_future(self._store.wait_claimable(queue, int(seconds * 1000) + 1))
         try:
             await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -57,7 +57,7 @@ class Sending:
         return _sent(view, letter, published[0])
 
     async def send_batch(self, call: Call) -> dict[str, Any]:
-        """SendMessageBatch: what is wrong with one entry is no matter of the others."""
+        """SendMessageBatch: what is wrong with one entry does not touch the others."""
         view = await self._directory.find(call.queue("publish"))
         check_order(view)
         entries = entries_of(call)

@@ -140,7 +140,7 @@ class View:
 
     @property
     def lacks_order(self) -> bool:
-        """Whether this is a FIFO queue by its name alone: whoever made it did not ask for an order."""
+        """Whether this is a FIFO queue by its name alone: its maker did not ask for an order."""
         return is_fifo(self.name) and not self.is_fifo
 
     @property
@@ -218,7 +218,7 @@ class Changes:
 
 
 def read_attributes(attributes: dict[str, str], known: Labels, *, fifo: bool) -> Changes:
-    """Attributes that somebody sets on a queue with these labels, a FIFO queue or a standard one; refused if SQS would,
+    """Attributes that a caller sets on a queue with these labels, a FIFO queue or a standard one; refused if SQS would,
     or if a queue here cannot do what they say."""
     changes = Changes()
     for name, value in attributes.items():
@@ -279,7 +279,7 @@ def _check_fifo(value: str, fifo: bool) -> None:
 
 
 def _refuse_security(name: str, value: str) -> None:
-    """Policies and encryption are promises that nobody here would keep: they are refused, not stored."""
+    """Policies and encryption are promises that this server would not keep: they are refused, not stored."""
     if value in {"", "false"}:
         return
     instead = {
@@ -357,7 +357,7 @@ def new_queue_settings(queue: str) -> dict[str, Any]:
 
 
 def same(name: str, given: str, known: str | None) -> bool:
-    """Whether an attribute has the value that somebody gives it."""
+    """Whether an attribute has the value that a caller gives it."""
     if known is None:
         return given in {"", "false"}
     if name == "RedrivePolicy" and given:
@@ -374,7 +374,7 @@ def _json(name: str, value: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(value, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _bad(name, "it is no JSON object") from error
+        raise _bad(name, "it is not a JSON object") from error
 
 
 def _number(name: str, value: str, low: int, high: int) -> int:

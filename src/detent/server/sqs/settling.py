@@ -88,7 +88,7 @@ class Settling:
         if here == DONE or (here is None and not set(states.values()) - {DONE}):
             return  # deleted before, or its retention is over: there is nothing left to delete
         if here in HELD_AGAIN and not view.is_fifo:
-            return  # somebody else has it now, and SQS says nothing
+            return  # another consumer has it now, and SQS says nothing
         what = "was given up" if here in {None, FAILED} else "is given out again"
         raise invalid_value(
             f"Value {receipt_handle(receipt)} for parameter ReceiptHandle is invalid. Reason: The receipt handle has "

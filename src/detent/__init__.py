@@ -31,6 +31,7 @@ The layers inside, from the top down; each package's docstring says which file d
     message/        message ids, clocks, sequencing: pure rules
     codec/          byte formats
     kv/             the only code that touches a disk
+    runtime/        what runs, rests and starts over
 
 What several layers share:
 

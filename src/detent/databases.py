@@ -6,7 +6,6 @@ waits for the other. Both databases can be set up otherwise, so that engines are
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,12 +23,12 @@ from detent.dialects import DIALECTS as DIALECTS
 from detent.dialects import NOW as NOW
 from detent.dialects import check_sqlite, is_not_understood, is_passing_state
 from detent.errors import Invalid, Unavailable
+from detent.runtime.backoff import Backoff
 
 ATTEMPTS: Final = 8
 """How often a transaction is tried that others came in the way of."""
 
-RETRY_S: Final = 0.02
-RETRY_S_MAX: Final = 1.0
+RETRY: Final = Backoff(0.02, 1.0, jitter=1)
 
 BUSY_MS: Final = 30_000
 """How long SQLite waits for another process's transaction."""
@@ -205,7 +204,7 @@ def transact(engine: Engine, work: Callable[[Connection], Result], *, is_single:
     `is_single` it is one statement, which PostgreSQL needs no beginning and end for: each would be a round trip."""
     is_alone = is_single and engine.dialect.name == "postgresql"
     alone = engine.execution_options(isolation_level="AUTOCOMMIT") if is_alone else engine
-    for attempt in range(ATTEMPTS):
+    for attempt in range(1, ATTEMPTS + 1):
         try:
             with alone.connect() if is_alone else alone.begin() as connection:
                 return work(connection)
@@ -213,7 +212,7 @@ def transact(engine: Engine, work: Callable[[Connection], Result], *, is_single:
             if not is_passing(error) and not _is_made_twice(error):
                 raise
             failure = error
-        time.sleep(random.uniform(0, min(RETRY_S_MAX, RETRY_S * 2**attempt)))
+        time.sleep(RETRY.pause_s(attempt))
     raise Unavailable(f"the database cannot be had: {failure.orig}") from failure
 
 

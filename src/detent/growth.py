@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from detent.errors import Unavailable
+from detent.runtime.backoff import Backoff, Failures
 
 if TYPE_CHECKING:
     from detent.store import Store
@@ -20,8 +21,7 @@ LOOK_S: Final = 5.0
 """How often one who waits should look for itself, rung or not: the journal may have been deleted, the store closed, its
 owner replaced by one that rings no bell here."""
 
-ASK_MS: Final = 1_000
-ASK_MS_FIRST: Final = 20
+ASK: Final = Backoff(0.02, 1.0)
 """How long a thread asks before it looks whether it is still needed: at first, so that a wait that ends soon leaves
 nothing behind for long, and, twice as long each time, when nothing happens."""
 
@@ -144,12 +144,13 @@ class _Asker:
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
-        slice_ms, last = ASK_MS_FIRST, -1
+        asked, last = Failures(ASK), -1
         while (offset := self._wanted()) is not None:
-            slice_ms = ASK_MS_FIRST if offset != last else min(ASK_MS, slice_ms * 2)
+            if offset != last:
+                asked.worked()
             last = offset
             try:
-                if not self._store.wait(self._journal, offset, slice_ms):
+                if not self._store.wait(self._journal, offset, round(asked.failed() * 1000)):
                     continue
             except Exception as error:  # noqa: BLE001 - who waits looks for itself, and gets it too
                 level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING

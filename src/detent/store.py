@@ -58,6 +58,7 @@ from detent.remote import (
     lost_claims,
     server_address,
 )
+from detent.runtime.backoff import Backoff, Failures
 from detent.shard import AsyncConsumers, Consumers, StateReader
 from detent.transaction import AsyncTransaction, Transaction
 
@@ -67,8 +68,7 @@ TIMEOUT: Final = "30s"
 WAIT_SLICE_MS: Final = 5_000
 """A wait looks again this often, whatever it hears: the journal may have been deleted, the owner replaced."""
 
-POLL_FIRST_S: Final = 0.001
-POLL_MAX_S: Final = 0.02
+POLL: Final = Backoff(0.001, 0.02, factor=1.5)
 IN_FLIGHT_MAX: Final = 4_096
 """Asynchronous transactions of one store under way; more wait their turn."""
 
@@ -260,7 +260,7 @@ class Store(Ledgers, Consumers):
         try:
             owner = self._connection.owner(time.monotonic())
         except Unavailable:
-            time.sleep(POLL_MAX_S)
+            time.sleep(POLL.max_s)
             return
         try:
             owner.wait_claimable(queue, timeout_ms)
@@ -384,7 +384,7 @@ class Store(Ledgers, Consumers):
         """Wait until a journal's next offset is above `offset`. False after the time."""
         refuse_in_child(self._generation)
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        pause = POLL_FIRST_S
+        polls = Failures(POLL)
         while True:
             if self.reader.next_offset(journal) > offset:
                 return True
@@ -392,8 +392,7 @@ class Store(Ledgers, Consumers):
             if left_ms <= 0:
                 return False
             if not self._wait_at_owner(journal, offset, int(left_ms) + 1):
-                time.sleep(min(pause, left_ms / 1000))
-                pause = min(pause * 1.5, POLL_MAX_S)
+                time.sleep(min(polls.failed(), left_ms / 1000))
 
     def on_growth(self, journal: str, offset: int, wake: Callable[[], None]) -> Callable[[], None] | None:
         """Call `wake` once, from whatever thread, when the journal's next offset is above `offset`; answers how to stop
@@ -515,7 +514,7 @@ class AsyncStore(AsyncLedgers, AsyncConsumers):
         try:
             owner = await self._owner(time.monotonic())
         except Unavailable:
-            await asyncio.sleep(POLL_MAX_S)
+            await asyncio.sleep(POLL.max_s)
             return
         try:
             if isinstance(owner, LocalOwner):
@@ -657,7 +656,7 @@ class AsyncStore(AsyncLedgers, AsyncConsumers):
         """Wait until a journal's next offset is above `offset`. False after the time."""
         refuse_in_child(self._store._generation)
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        pause = POLL_FIRST_S
+        polls = Failures(POLL)
         while True:
             if await self._next_offset(journal) > offset:
                 return True
@@ -665,8 +664,7 @@ class AsyncStore(AsyncLedgers, AsyncConsumers):
             if left_ms <= 0:
                 return False
             if not await self._wait_at_owner(journal, offset, int(left_ms) + 1):
-                await asyncio.sleep(min(pause, left_ms / 1000))
-                pause = min(pause * 1.5, POLL_MAX_S)
+                await asyncio.sleep(min(polls.failed(), left_ms / 1000))
 
     async def _next_offset(self, journal: str) -> int:
         """A look at a local file does not block; one at an object store does, and goes to a thread."""

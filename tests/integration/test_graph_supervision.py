@@ -21,6 +21,7 @@ import pytest
 import detent
 from detent import Conflict, Fenced, Invalid, Store, Unavailable
 from detent.processor import Graph, LiveGraph, Processor, Step, life, sink, source, stream
+from detent.runtime.backoff import Backoff
 from detent.shard import operations as ops
 from processes import PATIENCE_S, Child, Io, Processes, eventually
 from remoteserver import serving
@@ -100,7 +101,7 @@ def test_a_processor_that_fails_rests_and_goes_on_when_it_is_mended(store: Store
     "options", [{"parallel": 4}, {"whole": True, "batch": 10}, {"retries": 2, "retry_pause": "0ms"}]
 )
 def test_other_ways_to_fail(store: Store, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life, "RETRY_S", 0.01)
+    monkeypatch.setattr(life, "RETRY", Backoff(0.01, 30.0))
     mended = threading.Event()
     keys: list[str] = []
 
@@ -139,7 +140,7 @@ def test_a_failing_processor_rests_longer_each_time(store: Store, caplog: pytest
 
 
 def test_one_that_rests_is_restarted_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life, "RETRY_S", 3_600.0)
+    monkeypatch.setattr(life, "RETRY", Backoff(3_600.0, 3_600.0))
     function = Faulty(0)
     with graph_of(stream("f", function, input="a", output="x")).open(store) as live:
         with pytest.raises(Invalid, match="was not started here"):

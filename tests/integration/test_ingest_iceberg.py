@@ -51,6 +51,7 @@ from detent.ingest.iceberg_metadata import (
 from detent.ingest.metastore import connect
 from detent.ingest.shard_sql import BATCHES, SHARDS
 from detent.ingest.shared_state import QueueSharedState, Shard
+from detent.runtime.backoff import Backoff
 
 SCHEMA = StructType([StructField("id", LongType()), StructField("name", StringType())])
 NAME = "lake.orders"
@@ -422,7 +423,7 @@ def test_a_commit_of_which_the_answer_was_lost_counts(lake: Lake) -> None:
 
 def test_nobody_can_say_when_the_database_stays_away(sqlite: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = sqlite.pipeline().prepared()
-    monkeypatch.setattr(commit_iceberg, "RETRY_S_MAX", 0.0)
+    monkeypatch.setattr(commit_iceberg, "RETRY", Backoff(0.0, 0.0))
     lose_an_answer(pipeline)
 
     def gone(*_: object) -> bool:
@@ -436,7 +437,7 @@ def test_nobody_can_say_when_the_database_stays_away(sqlite: Lake, monkeypatch: 
 
 def test_others_that_always_win(sqlite: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = sqlite.pipeline().prepared()
-    monkeypatch.setattr(commit_iceberg, "RETRY_S_MAX", 0.0)
+    monkeypatch.setattr(commit_iceberg, "RETRY", Backoff(0.0, 0.0))
     tried: list[int] = []
 
     def refuse(*_args: object) -> None:

@@ -19,6 +19,7 @@ from detent.journal import Message
 from detent.processor import sink_http
 from detent.processor.sink_http import HttpSink
 from detent.processor.step import Step
+from detent.runtime.backoff import Backoff
 from processes import Io, Processes, eventually
 
 
@@ -101,7 +102,7 @@ def client() -> Iterator[httpx.Client]:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_http, "PAUSE_S", 0.01)
+    monkeypatch.setattr(sink_http, "PAUSE", Backoff(0.01, 0.01))
 
 
 def test_an_answer_that_never_comes(payments: Payments, client: httpx.Client) -> None:

@@ -25,6 +25,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 import postgresserver
 from detent import crash, databases
 from detent.errors import Fenced, Invalid, OutcomeUnknown, Unavailable
+from detent.runtime.backoff import Backoff
 from detent.state import sql
 from detent.state.base import ShardName, State
 from detent.state.sql import SqlHandle, SqlShard, SqlState
@@ -579,7 +580,7 @@ def test_shards_of_sqlite_take_turns_from_their_first_reading(sqlite: Database, 
 
 def test_a_lock_that_nobody_gives_back_is_unavailable(sqlite: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases, "BUSY_MS", 50)
-    monkeypatch.setattr(databases, "RETRY_S", 0.0)
+    monkeypatch.setattr(databases, "RETRY", Backoff(0.0, 0.0))
     first, second = sqlite.shard(shard=0), sqlite.shard(shard=1)
     handle = first.begin(at_once)
     put(handle, "a", 1)

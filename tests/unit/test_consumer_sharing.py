@@ -15,6 +15,7 @@ import detent
 from detent.consumer import Consumer, Worker, lives, sharing, worker
 from detent.consumer.progress import Progress
 from detent.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Unavailable
+from detent.runtime.backoff import Backoff
 from detent.shard.operations import ConsumerDescription, MemberDescription, ShardDescription
 from detent.state import RecordedState
 from processes import eventually
@@ -78,7 +79,7 @@ def store() -> Iterator[detent.Store]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "BEAT_S", 0.02)
     monkeypatch.setattr(worker, "REBALANCE_S", 0.1)
-    monkeypatch.setattr(lives, "RETRY_S", 0.05)
+    monkeypatch.setattr(lives, "RETRY", Backoff(0.05, 30.0))
     monkeypatch.setattr(worker, "LIST_S", 0.05)
 
 

@@ -11,6 +11,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 from detent import databases
 from detent.errors import Invalid, Unavailable
+from detent.runtime.backoff import Backoff
 
 
 class Failure(Exception):
@@ -46,7 +47,7 @@ def test_an_error_passes_only_if_it_is_of_the_database_and_not_of_the_statement(
 
 def test_what_sqlite_does_not_understand_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases, "BUSY_MS", 10)
-    monkeypatch.setattr(databases, "RETRY_S", 0.0)
+    monkeypatch.setattr(databases, "RETRY", Backoff(0.0, 0.0))
     parsed = databases.parse(f"sqlite:///{tmp_path}/some.db", "it", "some.db")
     engine = databases.open_engine(parsed)
     calls: list[int] = []

@@ -278,7 +278,7 @@ def test_asks_longer_and_longer(store: Store, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(client, "wait", wait)
         assert not grown.expect(0)
         eventually(lambda: len(asked) > 10)
-    first, longest = growth.ASK_MS_FIRST, growth.ASK_MS
+    first, longest = growth.ASK.first_s * 1000, growth.ASK.max_s * 1000
     assert asked[:9] == [min(longest, first * 2**step) for step in range(9)]
 
 

@@ -25,6 +25,7 @@ from detent.ingest.envelope import canonical_uri
 from detent.ingest.job import BatchFailed, SparkEnded
 from detent.ingest.local_state import File
 from detent.ingest.shard_sql import SHARDS
+from detent.runtime.backoff import Backoff
 from ingestfakes import EXTENSION_S, GRACE_S, LAST_S, MARGIN_S, RECEIVE_S, RETRY_S, World, name_of
 
 
@@ -777,7 +778,7 @@ def test_a_backfill_that_the_database_interrupts_leaves_out_no_file(
 
     from detent.ingest import running
 
-    monkeypatch.setattr(running, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(running, "BACK_OFF", Backoff(0.02, 30.0))
     folder = world.folder / "in"
     folder.mkdir()
     for name in "abc":

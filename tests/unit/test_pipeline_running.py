@@ -15,7 +15,7 @@ from detent.errors import Fenced, NotFound, Unavailable
 from detent.spark.liveview import cells_of
 from detent.spark.pipeline import Pipeline, queue
 from detent.spark.pipeline_stream import Stream
-from detent.spark.running import BACKOFF_MAX_S, ONCE_TRIES, Runner
+from detent.spark.running import BACK_OFF, ONCE_TRIES, Runner
 from detent.spark.running_events import Event, Summary
 from detent.spark.running_prepare import prepare
 from detent.store import Store
@@ -144,7 +144,7 @@ def test_a_stream_that_fails_is_started_again_later_each_time(store: Store) -> N
     starts = [at for _, at in world.started]
     pauses = [later - earlier for earlier, later in pairwise(starts)]
     assert pauses == sorted(pauses)
-    assert pauses[0] < 3 < 30 < pauses[-1] <= BACKOFF_MAX_S + 1
+    assert pauses[0] < 3 < 30 < pauses[-1] <= BACK_OFF.max_s + 1
     failed = next(event for event in world.view.events if event.kind == "failed")
     assert failed.fields["error"] == "RuntimeError: no memory"
     assert world.state("b").failures == 8

@@ -26,6 +26,7 @@ from detent.processor import Graph, LiveGraph, Step, inputs, life, provenance_of
 from detent.processor.outcome import STEP_BYTES_MAX
 from detent.processor.runner import new_series
 from detent.remote import LocalOwner
+from detent.runtime.backoff import Backoff
 from detent.shard import operations as ops
 from graphprogram import GRAPHS
 from graphworld import SENT, Died, Simulation, check_by_origin, check_trail, check_values
@@ -247,7 +248,7 @@ def _doubling(function: Callable[..., Any] | None = None, **options: Any) -> Gra
 def test_c10_a_processor_that_failed_rests_and_starts_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its thread does not end with the first error: it is restarted, after longer and longer rests, its status says
     so, and the message that could not be done is done first."""
-    monkeypatch.setattr(life, "RETRY_S", 0.001)
+    monkeypatch.setattr(life, "RETRY", Backoff(0.001, 30.0))
     rests: list[float] = []
     calls: list[str] = []
 
@@ -521,7 +522,7 @@ def test_a_processor_is_reset_in_a_graph_of_several_stores(simulate: Make) -> No
 
 def test_a_processor_that_fails_is_reset(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """It starts over again and again, and takes the fence while it is being reset: that gets through all the same."""
-    monkeypatch.setattr(life, "RETRY_S", 0.001)
+    monkeypatch.setattr(life, "RETRY", Backoff(0.001, 30.0))
     rebased = resetting._rebased
     fences: list[int] = []
 

@@ -92,7 +92,7 @@ def test_what_passes_is_tried_again_under_the_same_key(failure: Answer, pauses: 
     server.sink()(MESSAGE, STEP)
     assert [request.headers["Idempotency-Key"] for request in server.requests] == ["s1-7"] * 3
     assert [request.content for request in server.requests] == [b"body"] * 3
-    assert 0 < pauses[0] <= sink_http.PAUSE_S < 2 * pauses[1] <= 4 * sink_http.PAUSE_S
+    assert 0 < pauses[0] <= sink_http.PAUSE.first_s < 2 * pauses[1] <= 4 * sink_http.PAUSE.first_s
 
 
 def test_it_gives_up(pauses: list[float]) -> None:
@@ -122,10 +122,10 @@ def test_the_server_says_when(pauses: list[float]) -> None:
         ("9" * 500, 60, 60),
         (format_datetime(now + timedelta(days=1), usegmt=True), 60, 60),
         (format_datetime(now - timedelta(days=1), usegmt=True), 0, 0),
-        ("soon", 0.0001, sink_http.PAUSE_S),
-        ("²", 0.0001, sink_http.PAUSE_S),
-        ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", 0.0001, sink_http.PAUSE_S),
-        ("Mon, 01 Jan 2026 00:00:00 +99999999999999999999", 0.0001, sink_http.PAUSE_S),
+        ("soon", 0.0001, sink_http.PAUSE.first_s),
+        ("²", 0.0001, sink_http.PAUSE.first_s),
+        ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", 0.0001, sink_http.PAUSE.first_s),
+        ("Mon, 01 Jan 2026 00:00:00 +99999999999999999999", 0.0001, sink_http.PAUSE.first_s),
     ):
         pauses.clear()
         answer = httpx.Response(503, headers=[(b"Retry-After", said.encode())])

@@ -23,6 +23,7 @@ from detent.bus.unit_of_work import Begun, Unit, UnitOfWork
 from detent.dialects import is_passing_error
 from detent.errors import DetentError, Fenced, Invalid, LimitExceeded, Unavailable
 from detent.queue.message import reason_of
+from detent.runtime.backoff import Backoff, Failures
 
 BATCH: Final = 200
 """Messages of one claim. They are sent in one go, and their lease has to last for that."""
@@ -37,10 +38,11 @@ a transaction in the database that they use. A message that comes alone is sent 
 GATHER_SHARE: Final = 10
 """Of the lease, no more than a tenth is waited: it has to last until it is said what was sent."""
 
-BACK_OFF_S: Final = 0.2
-BACK_OFF_S_MAX: Final = 60.0
-SETTLE_S: Final = 0.005
-"""How long a lane waits whose messages cannot be sent: twice as long each time."""
+BACK_OFF: Final = Backoff(0.2, 60.0)
+"""How long a lane waits whose messages cannot be sent, and an outbox that cannot be read."""
+
+SETTLE: Final = Backoff(0.005, 0.2, jitter=1)
+"""How long to wait before it is said again what became of a batch."""
 
 ERRORS_FOR_GOOD: Final = (Invalid, LimitExceeded)
 """Errors of a message that will not pass: it is set aside, and the next ones go."""
@@ -110,21 +112,20 @@ class Forwarder:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
     def _run(self) -> None:
-        failures = 0
+        failures = Failures(BACK_OFF)
         while True:
             is_last = self._stopping.is_set()
             self._wake.clear()
             try:
                 self.forward_all(gathers=not is_last)
-                failures = 0
+                failures.worked()
             except Exception as error:
-                failures += 1
                 known = isinstance(error, DetentError)
                 logger.warning(
                     "the outbox of %r waits: %s", self._name, reason_of(error), exc_info=None if known else error
                 )
                 if not is_last:
-                    self._stopping.wait(min(BACK_OFF_S * 2 ** min(failures, 16), BACK_OFF_S_MAX))
+                    self._stopping.wait(failures.failed())
             if is_last:
                 return
             # Not all at the same moment: several processes look at the same outbox.
@@ -149,14 +150,14 @@ class Forwarder:
         """`_next`, tried again when others came in the way of saying what became of a batch: it was sent, and would be
         sent again, after the lease."""
         deadline = time.monotonic() + self._lease_s / 2
-        for attempt in itertools.count():
+        for failures in itertools.count(1):
             try:
                 return self._calling.run(self._next, done)
             except Exception as error:
                 passes = isinstance(error, Unavailable) or is_passing_error(error)
                 if done is None or not passes or time.monotonic() > deadline:
                     raise
-            self._stopping.wait(random.uniform(0, min(SETTLE_S * 2**attempt, BACK_OFF_S)))
+            self._stopping.wait(SETTLE.pause_s(failures))
         raise AssertionError("unreachable")
 
     # -- in the database ----------------------------------------------------------------------------------------
@@ -187,7 +188,7 @@ class Forwarder:
                 await caller.unit(self._outbox.failed, unit, claim, done.failed)
             if done.passing is not None:
                 failures = 0 if done.sent else claim.failures
-                delay_s = min(BACK_OFF_S * 2 ** min(failures, 30), BACK_OFF_S_MAX)
+                delay_s = BACK_OFF.pause_s(failures + 1)
                 await caller.unit(self._outbox.back_off, unit, claim, delay_s, done.passing)
                 return None
             if self._is_over:

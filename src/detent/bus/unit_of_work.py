@@ -7,7 +7,6 @@ be ``async def``: then handlers run on an event loop.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from detent.dialects import is_passing_error
 from detent.errors import Invalid
+from detent.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from detent.bus.calling import Caller
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 ATTEMPTS: Final = 8
-RETRY_S: Final = 0.02
+RETRY: Final = Backoff(0.02, 2.56, jitter=1)
 """How often, and after how long, something is done again that others came in the way of."""
 
 
@@ -130,12 +130,12 @@ class Begun:
 async def patiently(caller: Caller, unit_of_work: UnitOfWork, work: Callable[[Unit], Any]) -> None:
     """Do something in a unit of its own, again when others came in the way: tables are made by many processes at the
     same moment."""
-    for attempt in range(ATTEMPTS):
+    for attempt in range(1, ATTEMPTS + 1):
         try:
             async with Begun(caller, unit_of_work) as unit:
                 await caller.unit(work, unit)
             return
         except Exception as error:
-            if attempt == ATTEMPTS - 1 or not is_passing_error(error):
+            if attempt == ATTEMPTS or not is_passing_error(error):
                 raise
-        await caller.blocking(time.sleep, random.uniform(0, RETRY_S * 2**attempt))
+        await caller.blocking(time.sleep, RETRY.pause_s(attempt))

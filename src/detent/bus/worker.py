@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 from typing import Final
 
 from detent.bus.envelope import Incoming
 from detent.bus.transport import Transport
 from detent.errors import DetentError, Invalid
+from detent.runtime.backoff import Backoff, Failures
+from detent.runtime.thread import Crew
 
 CONCURRENCY_MAX: Final = 1_000
 
@@ -23,48 +24,13 @@ GATHER_S: Final = 0.002
 """How long a worker whose threads are nearly all busy waits for more of them: taking messages is a transaction of the
 transport, whether it takes one or ten. One that idles takes what comes at once."""
 
-BACK_OFF_S: Final = 0.5
-BACK_OFF_S_MAX: Final = 10.0
+BACK_OFF: Final = Backoff(0.5, 10.0)
 """How long a worker waits after the transport has failed: longer each time, so that the log stays readable."""
 
 STOP_S: Final = 5.0
 """How long a stop waits for an answer of the transport that is under way."""
 
 logger = logging.getLogger("detent.bus")
-
-
-class Crew:
-    """Threads that run what they are given. They are made when they are needed, and a program ends without them."""
-
-    def __init__(self, name: str, size: int) -> None:
-        self._name = name
-        self._size = size
-        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._idle = threading.Semaphore(0)
-
-    def submit(self, task: Callable[[], None]) -> None:
-        """Run this. Whoever calls sees to it that no more runs than there may be threads."""
-        if not self._idle.acquire(blocking=False) and len(self._threads) < self._size:
-            name = f"detent-bus-{self._name}-{len(self._threads)}"
-            thread = threading.Thread(target=self._work, name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
-        self._tasks.put(task)
-
-    def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            task()
-            self._idle.release()
-
-    def dismiss(self, patience_s: float) -> bool:
-        """Let them go when they are done; whether all were, in time."""
-        for _ in self._threads:
-            self._tasks.put(None)
-        deadline = time.monotonic() + patience_s
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
 
 
 def checked_concurrency(concurrency: int) -> int:
@@ -88,7 +54,7 @@ class Worker:
         self._slots = threading.Semaphore(concurrency)
         self._held: set[Incoming] = set()
         self._lock = threading.Lock()
-        self._crew = Crew(name, concurrency)
+        self._crew = Crew(f"detent-bus-{name}", concurrency)
         self._taker = threading.Thread(target=self._take, name=f"detent-bus-{name}-take", daemon=True)
         self._keeper = threading.Thread(target=self._keep_leases, name=f"detent-bus-{name}-keep", daemon=True)
 
@@ -120,7 +86,7 @@ class Worker:
     # -- taking -------------------------------------------------------------------------------------------------
 
     def _take(self) -> None:
-        failures = 0
+        failures = Failures(BACK_OFF)
         while not self._stopping.is_set():
             if not self._slots.acquire(timeout=RECEIVE_WAIT_S):
                 continue
@@ -129,10 +95,9 @@ class Worker:
             try:
                 if not self._stopping.is_set():
                     found = self._transport.receive(free, RECEIVE_WAIT_S)
-                failures = 0
+                failures.worked()
             except Exception as error:  # noqa: BLE001 - an app that stops taking messages helps nobody
-                failures += 1
-                self._could_not_take(error, failures)
+                self._could_not_take(error, failures.failed())
             if self._stopping.is_set():
                 self._give_back(found)
                 found = []
@@ -156,8 +121,7 @@ class Worker:
             free += 1
         return free
 
-    def _could_not_take(self, error: Exception, failures: int) -> None:
-        wait_s = min(BACK_OFF_S * 2 ** min(failures - 1, 10), BACK_OFF_S_MAX)
+    def _could_not_take(self, error: Exception, wait_s: float) -> None:
         logger.warning(
             "%r could not take messages, trying again in %s s: %s",
             self._name,

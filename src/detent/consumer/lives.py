@@ -13,10 +13,10 @@ from typing import Final
 from detent.consumer.progress import Progress
 from detent.consumer.shard import MESSAGES_MAX, Assignment, Shard
 from detent.errors import DetentError, LimitExceeded
+from detent.runtime.backoff import Backoff, Failures
 from detent.state.base import ShardState, Standby
 
-RETRY_S: Final = 0.25
-RETRY_S_MAX: Final = 30.0
+RETRY: Final = Backoff(0.25, 30.0)
 """How long a shard that failed rests before it starts over: at first, and at most."""
 
 STEADY_S: Final = 60.0
@@ -44,9 +44,8 @@ class Held:
         self._before: Shard | None = None
         self._generation = generation
         self._thread: threading.Thread | None = None
-        self._started = 0.0
         self._retry_at = 0.0
-        self._retry_s = RETRY_S
+        self._failures = Failures(RETRY, steady_s=STEADY_S)
         self._messages_max = MESSAGES_MAX
 
     @property
@@ -74,7 +73,7 @@ class Held:
         self.journals = given.journals
         self.error = None
         self._before, self.shard = self.shard or self._before, None
-        self._started = time.monotonic()
+        self._failures.began()
         self._thread = threading.Thread(
             target=self._live, args=(given, opening, once), name=f"detent-shard-{self.index}", daemon=True
         )
@@ -107,12 +106,12 @@ class Held:
 
     def failed(self, error: BaseException) -> str:
         """Its life ended so. It starts over after a rest; answers what to tell of it."""
-        if time.monotonic() - self._started > STEADY_S:
-            self._retry_s, self._messages_max = RETRY_S, MESSAGES_MAX
+        pause_s = self._failures.failed()
+        if self._failures.in_a_row == 1:
+            self._messages_max = MESSAGES_MAX
         if isinstance(error, LimitExceeded) and self.shard is not None and self.shard.last_messages > 1:
             self._messages_max = self.shard.last_messages // 2  # a smaller transaction may fit
-        self._retry_at = time.monotonic() + self._retry_s
-        self._retry_s = min(RETRY_S_MAX, self._retry_s * 2)
+        self._retry_at = time.monotonic() + pause_s
         text = why(error)
         self.progress.say("failed", text)
         return text
@@ -133,7 +132,7 @@ class Following:
                 self._standby.follow(lambda: self._stopped)
             except Exception as error:
                 logger.warning("following a shard failed, and is tried again: %s", error, exc_info=error)
-                time.sleep(RETRY_S)
+                time.sleep(RETRY.first_s)
 
     def take_over(self) -> ShardState:
         """Stop following; the state as far as it was followed."""

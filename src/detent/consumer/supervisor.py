@@ -27,6 +27,7 @@ from detent.consumer.worker import Worker, register
 from detent.errors import BY_NAME, Conflict, Denied, DetentError, Invalid, NotFound, Unavailable
 from detent.kv import parse_url
 from detent.remote import server_address
+from detent.runtime.backoff import Backoff, Failures
 from detent.shard import operations as ops
 from detent.shard.members import new_member
 
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
 POLL_S: Final = 0.05
 """How often the supervisor looks whether its workers live. What a dead one held is free that much later."""
 
-RESTART_S: Final = 0.2
-RESTART_S_MAX: Final = 30.0
+RESTART: Final = Backoff(0.2, 30.0)
 """How long a worker that died is not started again: at first, and at most. Each death doubles it."""
 
 STEADY_S: Final = 60.0
@@ -114,9 +114,8 @@ class _Process:
         self.member = ""
         self.process: subprocess.Popen[bytes] | None = None
         self.listeners: list[threading.Thread] = []
-        self.started = 0.0
         self.start_at = 0.0
-        self.pause_s = RESTART_S
+        self._deaths = Failures(RESTART, steady_s=STEADY_S)
 
     def is_due(self) -> bool:
         """Whether it is to be started now."""
@@ -130,7 +129,7 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if catch_output else None,
         )
-        self.started = time.monotonic()
+        self._deaths.began()
         return self.process
 
     def reap(self) -> None:
@@ -142,10 +141,7 @@ class _Process:
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         self.process = None
-        if time.monotonic() - self.started >= STEADY_S:
-            self.pause_s = RESTART_S
-        self.start_at = time.monotonic() + self.pause_s
-        self.pause_s = min(RESTART_S_MAX, self.pause_s * 2)
+        self.start_at = time.monotonic() + self._deaths.failed()
 
 
 class Supervisor:

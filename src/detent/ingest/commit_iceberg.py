@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -40,6 +39,7 @@ from detent.ingest.iceberg_metadata import (
 )
 from detent.ingest.metastore import read, transact
 from detent.ingest.shared_state import QueueSharedState, Shard
+from detent.runtime.backoff import Backoff
 from detent.spark.delta_files import sync_folder
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ COMMIT_ATTEMPTS: Final = 30
 """How often a commit is tried that others came in the way of. Of those that commit at once one wins each time, so this
 is also about how many pipelines a table has room for."""
 
-RETRY_S: Final = 0.01
-RETRY_S_MAX: Final = 0.5
+RETRY: Final = Backoff(0.01, 0.5, jitter=1)
 """An attempt takes 10 to 20 ms: waits begin at that size, and are drawn anew each time, so that rivals fall out of
 step."""
 
@@ -303,12 +302,12 @@ class IcebergCommitter(Committer):
         """Do what others may come in the way of, until they do not."""
         from pyiceberg.exceptions import CommitFailedException
 
-        for attempt in range(COMMIT_ATTEMPTS):
+        for attempt in range(1, COMMIT_ATTEMPTS + 1):
             try:
                 return work()
             except (CommitFailedException, OperationalError, InterfaceError, FileNotFoundError) as error:
                 failure = error
-            time.sleep(random.uniform(0, min(RETRY_S_MAX, RETRY_S * 2**attempt)))
+            time.sleep(RETRY.pause_s(attempt))
         if publication is not None and publication.is_unknown:
             raise OutcomeUnknown(f"nobody can say whether {self._name} has the batch: {failure}") from failure
         raise Unavailable(f"{self._name} was not to be had in {COMMIT_ATTEMPTS} attempts: {failure}") from failure

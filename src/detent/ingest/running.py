@@ -25,6 +25,7 @@ from detent.ingest.objects import Objects
 from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.staging import sweep_staging
 from detent.ingest.transforms import find_transform
+from detent.runtime.backoff import Backoff, Failures
 from detent.signals import stop_on_signals
 from detent.spark.foreground import silence
 from detent.transports.checked import CheckedQueue
@@ -39,8 +40,7 @@ POLL_S: Final = 1.0
 """How long the receiver waits for a message before it looks whether it is to stop."""
 
 IDLE_S: Final = 0.02
-BACKOFF_S: Final = 0.5
-BACKOFF_S_MAX: Final = 30.0
+BACK_OFF: Final = Backoff(1.0, 30.0)
 PASSING_MAX: Final = 20
 """How often in a row a part may find something unavailable before the pipeline gives up."""
 
@@ -288,19 +288,18 @@ class _Run:
 
     def _persistently(self, step: Callable[[], bool], is_over: Callable[[], bool]) -> None:
         """Take steps until it is over; wait where there was nothing to do, and longer where something is not there."""
-        failures = 0
+        failures = Failures(BACK_OFF)
         while not self._ended.is_set():
             try:
                 if is_over():
                     return
                 did = step()
-                failures = 0
+                failures.worked()
             except (Unavailable, Busy) as error:
-                failures += 1
-                if failures > PASSING_MAX:
+                wait_s = failures.failed()
+                if failures.in_a_row > PASSING_MAX:
                     raise
-                wait_s = min(BACKOFF_S_MAX, BACKOFF_S * 2**failures)
-                log.warning("%s; trying again in %g s (%d of %d)", error, wait_s, failures, PASSING_MAX)
+                log.warning("%s; trying again in %g s (%d of %d)", error, wait_s, failures.in_a_row, PASSING_MAX)
                 self._ended.wait(wait_s)
                 continue
             if not did:

@@ -29,6 +29,7 @@ from detent.processor.outcome import (
 from detent.processor.place import Place
 from detent.processor.provenance import HEADER, named_inputs, origin_of, origins_of
 from detent.processor.step import Polled, Step
+from detent.runtime.backoff import Backoff
 
 RETRY_PAUSE_S_MAX: Final = 30.0
 
@@ -159,7 +160,7 @@ class Caller:
     ) -> tuple[Written, bool]:
         """What comes of an input set, and whether it is an error; raises what nobody has a journal for. `failure` is
         how the first try ended, if there was one."""
-        attempt, pause_s = 1, self._processor.retry_pause_ms / 1000
+        attempt = 1
         if failure is not None and not isinstance(failure, Exception):
             raise failure
         while True:
@@ -170,17 +171,20 @@ class Caller:
                     failure = error
             if attempt > self._processor.retries:
                 break
-            if self._ending.wait(pause_s) and not self._drops:
+            if self._ending.wait(self._pause_s(attempt)) and not self._drops:
                 raise failure  # told to stop: whoever goes on tries these inputs again, under their key
             attempt += 1
             failure = None
-            pause_s = min(RETRY_PAUSE_S_MAX, pause_s * 2)
         if self._errors is None or isinstance(failure, NOT_OUTPUTS):
             raise noted(failure, f"{self._name} was at {named_inputs(messages)}, under the key {series}-{number}")
         key = f"{series}-{number}"
         body = error_body(self._name, key, failure, messages, attempt)
         headers = {HEADER: self._writer.stamp(key, messages), TYPE: ERROR_TYPE}
         return [(self._errors, body, messages[0].key, headers)], True
+
+    def _pause_s(self, failures: int) -> float:
+        first_s = self._processor.retry_pause_ms / 1000
+        return Backoff(first_s, max(first_s, RETRY_PAUSE_S_MAX)).pause_s(failures)
 
     def poll(self, series: str, number: int, cursor: bytes) -> tuple[Outcome, bytes]:
         """What a source has to say, and its next cursor."""

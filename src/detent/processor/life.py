@@ -13,14 +13,14 @@ from detent.processor.declaration import Processor
 from detent.processor.outcome import text_of
 from detent.processor.records import Record
 from detent.processor.runner import Runner
+from detent.runtime.backoff import Backoff, Failures
 from detent.shard import operations as ops
 from detent.shard.members import has_died
 
 if TYPE_CHECKING:
     from detent.store import Store
 
-RETRY_S: Final = 0.1
-RETRY_S_MAX: Final = 30.0
+RETRY: Final = Backoff(0.1, 30.0)
 """How long a processor that failed rests before it starts over: at first, and at most."""
 
 STEADY_S: Final = 30.0
@@ -66,7 +66,7 @@ class Life:
         self._wake = threading.Event()
         self._stopping = False
         self._is_paused = False
-        self._retry_s = RETRY_S
+        self._failures = Failures(RETRY, steady_s=STEADY_S)
         self._fence = 0
         self._number: int | None = None
         """Which record of that name it is. One that was deleted meanwhile is not begun anew by whoever had it."""
@@ -94,7 +94,7 @@ class Life:
         self.join(None)
         self._stopping = False
         self.error = None
-        self._retry_s = RETRY_S
+        self._failures.worked()
         self.status = "starting"
         self._thread = threading.Thread(target=self._run, name=f"detent-processor-{self.name}", daemon=True)
         self._thread.start()
@@ -109,7 +109,7 @@ class Life:
         if not self.is_alive:
             self.start()
             return
-        self._retry_s = RETRY_S
+        self._failures.worked()
         self.error, self.status = None, "starting"
         self._wake_up()
 
@@ -161,7 +161,7 @@ class Life:
 
     def _live_once(self) -> None:
         """Take the lease and run until something ends it."""
-        started = time.monotonic()
+        self._failures.began()
         try:
             if not self._take_lease():
                 self._say("standby", "another process runs it")
@@ -175,13 +175,13 @@ class Life:
             if self._was_replaced():  # taken over, or reset: the lease says which
                 self._say("fenced", str(error))
             else:  # what its function writes to was: the same would happen at once again
-                self._failed(error, started)
+                self._failed(error)
         except Exception as error:  # noqa: BLE001 - it is kept, shown and tried again
-            self._failed(error, started)
+            self._failed(error)
         except BaseException as error:  # noqa: BLE001 - or the thread would end without a word
             failure = RuntimeError(f"its function raised {error!r}, which ends programs and not messages")
             failure.__cause__ = error
-            self._failed(failure, started)
+            self._failed(failure)
 
     def _was_replaced(self) -> bool:
         """Whether somebody has raised this processor's fence since it began."""
@@ -191,17 +191,15 @@ class Life:
             return False
         return found.fence != self._fence
 
-    def _failed(self, error: Exception, started: float) -> None:
+    def _failed(self, error: Exception) -> None:
         """Say so, and rest."""
-        if time.monotonic() - started > STEADY_S:
-            self._retry_s = RETRY_S
+        pause_s = self._failures.failed()
         self.restarts += 1
         self.error = error
         self._say("failed", told(error))
         text = "the processor %s failed, and starts over in %.1f s"
-        logger.warning(text, self.name, self._retry_s, exc_info=error)
-        self._wake.wait(self._retry_s)
-        self._retry_s = min(RETRY_S_MAX, self._retry_s * 2)
+        logger.warning(text, self.name, pause_s, exc_info=error)
+        self._wake.wait(pause_s)
 
     def _work(self) -> None:
         runner = self._make()

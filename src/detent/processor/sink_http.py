@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,12 +18,12 @@ from detent.errors import Denied, DetentError, Invalid, NotFound, OutcomeUnknown
 from detent.journal import Message
 from detent.processor.sink_base import Delivered, Sink, bytes_of, chosen
 from detent.processor.step import Step
+from detent.runtime.backoff import Backoff
 
 RETRIES: Final = 4
 RETRIES_MAX: Final = 100
 
-PAUSE_S: Final = 0.2
-PAUSE_S_MAX: Final = 10.0
+PAUSE: Final = Backoff(0.2, 10.0, jitter=0.5)
 """Between two tries: doubled each time, and cut at random, so that many who failed together do not come together."""
 
 _NO_COOKIES: Final = DefaultCookiePolicy(allowed_domains=[])
@@ -111,7 +110,7 @@ class HttpSink(Sink):
                 return
             is_certain, why = is_certain and again.is_certain, again.why
             if attempt < self._retries:
-                self._pause(again.after_s if again.after_s is not None else _pause_s(attempt))
+                self._pause(again.after_s if again.after_s is not None else PAUSE.pause_s(attempt + 1))
         kind = Unavailable if is_certain else OutcomeUnknown
         raise kind(f"{self._shown} did not take delivery {step.key} in {self._retries + 1} tries: {why}")
 
@@ -223,11 +222,6 @@ def _refusal(status: int) -> type[DetentError]:
     if status in {401, 403, 407}:
         return Denied
     return NotFound if status in {404, 410} else Invalid
-
-
-def _pause_s(attempt: int) -> float:
-    longest = min(PAUSE_S_MAX, PAUSE_S * 2**attempt)
-    return random.uniform(longest / 2, longest)
 
 
 def _retry_after_s(text: str | None) -> float | None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,8 +32,7 @@ from sqlalchemy.exc import DBAPIError
 from detent import forks
 from detent.databases import (
     ATTEMPTS,
-    RETRY_S,
-    RETRY_S_MAX,
+    RETRY,
     adopt,
     file_of,
     is_passing,
@@ -410,7 +408,7 @@ def _patiently(work: Callable[[], Result]) -> Result:
     """What `work` answers, done again when others came in the way. A row that is there twice is not such a case: it is
     the function's own."""
     failure: Exception
-    for attempt in range(ATTEMPTS):
+    for attempt in range(1, ATTEMPTS + 1):
         try:
             return work()
         except sqlalchemy.exc.TimeoutError as error:
@@ -426,7 +424,7 @@ def _patiently(work: Callable[[], Result]) -> Result:
             if not is_passing(error):
                 raise
             failure = error
-        time.sleep(random.uniform(0, min(RETRY_S_MAX, RETRY_S * 2**attempt)))
+        time.sleep(RETRY.pause_s(attempt))
     if isinstance(failure, _CommitLost):
         raise OutcomeUnknown(f"nobody said whether a delivery was committed: {failure.error.orig}") from failure
     raise Unavailable(f"the database cannot be had: {getattr(failure, 'orig', failure)}") from failure

@@ -9,6 +9,7 @@ from detent.codec.queue import NOT_KEPT, Config, Labels
 from detent.errors import Invalid, LimitExceeded
 from detent.queue import operations as ops
 from detent.queue.filters import Filter, default_filter
+from detent.runtime.backoff import growing
 
 FAILED_POLICIES: Final = ("keep", "discard")
 """What becomes of a message that ran out of attempts."""
@@ -101,8 +102,7 @@ def settings_of(config: Config) -> ops.Settings:
 
 def backoff_ms(config: Config, attempts: int) -> int:
     """How long a message waits after its nth attempt: twice as long each time, up to the maximum."""
-    doublings = min(attempts - 1, 40)
-    return min(config.backoff_ms << doublings, config.backoff_max_ms)
+    return growing(config.backoff_ms, config.backoff_max_ms, attempts)
 
 
 def is_priority(text: str) -> bool:

@@ -17,6 +17,7 @@ from detent.remote.address import Address, server_address
 from detent.remote.answers import Disconnected, Overloaded
 from detent.remote.client import RemoteOwner
 from detent.remote.owner import LocalOwner
+from detent.runtime.backoff import Backoff, Failures
 
 Role = Literal["auto", "client", "reader"]
 ROLES: Final = ("auto", "client", "reader")
@@ -24,10 +25,9 @@ ROLES: Final = ("auto", "client", "reader")
 HUNG_S: Final = 2.0
 """An owner that holds the lock and has not said who it is, or does not answer, for this long counts as hung."""
 
-RETRY_FIRST_S: Final = 0.005
-RETRY_MAX_S: Final = 0.05
+RETRY: Final = Backoff(0.005, 0.05)
 
-SERVER_RETRY_MAX_S: Final = 0.5
+SERVER_RETRY: Final = Backoff(0.005, 0.5)
 """A server that does not answer is asked less often: it may be far away, and others ask too."""
 
 AnyOwner = LocalOwner | RemoteOwner
@@ -117,7 +117,7 @@ class Connection:
             if self.role == "client":
                 raise Invalid(f"{self.url} has no owner process to be a client of; open it without role='client'")
             return LocalOwner(self.url, now_ms=self._now_ms)
-        pause = RETRY_FIRST_S
+        tries = Failures(RETRY)
         hung: Owner | None = None
         hung_since = 0.0
         while True:
@@ -135,8 +135,7 @@ class Connection:
                 continue
             if now >= deadline:
                 raise self._nobody()
-            time.sleep(min(pause, max(0.0, deadline - now)))
-            pause = min(pause * 2, RETRY_MAX_S)
+            time.sleep(min(tries.failed(), max(0.0, deadline - now)))
 
     def _own(self) -> LocalOwner | None:
         if self.role != "auto":
@@ -174,7 +173,7 @@ class Connection:
         return RemoteOwner(address)
 
     def _find_server(self, address: Address, deadline: float) -> RemoteOwner:
-        pause = RETRY_FIRST_S
+        tries = Failures(SERVER_RETRY)
         while True:
             owner = RemoteOwner(address)
             try:
@@ -190,8 +189,8 @@ class Connection:
                     raise Unavailable(
                         f"no Detent server answers at {self.url} ({error}): start it, or correct the address"
                     ) from error
-                time.sleep(min(error.retry_s if isinstance(error, Overloaded) else pause, left))
-            pause = min(pause * 2, SERVER_RETRY_MAX_S)
+                pause_s = tries.failed()
+                time.sleep(min(error.retry_s if isinstance(error, Overloaded) else pause_s, left))
 
     def _nobody(self) -> Unavailable:
         known = read_owner(self._location.directory)

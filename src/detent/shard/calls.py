@@ -12,12 +12,11 @@ from detent import names
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation
 from detent.errors import Denied, Invalid, NotFound, Unavailable
+from detent.runtime.backoff import Backoff, Failures
 from detent.shard import operations as ops
 from detent.shard.reports import furthest
 
-PAUSE_FIRST_S: Final = 0.002
-PAUSE_MAX_S: Final = 0.05
-PAUSE_GROWTH: Final = 1.5
+LOOK: Final = Backoff(0.002, 0.05, factor=1.5)
 """How often somebody who waits for a consumer looks: soon at first, for most are done soon, and then less often."""
 
 
@@ -150,7 +149,7 @@ class Awaiting:
         self._journal = journal
         self._offset = offset
         self._deadline = None if timeout is None else time.monotonic() + milliseconds(timeout) / 1000
-        self._pause_s = PAUSE_FIRST_S
+        self._looks = Failures(LOOK)
 
     def published(self, found: ops.ConsumerDescription) -> dict[str, int] | None:
         """How far the shards that have processed the message have written other journals; None while one has not."""
@@ -163,7 +162,7 @@ class Awaiting:
 
     def pause_s(self, found: ops.ConsumerDescription) -> float:
         """How long to wait before the next look. `Unavailable` when the time is over."""
-        pause_s, self._pause_s = self._pause_s, min(self._pause_s * PAUSE_GROWTH, PAUSE_MAX_S)
+        pause_s = self._looks.failed()
         if self._deadline is None:
             return pause_s
         left_s = self._deadline - time.monotonic()

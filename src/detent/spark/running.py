@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from detent.errors import DetentError, Invalid
 from detent.extras import install_command
+from detent.runtime.backoff import Backoff
 from detent.signals import stop_on_signals
 from detent.spark.foreground import silence
 from detent.spark.pipeline import Pipeline
@@ -40,8 +41,7 @@ LOOK_S: Final = 0.2
 MEASURE_S: Final = 1.0
 """How often it is counted what waits; with a server that is a request for each stream."""
 
-BACKOFF_FIRST_S: Final = 1.0
-BACKOFF_MAX_S: Final = 60.0
+BACK_OFF: Final = Backoff(1.0, 60.0)
 """How long a stream that failed waits for its next try: twice as long each time, until a batch succeeds."""
 
 ONCE_TRIES: Final = 3
@@ -230,7 +230,7 @@ class Runner:
         if failure.is_final or state.in_a_row >= self._tries:
             self._give_up(state, failure.reason)
             return
-        pause = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (state.in_a_row - 1))
+        pause = BACK_OFF.pause_s(state.in_a_row)
         state.phase, state.error, state.retry_at = WAITING, failure.reason, self._clock() + pause
         self._view.tell(Event("failed", state.name, f"{failure.reason}; trying again in {pause:.0f} s",
                               {"error": failure.reason, "retry_s": pause}))  # fmt: skip

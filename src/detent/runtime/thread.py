@@ -1,0 +1,107 @@
+"""The one place that starts threads, and pools of them.
+
+A thread is a daemon: a program ends without it. It has a name, its log says what ended it, and it is waited for with
+a deadline. A pool's threads are not daemons: the interpreter waits for the tasks that they have begun.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Self
+
+logger = logging.getLogger("detent.runtime")
+
+
+class Thread:
+    """A thread that runs `work` once it is started."""
+
+    def __init__(self, name: str, work: Callable[[], object]) -> None:
+        self._work = work
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.error: BaseException | None = None
+        """What ended it, if that was an error."""
+
+    def start(self) -> Self:
+        """Begin."""
+        self._thread.start()
+        return self
+
+    @property
+    def name(self) -> str:
+        """Its name, as debuggers and logs show it."""
+        return self._thread.name
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was ever started."""
+        return self._thread.ident is not None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._thread.is_alive()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is the thread that asks, which cannot wait for itself."""
+        return self._thread is threading.current_thread()
+
+    def join(self, patience_s: float | None = None) -> bool:
+        """Wait until it has ended, for so long at most; whether it has. One that never began has ended."""
+        if self.has_begun:
+            self._thread.join(None if patience_s is None else max(0.0, patience_s))
+        return not self.is_alive
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self.error = error
+            logger.critical("the thread %s ended with an error: %r", self.name, error)
+            raise  # with a trace, by `threading.excepthook`
+
+
+def start(name: str, work: Callable[[], object]) -> Thread:
+    """A thread that has begun."""
+    return Thread(name, work).start()
+
+
+class Crew:
+    """Daemon threads that run what they are given, made when they are needed, `size` at most. A message costs one put
+    and one get: there are no futures."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name = name
+        self._size = size
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads: list[Thread] = []
+        self._idle = threading.Semaphore(0)
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Run this. The caller never has more than `size` tasks under way. A task catches its own errors."""
+        if not self._idle.acquire(blocking=False) and len(self._threads) < self._size:
+            self._threads.append(start(f"{self._name}-{len(self._threads)}", self._work))
+        self._tasks.put(task)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+            self._idle.release()
+
+    def dismiss(self, patience_s: float) -> bool:
+        """Let them go when they are done; whether all were, in time."""
+        for _ in self._threads:
+            self._tasks.put(None)
+        deadline = time.monotonic() + patience_s
+        have_ended = [thread.join(deadline - time.monotonic()) for thread in self._threads]
+        return all(have_ended)
+
+
+def pool(name: str, size: int | None = None) -> ThreadPoolExecutor:
+    """Threads that answer futures."""
+    return ThreadPoolExecutor(size, thread_name_prefix=name)

@@ -243,7 +243,7 @@ def _judge(row: Row, samples: Mapping[str, Summary], more: str) -> dict[str, Any
 
 
 def skipped(name: str, reason: str) -> dict[str, Any]:
-    """The row of a measurement that could not be taken. It is not ok: nobody has seen it pass."""
+    """The row of a measurement that could not be taken. It is not ok: it was not seen to pass."""
     return {
         "what": name,
         "ours": None,

@@ -217,7 +217,7 @@ def synchronous_descriptors(process: int) -> set[int]:
 
 
 def _traced(process: int) -> bool:
-    """Whether somebody traces all its threads; also when it has ended."""
+    """Whether a tracer has all its threads; also when it has ended."""
     for status in Path(f"/proc/{process}/task").glob("*/status"):
         with suppress(OSError):
             if "\nTracerPid:\t0\n" in status.read_text():

@@ -7,7 +7,7 @@ message with a higher delivery number, does the work and acknowledges it. Then t
 nothing had happened. Its writes carry its own, lower number:
 
 * the SQL row remembers the highest number that wrote it, and the update of a lower one matches no row;
-* the object's name ends with the number, and whoever reads takes the highest: the zombie's object is never looked at;
+* the object's name ends with the number, and a reader takes the highest: the zombie's object is never looked at;
 * its acknowledgement is refused with `StaleReceipt`.
 
 Numbers grow over all deliveries of a store, so the guard holds whichever messages and queues meet at one row.
@@ -39,7 +39,7 @@ def book(database: sqlite3.Connection, account: str, amount: int, token: int) ->
 
 
 def write_receipt(folder: Path, payment: int, text: str, token: int) -> None:
-    """Write an object whose name carries the token. Names of different holders differ, so nobody overwrites anybody.
+    """Write an object whose name carries the token. Names of different holders differ, so none overwrites another.
     (On an object store this is one PUT; here it is a file that appears whole.)"""
     name = folder / f"payment-{payment}" / f"{token:020d}.json"
     name.parent.mkdir(parents=True, exist_ok=True)

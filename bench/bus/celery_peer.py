@@ -36,7 +36,7 @@ def main() -> None:
 
         @app.task(name="bill")
         def bill(number: int, customer: str) -> None:
-            raise AssertionError("nobody takes from this queue")
+            raise AssertionError("this queue has no consumer")
 
         @app.task(name="place")
         def place(number: int, customer: str, amount: float) -> None:

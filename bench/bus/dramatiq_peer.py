@@ -20,7 +20,7 @@ def main() -> None:
 
         @dramatiq.actor(queue_name=job.BILLING)
         def bill(number: int, customer: str) -> None:
-            raise AssertionError("nobody takes from this queue")
+            raise AssertionError("this queue has no consumer")
 
         @dramatiq.actor(queue_name=job.ORDERS)
         def place(number: int, customer: str, amount: float) -> None:

@@ -23,7 +23,7 @@ CONNECTIONS = CONCURRENCY + 4
 """A connection for each handler, and for those who forward and tidy up."""
 
 BUSY_S = 60
-"""How long SQLite waits for its one lock: nobody is to fail because eight want it."""
+"""How long SQLite waits for its one lock: none is to fail because eight want it."""
 
 LOOK_S = 0.005
 PATIENCE_S = 60.0
@@ -59,7 +59,7 @@ def enter(session: Session, number: int, customer: str, amount: float) -> None:
 
 
 def url_of(database: str, folder: Path, postgres: str) -> str:
-    """The URL of a database of that kind; `postgres` is the one of a server that is nobody else's."""
+    """The URL of a database of that kind; `postgres` is the one of a server of this run's own."""
     return postgres if database == "postgres" else f"sqlite:///{folder / 'books.db'}"
 
 

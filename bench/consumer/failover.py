@@ -41,7 +41,7 @@ FLOW_S = 1.0
 PATIENCE_S = 60.0
 STATUS_S = 0.05
 TAIL = "100ms"
-"""How long whoever follows the output waits before it looks whether all is over."""
+"""How long the follower of the output waits before it looks whether all is over."""
 
 
 @dataclass(frozen=True)
@@ -174,14 +174,14 @@ class Flow:
                 start = message.offset + 1
 
     def wait_for_another(self, than: int, said: Callable[[], str]) -> float:
-        """When a message could be read that another process made. `said` tells what went on, if nobody makes any."""
+        """When a message could be read that another process made. `said` tells what went on, if none comes."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             for process, at in list(self.came.items()):
                 if process != than:
                     return at
             time.sleep(SEND_S)
-        raise RuntimeError(f"nothing comes out but what {than or 'nobody'} made: {said()}")
+        raise RuntimeError(f"nothing comes out but what {than or 'no process'} made: {said()}")
 
     def stop(self) -> None:
         """Send no more, and follow no more."""
@@ -221,7 +221,7 @@ def where(kind: str, folder: Path) -> str:
 
 
 def prepare(kind: str, folder: Path, keys: int) -> None:
-    """A store whose consumer has counted under so many keys. The recorded state has its log, and no file: whoever
+    """A store whose consumer has counted under so many keys. The recorded state has its log, and no file: the one that
     starts is on a machine that has not been here."""
     with detent.open(url(folder)) as store:
         numbers = range(keys)

@@ -141,7 +141,7 @@ def _state(kind: str, place: str) -> State:
 
 
 def place_of(kind: str, folder: Path, database: str) -> str:
-    """Where a state is, for `consumer`. `database` is the URL of a PostgreSQL that is nobody else's."""
+    """Where a state is, for `consumer`. `database` is the URL of a PostgreSQL of this run's own."""
     if kind == "postgres":
         return database
     return f"sqlite:///{folder / 'state.db'}" if kind == "sqlite" else str(folder / "recorded")

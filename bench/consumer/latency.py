@@ -1,4 +1,4 @@
-"""Commit latency: from before the append of a message until whoever waits downstream has what was derived from it.
+"""Commit latency: from before the append of a message until a reader downstream has what was derived from it.
 
 The shard has nothing else to do, so that each message is a transaction of its own. All runs in the owner's process; one
 row has the consumer in a process of its own, as `detent consume` starts it.
@@ -92,7 +92,7 @@ def running_elsewhere(url: str, kind: str, place: str) -> Iterator[None]:
 def one_round(
     place: Place, kind: str | None, database: str, count: int, *, elsewhere: bool = False
 ) -> dict[str, float]:
-    """A new store; without a kind of state nobody derives anything, and the journal itself is followed."""
+    """A new store; without a kind of state nothing is derived, and the journal itself is followed."""
     with place.fresh() as folder, detent.open(f"file:{folder / 'store'}") as store:
         store.journal(job.INPUT).create()
         work: AbstractContextManager[None] = nullcontext()

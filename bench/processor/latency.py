@@ -1,4 +1,4 @@
-"""How long one message takes through one hop, when nobody has anything else to do.
+"""How long one message takes through one hop, when there is nothing else to do.
 
 All ways are open at once, in one store, and each sends a message in turn, so that whatever disturbs the machine
 disturbs all of them. The next one is sent when the one before has come out and everybody waits again.

@@ -9,7 +9,7 @@ delivery refuses all that came with it.
 
 Chosen in its favour: queues are numbers; message numbers are row numbers without AUTOINCREMENT; the delivery number
 comes from memory, one for each claim, since there is one connection; every index is partial or on columns that do not
-change, so that a publish writes two of them, a claim two and an acknowledgement two. Nobody sweeps expired leases,
+change, so that a publish writes two of them, a claim two and an acknowledgement two. Expired leases are not swept,
 ended retentions or done messages away while it is measured; the indexes for that are there.
 
 What it does not do: remember the answers of transactions for clients that ask again, serve other processes' consumers

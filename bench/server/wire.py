@@ -29,7 +29,7 @@ class _Line(asyncio.Protocol):
             return
         try:
             found = self._parse(self._arrived)
-        except RuntimeError as error:  # raised here, it would reach nobody
+        except RuntimeError as error:  # raised here, it would not be seen
             waiting.set_exception(error)
             return
         if found is not None:

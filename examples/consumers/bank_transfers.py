@@ -57,8 +57,8 @@ app = Consumer(
     store="file:./data",
     read=[DEPOSITS, TRANSFERS],
     state=SqlState(database),
-    max_transaction="5ms",  # short ones, so that there is something between them for whoever wants to kill it
-    lease="1s",  # how long whoever starts it again waits for the one that was killed
+    max_transaction="5ms",  # short ones, so that there is something between them for the kill
+    lease="1s",  # how long the next process waits for the one that was killed
 )
 
 
@@ -152,7 +152,7 @@ def check(store: detent.Store) -> list[str]:
 def main(url: str) -> int:
     """Fill the journals, book, check."""
     with detent.open(url) as store:
-        for rounds in (ROUNDS // 2, ROUNDS):  # in two parts: which of two journals is read first, nobody says
+        for rounds in (ROUNDS // 2, ROUNDS):  # in two parts: which of two journals is read first, is not said
             make_input(store, rounds)
             app.run(store=store, once=True)
         wrong = check(store)

@@ -75,8 +75,8 @@ def running() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def send(first: int, count: int) -> None:
-    """Send events, a few at a time. By the numbers nothing is sent twice, so whoever is not sure sends it again: the
-    owner of the store may be the process that is being killed."""
+    """Send events, a few at a time. By the numbers nothing is sent twice, so a sender that is not sure sends
+    it again: the owner of the store may be the process that is being killed."""
     while True:
         try:
             with detent.open(str(graph.store)) as store:

@@ -103,7 +103,7 @@ def orders() -> Iterator[tuple[dict[str, Any], str]]:
 def main() -> int:
     """Send orders, run the graph until nothing is left, and check what came out."""
     with graph.open() as live:
-        till = Appender(live.store, "orders", "till")  # its numbers: whoever runs this again sends nothing twice
+        till = Appender(live.store, "orders", "till")  # its numbers: a second run sends nothing twice
         for number, (order, kind) in enumerate(orders()):
             till.append(json.dumps(order).encode(), headers={"type": kind}, number=number)
         live.start()

@@ -10,8 +10,8 @@ and then, in that folder:
     detent journal read file:./data alerts
 
 Each sensor is a file that only grows, in place of an interface that answers what came after a mark. `Polled` says what
-is new and where to go on, and both are committed together: whoever is killed in between reads the same again, and
-nothing is there twice. `watch` takes a message of whichever sensor has one. `average` takes what there is, up to 20
+is new and where to go on, and both are committed together: a process that is killed in between reads the same again,
+and nothing is there twice. `watch` takes a message of whichever sensor has one. `average` takes what there is, up to 20
 readings at a time, as a list; which ones is written down before it is called, so that a second try gets the same.
 """
 

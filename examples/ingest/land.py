@@ -32,7 +32,7 @@ def main() -> None:
             path = folder / f"{start}-{number}.json.gz"
             path.write_bytes(lines[:-10] if number == FILES - 1 else lines)
             for _ in range(random.choice([1, 1, 2])):
-                queue.publish(str(path).encode())  # absolute: whoever reads it runs somewhere else
+                queue.publish(str(path).encode())  # absolute: the reader runs somewhere else
     print(f"{FILES} files announced: {(FILES - 1) * (ORDERS - 1)} orders worth something, and one torn file")
 
 

@@ -88,7 +88,7 @@ def _check_mails(books: Books, keys: set[str]) -> None:
     if kept != keys:
         books.wrong.append(f"the mail server has {len(kept)} mails, and the books have {len(keys)}, or others")
     if kept - set(asked):
-        books.wrong.append("the mail server has mails that nobody has asked for")
+        books.wrong.append("the mail server has mails that were not asked for")
 
 
 def _check_queues(books: Books) -> None:

@@ -3,7 +3,7 @@
     python examples/shop/run.py --orders 200 --kills 10
 
 A web process and workers for each app run in a folder that goes at the end (or stays, with --folder). Customers place
-orders over HTTP, and ask again until they are answered. Meanwhile processes die: whoever comes in their place finishes.
+orders over HTTP, and ask again until they are answered. Meanwhile processes die: those that come in their place finish.
 At the end each order has one invoice and one mail, or the exit code is 1.
 """
 
@@ -129,7 +129,7 @@ class Shop:
 
 
 def place(client: httpx.Client, order: str, cents: int, stopping: threading.Event) -> None:
-    """Place an order, and ask again until there is an answer: whether it was heard the last time, nobody knows."""
+    """Place an order, and ask again until there is an answer: whether it was heard the last time is not known."""
     while not stopping.is_set():
         with contextlib.suppress(httpx.TransportError):
             answer = client.post("/orders", json={"id": order, "cents": cents})
@@ -173,7 +173,7 @@ def look(file: Path) -> Counts | None:
         with contextlib.closing(sqlite3.connect(file, timeout=5)) as database:
             tables = ("orders", "invoices", "mails", "detent_outbox")
             *rows, waiting = (database.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables)
-    except sqlite3.OperationalError:  # somebody tidies up after one that was killed
+    except sqlite3.OperationalError:  # another process tidies up after one that was killed
         return None
     return Counts(sum(rows), waiting)
 
@@ -195,7 +195,7 @@ def trade(shop: Shop, orders: Orders, kills: int, chance: random.Random, show: C
 
 
 def empty_queues() -> bool:
-    """Whether no message is left that somebody was killed with. The books do not change any more, if all is well."""
+    """Whether no message is left of a process that was killed. The books do not change any more, if all is well."""
     from books import APPS
     from shop import STORE
 

@@ -150,7 +150,7 @@ def send_mail(made: InvoiceMade, session: Session, context: Context) -> None:
 
 class MailServer:
     """Stands for a service somewhere else that knows by a key what it has done: a file for each mail. `asked` has a
-    line for each time that somebody asked."""
+    line for each request."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -174,8 +174,8 @@ postman = MailServer(DATA / "mails")
 
 
 def setup() -> None:
-    """Make tables and queues, and subscribe, before the first order comes: what is published before anybody has
-    subscribed reaches nobody. A shop that is deployed does so with its migrations."""
+    """Make tables and queues, and subscribe, before the first order comes: what is published before an app has
+    subscribed is not delivered. A shop that is deployed does so with its migrations."""
     postman.folder.mkdir(parents=True, exist_ok=True)
     Base.metadata.create_all(engine)
     with detent.open(STORE) as store:

@@ -4,7 +4,7 @@
     python examples/shop/web.py                       # port 8000
     curl localhost:8000/orders -H 'content-type: application/json' -d '{"id": "o-1", "cents": 1999}'
 
-Whoever got no answer asks again: the client has chosen the order's id, so that the second time changes nothing.
+A client that got no answer asks again: the client has chosen the order's id, so that the second time changes nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def place_order(order: NewOrder) -> dict[str, str]:
 
 
 def main() -> None:
-    """Serve on a port; or, as ``web.py --fd 5``, on a socket that somebody has opened already."""
+    """Serve on a port; or, as ``web.py --fd 5``, on a socket that is open already."""
     config = uvicorn.Config(web, port=PORT, log_level="warning")
     sockets = [socket.socket(fileno=int(sys.argv[2]))] if sys.argv[1:2] == ["--fd"] else None
     uvicorn.Server(config).run(sockets)

@@ -45,8 +45,6 @@ What several layers share:
     finite.py       JSON that refuses infinity and NaN
     grid.py         tables for a terminal, in which no word is cut
     lazy.py         packages whose names are imported when they are first used
-    loading.py      finding the app that a command was told to run
-    user_file.py    running a Python file of the user's
     signals.py      a graceful end on SIGTERM and Ctrl-C
     extras.py       the command that installs a missing extra beside this Detent
     forks.py        tells a forked child from its parent

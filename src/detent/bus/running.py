@@ -22,8 +22,8 @@ from detent.bus.replies import Replies
 from detent.bus.unit_of_work import patiently
 from detent.bus.worker import Worker
 from detent.errors import Invalid, Unavailable
-from detent.loading import refuse_while_loading
 from detent.loops import loop_in_thread
+from detent.runtime.target import refuse_while_loading
 from detent.signals import stop_on_signals
 
 if TYPE_CHECKING:

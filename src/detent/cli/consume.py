@@ -83,7 +83,7 @@ def consume(
       detent consumer state file:./data words
       detent consume words.py:app --workers 2
     """
-    from detent.consumer.loading import adjust, load_consumer
+    from detent.cli.kinds.consumer import adjust, load_consumer
 
     if once and (workers or member):
         raise click.UsageError("--once works in one process: leave --workers out, or --once")

@@ -31,6 +31,7 @@ The layers inside, from the top down; each package's docstring says which file d
     message/        message ids, clocks, sequencing: pure rules
     codec/          byte formats
     kv/             the only code that touches a disk
+    sql/            SQLite and PostgreSQL: engines, transactions, errors
     runtime/        what runs, rests and starts over
 
 What several layers share:
@@ -53,8 +54,6 @@ What several layers share:
     loops.py        an event loop in a thread
     growth.py       waiting for several journals at once
     scraped.py      metrics of a process without a server
-    databases.py    SQL databases that wait for the disk
-    dialects.py     what SQLite and PostgreSQL call the same thing
     sqs_client.py   a client of SQS
     __main__.py     `python -m detent`
 """

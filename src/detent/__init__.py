@@ -48,10 +48,8 @@ What several layers share:
     lazy.py         packages whose names are imported when they are first used
     loading.py      finding the app that a command was told to run
     user_file.py    running a Python file of the user's
-    signals.py      a graceful end on SIGTERM and Ctrl-C
     extras.py       the command that installs a missing extra beside this Detent
     forks.py        tells a forked child from its parent
-    loops.py        an event loop in a thread
     growth.py       waiting for several journals at once
     scraped.py      metrics of a process without a server
     sqs_client.py   a client of SQS

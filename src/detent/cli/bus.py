@@ -152,7 +152,7 @@ def _logs(view: View, *, verbose: bool, as_json: bool) -> AbstractContextManager
 def _run(buses: Sequence[Bus], view: View, metrics_port: int | None) -> None:
     from detent.bus.observing import observed
     from detent.cli._bus_metrics import serve_bus_metrics
-    from detent.signals import stop_on_signals
+    from detent.runtime.signals import stop_on_signals
 
     stopping = threading.Event()
     tally = Tally(buses, view)

@@ -6,5 +6,7 @@ This is the lowest layer. It imports only `errors`, `durations`, `extras` and th
     report.py   what a task says of itself: state, progress, lag, trouble
     target.py   finding what a command was told to run, in a file or a module
     thread.py   the one place that starts threads and pools of them
+    loop.py     an event loop in a thread
+    signals.py  a graceful end on SIGTERM and Ctrl-C
     process.py  the one place that starts child processes, which end with their parent
 """

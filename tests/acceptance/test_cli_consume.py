@@ -697,7 +697,7 @@ def test_deaths_are_waited_out_longer_each_time(monkeypatch: pytest.MonkeyPatch)
     assert one.is_due()
     waits = [die(1) for _ in range(10)]
     assert waits[:4] == pytest.approx([0.2, 0.4, 0.8, 1.6])
-    assert max(waits) == supervisor.RESTART_S_MAX
+    assert max(waits) == supervisor.RESTART.max_s
     assert not one.is_due()
     assert die(supervisor.STEADY_S) == pytest.approx(supervisor.RESTART_S)
     now[0] += 1

@@ -699,7 +699,7 @@ def test_deaths_are_waited_out_longer_each_time(monkeypatch: pytest.MonkeyPatch)
     assert waits[:4] == pytest.approx([0.2, 0.4, 0.8, 1.6])
     assert max(waits) == supervisor.RESTART.max_s
     assert not one.is_due()
-    assert die(supervisor.STEADY_S) == pytest.approx(supervisor.RESTART_S)
+    assert die(supervisor.STEADY_S) == pytest.approx(supervisor.RESTART.first_s)
     now[0] += 1
     assert one.is_due()
 

@@ -688,7 +688,7 @@ def test_deaths_are_waited_out_longer_each_time(monkeypatch: pytest.MonkeyPatch)
     def die(after_s: float) -> float:
         one.process = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE)
         one.process.wait()
-        one.started = now[0]
+        one._deaths.began()
         now[0] += after_s
         one.reap()
         return one.start_at - now[0]

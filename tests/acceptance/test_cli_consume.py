@@ -694,6 +694,7 @@ def test_deaths_are_waited_out_longer_each_time(monkeypatch: pytest.MonkeyPatch)
         return one.start_at - now[0]
 
     one = supervisor._Process()
+    one._deaths = supervisor.Failures(supervisor.RESTART, steady_s=supervisor.STEADY_S, clock=lambda: now[0])
     assert one.is_due()
     waits = [die(1) for _ in range(10)]
     assert waits[:4] == pytest.approx([0.2, 0.4, 0.8, 1.6])

@@ -50,7 +50,6 @@ What several layers share:
     forks.py        tells a forked child from its parent
     growth.py       waiting for several journals at once
     scraped.py      metrics of a process without a server
-    sqs_client.py   a client of SQS
     __main__.py     `python -m detent`
 """
 

@@ -21,7 +21,7 @@ from detent.bus import Bus, Context, DbApiUnitOfWork, Outcome, SqlOutbox, SqlTra
 from detent.bus.calling import Calling
 from detent.bus.envelope import Envelope, Incoming
 from detent.bus.forwarder import Forwarder
-from detent.bus.sqs_message import MESSAGE_BYTES_MAX, read, write
+from detent.transports.sqs_message import MESSAGE_BYTES_MAX, read, write
 from detent.bus.transport_sqs import ERROR, ORIGINAL_ID, RETENTION_S, Receipt, SqsTransport
 from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from processes import eventually

@@ -20,7 +20,7 @@ import detent
 from busworld import Books, Broken, Invoiced, Mailed, OrderPlaced, app, enter
 from detent.bus import Bus, Context, IdempotencyConfig, Incoming, InMemoryTracker, Outcome, QueueTransport
 from detent.bus import envelope as wire
-from detent.bus.sqs_message import read, write
+from detent.transports.sqs_message import read, write
 from detent.bus.topics import names_in, parse_filter
 from detent.errors import DetentError, Invalid
 

@@ -56,7 +56,6 @@ Transports:
     transport_sqs.py       queues of SQS
     sqs_queues.py          connections to them, by name
     sqs_sending.py         sending ten at a time
-    sqs_message.py         how a message is written for SQS, and read from it
 
 Units of work:
 

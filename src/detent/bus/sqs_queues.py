@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from detent.bus.sqs_message import FIFO
+from detent.transports.sqs_message import FIFO
 from detent.errors import Denied, DetentError, Exists, Invalid, LimitExceeded, NotFound, StaleReceipt
-from detent.sqs_client import RECEIVE_TIMEOUT_S, ask, new_client
+from detent.transports.sqs_client import RECEIVE_TIMEOUT_S, ask, new_client
 
 NAME_MAX: Final = 80
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.fifo)?")

@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 
 from detent.bus import topics as names
 from detent.bus.envelope import KINDS, REPLY, TOPIC, TOPICS, Envelope
-from detent.bus.sqs_message import FIFO, MESSAGE_BYTES_MAX, Letter, order_of, write
+from detent.transports.sqs_message import FIFO, MESSAGE_BYTES_MAX, Letter, order_of, write
 from detent.bus.sqs_queues import SENDING, SqsQueues, is_name
 from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, Unavailable
-from detent.sqs_client import BATCH_MAX, MISSING, codes_of
+from detent.transports.sqs_client import BATCH_MAX, MISSING, codes_of
 
 DELAY_S_MAX: Final = 900
 """SQS keeps a message back for a quarter of an hour at most."""

@@ -11,12 +11,12 @@ from typing import Any, Final
 from detent.bus import topics as names
 from detent.bus.deliveries import EXTEND_SHARE, LEASE, lease_end
 from detent.bus.envelope import ID, Envelope, Incoming
-from detent.bus.sqs_message import ATTRIBUTES_MAX, FIFO, MESSAGE_BYTES_MAX, Letter, read, shown, text_attribute, write
+from detent.transports.sqs_message import ATTRIBUTES_MAX, FIFO, MESSAGE_BYTES_MAX, Letter, read, shown, text_attribute, write
 from detent.bus.sqs_queues import SENDING, SETTLING, SqsQueues, check_name
 from detent.bus.sqs_sending import DELAY_S_MAX, Sending, request_of
 from detent.durations import Duration, milliseconds
 from detent.errors import Denied, DetentError, Invalid, NotFound, StaleReceipt, Unavailable
-from detent.sqs_client import BATCH_MAX, VISIBILITY_S_MAX, WAIT_S_MAX, codes_of, seconds
+from detent.transports.sqs_client import BATCH_MAX, VISIBILITY_S_MAX, WAIT_S_MAX, codes_of, seconds
 
 RETENTION_S: Final = 1_209_600
 """How long queues that are made here keep messages: fourteen days, the most that SQS allows."""

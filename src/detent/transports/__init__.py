@@ -12,6 +12,8 @@ A class that fulfils the contract is named in a URL, and `detent ingest run` and
     named.py         finds the class that a URL names
     queue_detent.py  a queue of Detent
     queue_sqs.py     SQS
+    sqs_client.py    a client of SQS, the URLs of its queues, and what its errors mean
+    sqs_message.py   how a message is written for SQS, and read from it
     queue_redis.py   a stream of Redis
     queue_pubsub.py  a topic of Google Pub/Sub
 """

@@ -9,7 +9,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from detent.errors import Invalid, NotFound, Unavailable
-from detent.sqs_client import (
+from detent.transports.sqs_client import (
     BATCH_MAX,
     CALLS_AT_ONCE,
     RECEIVE_TIMEOUT_S,

@@ -31,7 +31,7 @@ from detent.errors import Invalid, NotFound, Unavailable
 from detent.extras import install_command
 from detent.testing import TransportSuite
 from detent.testing.transports import LONG_S, bodies
-from detent.transports import NewMessage, PubSubQueue, queue_pubsub, queue_redis, queue_sqs
+from detent.transports import NewMessage, PubSubQueue, queue_pubsub, queue_redis, queue_sqs, sqs_client
 from detent.transports.contract import MessageQueue
 from detent.transports.queue_detent import DetentQueue
 from detent.transports.queue_redis import RedisQueue
@@ -573,7 +573,7 @@ def test_redis_by_url() -> None:
 
 def test_sqs_by_url(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str | None, str | None]] = []
-    monkeypatch.setattr(queue_sqs, "new_client", lambda *place, **_: made.append(place))
+    monkeypatch.setattr(sqs_client, "new_client", lambda *place, **_: made.append(place))
     for url in (
         "sqs:orders",
         "sqs://orders?region=eu-west-1&endpoint=http://localhost:4566",

@@ -1,16 +1,19 @@
-"""Amazon SQS, or a server that speaks like it: a client with limits of its own, and what its errors mean here."""
+"""Amazon SQS, or a server that speaks like it: clients with limits of their own, the URLs of queues by their names, and
+what errors mean here."""
 
 from __future__ import annotations
 
 import math
 import re
+import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from detent.errors import DetentError, Invalid, NotFound, Unavailable
+from detent.errors import Denied, DetentError, Exists, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.extras import install_command
+from detent.transports.sqs_message import FIFO
 
 BATCH_MAX: Final = 10
 """Messages in one call, of whatever kind: SQS takes no more."""
@@ -56,7 +59,43 @@ LEGACY_REGION: Final = "us-east-1"
 """That of the oldest host, which does not say it."""
 
 _PREFIX: Final = "AWS.SimpleQueueService."
-_NO_MEANINGS: Final[Mapping[str, type[DetentError]]] = MappingProxyType({})
+
+NAME_MAX: Final = 80
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.fifo)?")
+
+Meanings = Mapping[str, type[DetentError]]
+"""What codes mean for one kind of call; others may pass."""
+
+PASSING: Final[Meanings] = MappingProxyType({})
+ASKING: Final[Meanings] = MappingProxyType({"AccessDenied": Denied, "AccessDeniedException": Denied})
+
+_WRONG: Final = ("InvalidParameterValue", "InvalidParameterValueException")
+
+SENDING: Final[Meanings] = MappingProxyType(
+    {
+        **ASKING,
+        "BatchRequestTooLong": LimitExceeded,
+        **dict.fromkeys(_WRONG, Invalid),
+        "InvalidAttributeValue": Invalid,
+        "InvalidMessageContents": Invalid,
+        "MissingParameter": Invalid,
+        "MissingRequiredParameterException": Invalid,
+        "UnsupportedOperation": Invalid,
+    }
+)
+"""What it means that messages are refused: the same ones will be, again."""
+
+SETTLING: Final[Meanings] = MappingProxyType(
+    {
+        **ASKING,
+        **dict.fromkeys(_WRONG, StaleReceipt),
+        "MessageNotInflight": StaleReceipt,
+        "ReceiptHandleIsInvalid": StaleReceipt,
+    }
+)
+"""What it means that a receipt is refused: the message is gone, or another holder has it."""
+
+_MAKING: Final[Meanings] = MappingProxyType({**SENDING, "QueueNameExists": Exists, "QueueAlreadyExists": Exists})
 
 
 def place_of(url: str) -> tuple[str | None, str | None]:
@@ -98,7 +137,7 @@ def ask(
     call: Callable[..., Any],
     queue: str,
     request: Mapping[str, Any],
-    meanings: Mapping[str, type[DetentError]] = _NO_MEANINGS,
+    meanings: Meanings = PASSING,
 ) -> dict[str, Any]:
     """The answer of a call about a queue. `meanings` says which error a code is, without its prefix; of the others, one
     for a queue that is not there is `NotFound`, and all else may pass."""
@@ -127,3 +166,94 @@ def codes_of(said: Mapping[str, Any]) -> set[str]:
 def seconds(given: float, most: int) -> int:
     """Whole seconds, rounded up: hidden for a little longer is better than delivered twice."""
     return min(max(math.ceil(given), 0), most)
+
+
+class SqsConnection:
+    """Clients for all queues of one SQS, and the URLs of these. `client` is a boto3 client of your own, which stays
+    open."""
+
+    def __init__(self, region: str | None, endpoint: str | None, client: Any = None) -> None:
+        self._region, self._endpoint = region, endpoint
+        self._own = client is None
+        self._client = self._receiver = client
+        self._urls: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def open(self) -> None:
+        """Make clients: one of them waits for messages, and for longer."""
+        if self._own:
+            self._receiver = new_client(self._region, self._endpoint, timeout_s=RECEIVE_TIMEOUT_S)
+            self._client = new_client(self._region, self._endpoint)
+
+    def close(self) -> None:
+        """Let go of connections."""
+        if self._own and self._client is not None:
+            self._client.close()
+            self._receiver.close()
+            self._client = self._receiver = None
+
+    @property
+    def place(self) -> str:
+        """Which SQS it is, without a secret that may be in a URL."""
+        url = self._endpoint or getattr(getattr(self._client, "meta", None), "endpoint_url", None)
+        if not url:
+            return f"sqs:{self._region or ''}"
+        parts = urlsplit(url)
+        return f"sqs:{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+    def call(self, action: str, queue: str, meanings: Meanings = ASKING, **request: Any) -> dict[str, Any]:
+        """Ask SQS about a queue."""
+        found = {"QueueUrl": self.url(queue), **request}
+        client = self._receiver if action == "receive_message" else self._client
+        return ask(getattr(_opened(client), action), queue, found, meanings)
+
+    def know(self, queue: str, url: str) -> None:
+        """A queue is at this URL, which need not be asked for."""
+        with self._lock:
+            self._urls[queue] = url
+
+    def url(self, queue: str) -> str:
+        """The URL of a queue. It stays the same, and is asked for once."""
+        with self._lock:
+            known = self._urls.get(queue)
+        if known is not None:
+            return known
+        check_name(queue)
+        found: str = ask(_opened(self._client).get_queue_url, queue, {"QueueName": queue}, SENDING)["QueueUrl"]
+        self.know(queue, found)
+        return found
+
+    def make(self, queue: str, attributes: Mapping[str, str]) -> None:
+        """Create a queue, unless it is there."""
+        try:
+            self.url(queue)
+            return
+        except NotFound:
+            ordered = {"FifoQueue": "true"} if queue.endswith(FIFO) else {}
+        request = {"QueueName": queue, "Attributes": {**attributes, **ordered}}
+        try:
+            made: str = ask(_opened(self._client).create_queue, queue, request, _MAKING)["QueueUrl"]
+        except Exists:  # another process was faster, with other attributes
+            self.url(queue)
+            return
+        self.know(queue, made)
+
+
+def _opened(client: Any) -> Any:
+    if client is None:
+        raise Invalid("the transport is not open: start the app first")
+    return client
+
+
+def is_name(queue: object) -> bool:
+    """Whether a queue of SQS can be called so."""
+    return isinstance(queue, str) and len(queue) <= NAME_MAX and _NAME.fullmatch(queue) is not None
+
+
+def check_name(queue: str) -> None:
+    """`Invalid` for what no queue of SQS can be called: it would be looked for in vain, for ever."""
+    if not is_name(queue):
+        raise Invalid(
+            f"{queue!r} cannot be the name of a queue of SQS: use up to {NAME_MAX} ASCII letters, digits, - and _, "
+            "with .fifo at the end of a FIFO queue's; an app of another name can say its queue: SqsTransport(queue=...)"
+        )

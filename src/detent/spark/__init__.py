@@ -52,7 +52,6 @@ Writing:
 Pipelines (`detent run`):
 
     pipeline.py         `Pipeline`: streams, declared in a file
-    pipeline_file.py    loads that file
     pipeline_stream.py  one stream: what it reads and writes, checked
     pipeline_graph.py   the streams in order, and how the pipeline is drawn
     running.py          runs every stream as a query, and starts it again when it fails

@@ -21,11 +21,11 @@ from sqlalchemy import Connection, Engine, delete, event, select
 from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
-from detent.databases import read, transact
 from detent.errors import Corrupt, Invalid, NotFound, OutcomeUnknown, Unavailable
 from detent.extras import install_command
 from detent.kv.localobjects import sync_directory
 from detent.runtime.backoff import Backoff
+from detent.sql.databases import read, transact
 from detent.tables.iceberg_metadata import (
     METADATA_ENDINGS,
     PROPERTIES,

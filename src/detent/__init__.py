@@ -33,7 +33,7 @@ The layers inside, from the top down; each package's docstring says which file d
     codec/          byte formats
     kv/             the only code that touches a disk
     sql/            SQLite and PostgreSQL: engines, transactions, errors
-    runtime/        what runs, rests and starts over
+    runtime/        what runs, rests and starts over: tasks, supervisor, leases
 
 What several layers share:
 

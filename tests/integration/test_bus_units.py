@@ -29,8 +29,8 @@ from detent.bus.unit_dbapi import DbApiUnitOfWork
 from detent.bus.unit_of_work import TransactionEnded
 from detent.bus.unit_rules import committing, guard_of
 from detent.bus.unit_sqlalchemy import SqlAlchemyUnitOfWork
-from detent.dialects import ends_transaction
 from detent.errors import Invalid, OutcomeUnknown
+from detent.sql.dialects import ends_transaction
 
 
 class Place:

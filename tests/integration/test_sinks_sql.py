@@ -18,12 +18,12 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool
 
 import postgresserver
-from detent import databases
 from detent.errors import Fenced, Invalid, OutcomeUnknown, Unavailable
 from detent.processor import sink_sql
 from detent.processor.delivery_rows import delivery_rows
 from detent.processor.sink_sql import SqlSink
 from detent.processor.step import Step
+from detent.sql import databases
 from processes import Io, Processes, eventually
 
 POSTGRES = pytest.mark.xdist_group("postgres")

@@ -23,9 +23,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.pool import NullPool, StaticPool
 
 import postgresserver
-from detent import crash, databases
+from detent import crash
 from detent.errors import Fenced, Invalid, OutcomeUnknown, Unavailable
 from detent.runtime.backoff import Backoff
+from detent.sql import databases
 from detent.state import sql
 from detent.state.base import ShardName, State
 from detent.state.sql import SqlHandle, SqlShard, SqlState

@@ -9,9 +9,9 @@ import pytest
 import sqlalchemy
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
-from detent import databases
 from detent.errors import Invalid, Unavailable
 from detent.runtime.backoff import Backoff
+from detent.sql import databases
 
 
 class Failure(Exception):

@@ -17,7 +17,6 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 import postgresserver
-from detent import databases
 from detent.errors import Invalid, NotFound, ShardsLost, Unavailable
 from detent.ingest import metastore
 from detent.ingest.identity import key_of
@@ -25,6 +24,7 @@ from detent.ingest.metastore import transact
 from detent.ingest.shard_sql import BATCHES, METADATA, SHARDS, SOURCES
 from detent.ingest.shared_state import REASON_MAX, BatchRecord, Opened, QueueSharedState, Shard
 from detent.runtime.backoff import Backoff
+from detent.sql import databases
 
 GRACE_MS = 60_000
 LONG_AGO_MS = GRACE_MS + 5_000

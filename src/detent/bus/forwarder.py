@@ -20,10 +20,10 @@ from detent.bus.calling import Caller, Calling
 from detent.bus.outbox import Claim, OutboxStorage
 from detent.bus.transport import Transport
 from detent.bus.unit_of_work import Begun, Unit, UnitOfWork
-from detent.dialects import is_passing_error
 from detent.errors import DetentError, Fenced, Invalid, LimitExceeded, Unavailable
 from detent.queue.message import reason_of
 from detent.runtime.backoff import Backoff, Failures
+from detent.sql.dialects import is_passing_error
 
 BATCH: Final = 200
 """Messages of one claim. They are sent in one go, and their lease has to last for that."""

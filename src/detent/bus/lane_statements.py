@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from detent.dialects import NOW, SQLITE
+from detent.sql.dialects import NOW, SQLITE
 
 LANES_TRIED: Final = 64
 """Lanes that a claim tries on PostgreSQL, the oldest first, while others claim at the same moment."""

@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any, Final, Protocol, TypeVar
 
 from detent.bus.calling import drive
-from detent.dialects import DIALECTS, SQLITE
 from detent.errors import Invalid
+from detent.sql.dialects import DIALECTS, SQLITE
 
 Rows = Sequence[Sequence[Any]]
 

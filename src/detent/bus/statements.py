@@ -21,8 +21,8 @@ from detent.bus.lane_statements import (
     take,
     take_after,
 )
-from detent.dialects import DIALECTS, DURABLE, NOW, POSTGRESQL, SQLITE
 from detent.errors import Invalid
+from detent.sql.dialects import DIALECTS, DURABLE, NOW, POSTGRESQL, SQLITE
 
 HANDLED: Final = "detent_handled"
 CONSUMERS: Final = "detent_consumers"

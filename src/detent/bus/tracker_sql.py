@@ -18,9 +18,9 @@ from detent.bus.statements import (
     within,
 )
 from detent.bus.unit_of_work import Unit
-from detent.dialects import POSTGRESQL
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid
+from detent.sql.dialects import POSTGRESQL
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -196,7 +196,7 @@ class _Elsewhere:
     """A database of the tracker's own. Each call is a transaction there."""
 
     def __init__(self, engine: Engine | str) -> None:
-        from detent import databases
+        from detent.sql import databases
 
         self._databases = databases
         self._is_ours = isinstance(engine, str)

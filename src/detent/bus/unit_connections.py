@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from detent.bus.unit_rules import SET_DURABLE, SQLITE_SAFETY, Guard, is_psycopg, say
-from detent.dialects import SQLITE, is_no_savepoint
+from detent.sql.dialects import SQLITE, is_no_savepoint
 
 
 def driver_of(connection: Connection) -> Any:

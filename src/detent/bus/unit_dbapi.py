@@ -26,8 +26,8 @@ from detent.bus.unit_rules import (
     settling,
     sqlite_place,
 )
-from detent.dialects import POSTGRESQL, check_sqlite, is_no_savepoint
 from detent.errors import Invalid
+from detent.sql.dialects import POSTGRESQL, check_sqlite, is_no_savepoint
 
 _ANOTHER: Final = (
     "a unit of work needs a function that answers a new sqlite3.Connection, psycopg.Connection or "

@@ -23,8 +23,8 @@ from detent.bus.unit_rules import (
     settling,
     sqlite_place,
 )
-from detent.dialects import DIALECTS, SQLITE, check_sqlite, ends_transaction, is_no_savepoint
 from detent.errors import Invalid
+from detent.sql.dialects import DIALECTS, SQLITE, check_sqlite, ends_transaction, is_no_savepoint
 
 
 class DjangoUnit:

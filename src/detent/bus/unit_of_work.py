@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from detent.dialects import is_passing_error
 from detent.errors import Invalid
 from detent.runtime.backoff import Backoff
+from detent.sql.dialects import is_passing_error
 
 if TYPE_CHECKING:
     from detent.bus.calling import Caller

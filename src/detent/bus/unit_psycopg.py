@@ -9,8 +9,8 @@ from typing import Any, Final
 from detent.bus.sql_port import SqlPort, port_of
 from detent.bus.unit_of_work import TransactionEnded
 from detent.bus.unit_rules import ENDED, IN_TRANSACTION, committing, guard_of, is_over, settling
-from detent.dialects import is_no_savepoint, is_passing_error
 from detent.errors import Invalid
+from detent.sql.dialects import is_no_savepoint, is_passing_error
 
 _ENDINGS: Final = ("commit", "rollback", "close")
 

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 from detent.bus.transport import Transport
 from detent.bus.unit_of_work import TransactionEnded
-from detent.dialects import (
+from detent.errors import DetentError, Invalid, OutcomeUnknown
+from detent.sql.dialects import (
     ABORTED,
     DURABLE,
     POSTGRESQL,
@@ -27,7 +28,6 @@ from detent.dialects import (
     is_passing_error,
     state_of,
 )
-from detent.errors import DetentError, Invalid, OutcomeUnknown
 
 ENDED: Final = (
     "a handler ended the transaction itself (commit, rollback or close): what it changes, the mark that the message "

@@ -33,9 +33,9 @@ from detent.bus.unit_rules import (
     is_psycopg,
     settling,
 )
-from detent.databases import DIALECTS, place_of
-from detent.dialects import SQLITE, check_sqlite, ends_transaction
 from detent.errors import Invalid, OutcomeUnknown
+from detent.sql.databases import DIALECTS, place_of
+from detent.sql.dialects import SQLITE, check_sqlite, ends_transaction
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

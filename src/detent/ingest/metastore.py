@@ -7,9 +7,9 @@ from typing import Final
 import sqlalchemy
 from sqlalchemy import Engine
 
-from detent.databases import file_of, open_engine, parse, read, transact
 from detent.errors import NotFound
 from detent.ingest.shard_sql import METADATA, SOURCES
+from detent.sql.databases import file_of, open_engine, parse, read, transact
 
 __all__ = ["connect", "connect_existing", "read", "transact"]
 

@@ -29,8 +29,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable
 
-from detent.dialects import DIALECTS, DURABLE, NOW, POSTGRESQL, SQLITE
 from detent.errors import Invalid
+from detent.sql.dialects import DIALECTS, DURABLE, NOW, POSTGRESQL, SQLITE
 
 TABLE: Final = "detent_deliveries"
 FLOORS: Final = "_floors"

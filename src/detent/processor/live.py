@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from detent.durations import Duration, milliseconds
 from detent.errors import DetentError, Invalid, NotFound, Unavailable
 from detent.journal import Appended, Message
-from detent.loading import refuse_while_loading
-from detent.loops import call_on, loop_in_thread
 from detent.processor import renaming, resetting, settling, status, tracing
 from detent.processor.checks import errors_of
 from detent.processor.declaration import Processor
@@ -25,9 +23,11 @@ from detent.processor.place import Place, place
 from detent.processor.runner import Runner, consumer_name
 from detent.processor.shapes import check_same_inputs, shape_of
 from detent.processor.step import Out
+from detent.runtime.loop import call_on, loop_in_thread
+from detent.runtime.signals import stop_on_signals
+from detent.runtime.target import refuse_while_loading
 from detent.shard import operations as ops
 from detent.shard.members import new_member
-from detent.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from detent.store import Store

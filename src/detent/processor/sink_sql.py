@@ -30,7 +30,12 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 
 from detent import forks
-from detent.databases import (
+from detent.errors import Corrupt, Fenced, Invalid, OutcomeUnknown, Unavailable
+from detent.processor import delivery_rows as rows_of
+from detent.processor.delivery_rows import TABLE, DeliveryRows
+from detent.processor.sink_base import SINK, Sink
+from detent.processor.step import Step
+from detent.sql.databases import (
     ATTEMPTS,
     RETRY,
     adopt,
@@ -41,12 +46,7 @@ from detent.databases import (
     state_of,
     transact,
 )
-from detent.dialects import ABORTED, POSTGRESQL, SQLITE, ends_transaction
-from detent.errors import Corrupt, Fenced, Invalid, OutcomeUnknown, Unavailable
-from detent.processor import delivery_rows as rows_of
-from detent.processor.delivery_rows import TABLE, DeliveryRows
-from detent.processor.sink_base import SINK, Sink
-from detent.processor.step import Step
+from detent.sql.dialects import ABORTED, POSTGRESQL, SQLITE, ends_transaction
 
 FORGET_EVERY: Final = 1_000
 """Rows of deliveries that are done are removed so many numbers at a time: each removal costs a transaction."""

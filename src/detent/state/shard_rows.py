@@ -25,7 +25,7 @@ from sqlalchemy import (
     update,
 )
 
-from detent.dialects import DURABLE, NOW
+from detent.sql.dialects import DURABLE, NOW
 
 TABLE: Final = "detent_shards"
 

@@ -19,10 +19,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from detent import crash, forks
-from detent.databases import adopt, file_of, is_passing, open_engine, parse, state_of, transact
-from detent.dialects import ABORTED, ends_transaction
 from detent.engine import Operation
 from detent.errors import Fenced, Invalid, OutcomeUnknown, Unavailable
+from detent.sql.databases import adopt, file_of, is_passing, open_engine, parse, state_of, transact
+from detent.sql.dialects import ABORTED, ends_transaction
 from detent.state.base import ShardName, ShardState, State
 from detent.state.checkpoint import Checkpoint
 from detent.state.shard_rows import TABLE, ShardRows, shard_rows

@@ -18,12 +18,12 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from detent import dialects
-from detent.dialects import DIALECTS as DIALECTS
-from detent.dialects import NOW as NOW
-from detent.dialects import check_sqlite, is_not_understood, is_passing_state
 from detent.errors import Invalid, Unavailable
 from detent.runtime.backoff import Backoff
+from detent.sql import dialects
+from detent.sql.dialects import DIALECTS as DIALECTS
+from detent.sql.dialects import NOW as NOW
+from detent.sql.dialects import check_sqlite, is_not_understood, is_passing_state
 
 ATTEMPTS: Final = 8
 """How often a transaction is tried that others came in the way of."""

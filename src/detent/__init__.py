@@ -19,6 +19,7 @@ The layers inside, from the top down; each package's docstring says which file d
     consumer/       applications with state that read journals
     transports/     queues of other systems, for ingest and for the bus
     state/          where these keep it
+    stream/         what consumers and processors stand on: places, fences, leases
     store.py        `detent.open(url)`: `Store` and `AsyncStore`
     transaction.py  `store.transaction()`
     verify.py       `store verify`
@@ -52,7 +53,6 @@ What several layers share:
     extras.py       the command that installs a missing extra beside this Detent
     forks.py        tells a forked child from its parent
     loops.py        an event loop in a thread
-    growth.py       waiting for several journals at once
     scraped.py      metrics of a process without a server
     sqs_client.py   a client of SQS
     __main__.py     `python -m detent`

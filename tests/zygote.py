@@ -39,7 +39,7 @@ MODULES = (
     "detent.cli",
     "detent.consumer.loading",
     "detent.consumer.supervisor",
-    "detent.processor.live",
+    "detent.processor.live_graph",
     "detent.kv.file",
     "detent.kv.memory",
     "detent.server.serving",

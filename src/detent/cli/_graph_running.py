@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from detent.cli._graph_views import COUNTED, JsonView, LineView, Notice, Seen, Tally, View, fields_of, logs, view_of
 from detent.cli._output import note, print_table, progress_bar
 from detent.errors import DetentError, Invalid, Unavailable
-from detent.signals import stop_on_signals
+from detent.runtime.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from detent.processor.graph import Graph

@@ -26,7 +26,7 @@ from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.staging import sweep_staging
 from detent.ingest.transforms import find_transform
 from detent.runtime.backoff import Backoff, Failures
-from detent.signals import stop_on_signals
+from detent.runtime.signals import stop_on_signals
 from detent.spark.foreground import silence
 from detent.transports.checked import CheckedQueue
 from detent.transports.contract import MessageQueue

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from detent.errors import Invalid
 from detent.ingest.config import IngestConfig, Transform
-from detent.user_file import UserFile
+from detent.runtime.target import UserFile, find_function
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,15 +23,10 @@ def find_transform(config: IngestConfig) -> Callable[[SparkSession], Transform |
     wanted = config.transform
     if wanted is None or callable(wanted):
         return lambda _spark: wanted
-    if not isinstance(wanted, str) or wanted.count(":") != 1:
+    if not isinstance(wanted, str):
         raise Invalid(f'transform is "file.py:function" or "module:function", not {wanted!r}')
-    place, _, name = wanted.partition(":")
-    if place.endswith(".py"):
-        file = UserFile(Path(config.path(place)), f"has the transform {name} in it")
-        return lambda spark: _function(_run(file, spark).get(name), place, name)
-    if not _is_found(place):
-        raise Invalid(f"there is no module {place}, which the transform is to be in")
-    return lambda _spark: _function(getattr(_imported(place), name, None), place, name)
+    load = find_function(wanted, "transform", path_of=config.path)
+    return lambda spark: cast(Transform, load(lambda file: _run(file, spark)))
 
 
 def _run(file: UserFile, spark: SparkSession) -> dict[str, object]:
@@ -44,27 +35,3 @@ def _run(file: UserFile, spark: SparkSession) -> dict[str, object]:
     paths = [str(file.path.resolve().parent), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
     return file.run()
-
-
-def _imported(module: str) -> object:
-    try:
-        return importlib.import_module(module)
-    except Exception as error:
-        raise Invalid(
-            f"the module {module}, which the transform is in, cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _is_found(module: str) -> bool:
-    if module in sys.modules:
-        return True
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # a package of its is not there, or it is no name
-        return False
-
-
-def _function(found: object, place: str, name: str) -> Transform:
-    if not callable(found):
-        raise Invalid(f"there is no function {name} in {place}")
-    return cast(Transform, found)

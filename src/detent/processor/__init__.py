@@ -9,7 +9,6 @@
 
 Declaring a graph:
 
-    loading.py        finds the graph in the user's file or module
     graph.py          `Graph`: sources, streams and sinks
     declaration.py    one of these, as a value
     place.py          a journal of the graph's store, or ``journal@store``

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from detent.durations import Duration, milliseconds
 from detent.errors import DetentError, Invalid, NotFound, Unavailable
 from detent.journal import Appended, Message
-from detent.loading import refuse_while_loading
-from detent.loops import call_on, loop_in_thread
 from detent.processor import renaming, resetting, settling, status, tracing
 from detent.processor.declaration import Processor
 from detent.processor.life import Event, Life
@@ -24,7 +22,9 @@ from detent.processor.plan import OpenPlan, Plan, consumer_name
 from detent.processor.recovery import check_same_inputs, shape_of
 from detent.processor.runner import Runner
 from detent.processor.step import Out
-from detent.signals import stop_on_signals
+from detent.runtime.loop import call_on, loop_in_thread
+from detent.runtime.signals import stop_on_signals
+from detent.runtime.target import refuse_while_loading
 from detent.stream.members import new_member
 from detent.stream.membership import BEATS
 

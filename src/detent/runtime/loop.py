@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
@@ -13,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from detent.errors import Unavailable
+from detent.runtime.thread import Thread, start
 
 ENDED: Final = "this process ends, and has cut off what was under way"
 
@@ -30,22 +30,20 @@ def loop_in_thread() -> Iterator[asyncio.AbstractEventLoop]:
     """A loop that runs until the block ends."""
     loop = asyncio.new_event_loop()
     _ends[loop] = False
-    thread = threading.Thread(target=loop.run_forever, name="detent-loop", daemon=True)
-    thread.start()
+    thread = start("detent-loop", loop.run_forever)
     try:
         yield loop
     finally:
         _end(loop, thread)
 
 
-def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+def _end(loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
     """On the loop's own thread, since the caller's may have one, too."""
     ending = asyncio.run_coroutine_threadsafe(_end_all(), loop)
     with suppress(NotYet):
         ending.result(STOP_S)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(STOP_S)
-    if thread.is_alive():  # a coroutine blocks it, and ends with the process
+    if not thread.join(STOP_S):  # a coroutine blocks it, and ends with the process
         logger.warning("an event loop did not end within %s s: a coroutine waits without await", STOP_S)
     else:
         loop.close()

@@ -1,16 +1,22 @@
-"""Loading the file that declares a pipeline."""
+"""Pipelines: streams of Spark."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from detent.errors import Invalid
-from detent.spark.pipeline import Pipeline
-from detent.user_file import UserFile
+from detent.runtime.target import UserFile
+
+if TYPE_CHECKING:
+    from detent.spark.pipeline import Pipeline
 
 
 def load_pipeline(path: Path) -> Pipeline:
-    """The pipeline that a file declares. The file is run, as `python FILE` would run it."""
+    """The pipeline that a file declares. The file is run, as `python FILE` would run it, and not kept among the
+    imported modules: so its functions travel to Spark's workers by value."""
+    from detent.spark.pipeline import Pipeline
+
     names = UserFile(path, "declares a pipeline").run()
     found = {id(value): value for value in names.values() if isinstance(value, Pipeline)}
     if not found:

@@ -18,9 +18,9 @@ from botocore.exceptions import ClientError
 from pyspark.sql.types import StructType
 from sqlalchemy import select, update
 
-from detent.ingest import metastore, source, steering
+from detent.ingest import metastore, ownership, steering
 from detent.ingest.commit_manifest import ManifestCommitter
-from detent.ingest.committer import DataFile, Output
+from detent.ingest.committer import Output
 from detent.ingest.config import IngestConfig
 from detent.ingest.coordinator import QueueCoordinator
 from detent.ingest.job import BatchFailed
@@ -29,6 +29,7 @@ from detent.ingest.objects import Objects
 from detent.ingest.shard_sql import FILES, SHARDS
 from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.staging import Staging
+from detent.tables.files import DataFile
 from detent.transports.contract import Delivery
 
 RECEIVE_S, EXTENSION_S, LAST_S, GRACE_S, RETRY_S = 180, 60, 120, 120, 10
@@ -201,7 +202,7 @@ class World:
         self.config = IngestConfig(**given)
         self.queue, self.bucket = Queue(self), Bucket()
         self.engine = metastore.connect(self.config.state_url)
-        source.register(self.engine, self.config)
+        ownership.register(self.engine, self.config)
 
     def pipeline(self, token: str = "p1") -> Pipeline:
         return Pipeline(self, token.ljust(32, "0"))

@@ -13,12 +13,14 @@ The layers inside, from the top down; each package's docstring says which file d
     demo/           `detent demo`
     ingest/         files that a queue announces, into tables
     spark/          Spark's sources, sinks and pipelines
+    tables/         Delta and Iceberg: files, commits, marks
     testing/        suites and fixtures for tests
     bus/            typed messages, handlers, outbox
     processor/      graphs of functions between journals
     consumer/       applications with state that read journals
     transports/     queues of other systems, for ingest and for the bus
     state/          where these keep it
+    stream/         what consumers and processors stand on: places, fences, leases
     store.py        `detent.open(url)`: `Store` and `AsyncStore`
     transaction.py  `store.transaction()`
     verify.py       `store verify`
@@ -33,7 +35,7 @@ The layers inside, from the top down; each package's docstring says which file d
     kv/             the only code that touches a disk
     settings/       what can be set of a queue and of a journal, said once
     sql/            SQLite and PostgreSQL: engines, transactions, errors
-    runtime/        what runs, rests and starts over
+    runtime/        what runs, rests and starts over: tasks, supervisor, leases
 
 What several layers share:
 
@@ -47,13 +49,8 @@ What several layers share:
     finite.py       JSON that refuses infinity and NaN
     grid.py         tables for a terminal, in which no word is cut
     lazy.py         packages whose names are imported when they are first used
-    loading.py      finding the app that a command was told to run
-    user_file.py    running a Python file of the user's
-    signals.py      a graceful end on SIGTERM and Ctrl-C
     extras.py       the command that installs a missing extra beside this Detent
     forks.py        tells a forked child from its parent
-    loops.py        an event loop in a thread
-    growth.py       waiting for several journals at once
     scraped.py      metrics of a process without a server
     sqs_client.py   a client of SQS
     __main__.py     `python -m detent`

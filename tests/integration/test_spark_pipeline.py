@@ -19,10 +19,10 @@ import pytest
 
 import detent
 import sparkling
+from detent.cli.kinds.pipeline import load_pipeline
 from detent.errors import Invalid
 from detent.spark import quarantine
 from detent.spark.pipeline import Pipeline, queue
-from detent.spark.pipeline_file import load_pipeline
 from detent.spark.running import run
 from detent.spark.running_events import Event, Silent
 from detent.store import Store

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from detent.bus.loading import load_bus, load_buses
+from detent.cli.kinds.bus import load_bus, load_buses
 from detent.errors import DetentError, Invalid, NotFound
 
 IMPORTS = """
@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
-        if name.startswith(("shop", "__detent_bus")):
+        if name.startswith(("shop", "__detent_")):
             del sys.modules[name]
 
 

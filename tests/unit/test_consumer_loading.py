@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from detent.cli.kinds.consumer import MODULE, adjust, load_consumer
 from detent.consumer import Consumer
-from detent.consumer.loading import MODULE, adjust, load_consumer
 from detent.errors import DetentError, Invalid, NotFound
 
 ONE = """

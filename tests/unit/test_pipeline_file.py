@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from detent.cli.kinds.pipeline import load_pipeline
 from detent.errors import Exists, Invalid, NotFound
 from detent.extras import install_command
-from detent.spark.pipeline_file import load_pipeline
 
 GOOD = """
 from detent.spark import Pipeline

@@ -17,7 +17,6 @@ import pytest
 
 from detent.codec.block import HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_BYTES_MAX
 from detent.errors import Busy, Fenced, Invalid, OutcomeUnknown, Unavailable
-from detent.loops import call_on, loop_in_thread
 from detent.processor import Message, Out, Polled, Processor, Step, provenance_of, sink, source, stream
 from detent.processor.calling import Caller
 from detent.processor.outcome import (
@@ -30,6 +29,7 @@ from detent.processor.outcome import (
     Outcome,
 )
 from detent.processor.place import place
+from detent.runtime.loop import call_on, loop_in_thread
 
 if TYPE_CHECKING:
     from fractions import Fraction

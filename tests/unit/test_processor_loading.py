@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from detent.cli.kinds.graph import MODULE, load_graph
 from detent.errors import DetentError, Invalid, NotFound
-from detent.processor.loading import MODULE, load_graph
 
 ONE = """
 from detent.processor import Graph

@@ -11,7 +11,6 @@
 
 An app, and how it starts:
 
-    loading.py             finds the app in the user's file or module
     app.py                 `Bus`: sends and handles typed messages
     checks.py              what is refused at the start
     running.py             transport, threads and event loop, from start to stop

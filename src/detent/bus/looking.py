@@ -18,8 +18,8 @@ from detent.bus.transport_queue import QueueTransport
 from detent.bus.unit_of_work import Begun, Unit, UnitOfWork
 from detent.errors import Invalid, NotFound
 from detent.kv import open_reader, parse_url
-from detent.loops import loop_in_thread
 from detent.remote import server_address
+from detent.runtime.loop import loop_in_thread
 
 if TYPE_CHECKING:
     from detent.bus.app import Bus

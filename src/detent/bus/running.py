@@ -22,9 +22,9 @@ from detent.bus.replies import Replies
 from detent.bus.unit_of_work import patiently
 from detent.bus.worker import Worker
 from detent.errors import Invalid, Unavailable
-from detent.loading import refuse_while_loading
-from detent.loops import loop_in_thread
-from detent.signals import stop_on_signals
+from detent.runtime.loop import loop_in_thread
+from detent.runtime.signals import stop_on_signals
+from detent.runtime.target import refuse_while_loading
 
 if TYPE_CHECKING:
     from detent.bus.app import Bus

@@ -20,6 +20,7 @@ This file puts the commands together, runs them, and turns errors into exit code
     doctor.py          `detent doctor`
     demo.py            `detent demo`
     __main__.py        `python -m detent.cli`
+    kinds/             the kinds of tasks: how each is found in a file
 
 What commands share:
 

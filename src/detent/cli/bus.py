@@ -120,7 +120,7 @@ def run(
       detent bus run shop.apps:billing --once --json
       detent bus run shop.py:billing --transport shop_queues:RabbitQueue:?host=h
     """
-    from detent.bus.loading import load_buses
+    from detent.cli.kinds.bus import load_buses
 
     if once and metrics_port is not None:
         raise click.UsageError("--metrics-port is for apps that go on running, and --once ends: give one of them")
@@ -152,7 +152,7 @@ def _logs(view: View, *, verbose: bool, as_json: bool) -> AbstractContextManager
 def _run(buses: Sequence[Bus], view: View, metrics_port: int | None) -> None:
     from detent.bus.observing import observed
     from detent.cli._bus_metrics import serve_bus_metrics
-    from detent.signals import stop_on_signals
+    from detent.runtime.signals import stop_on_signals
 
     stopping = threading.Event()
     tally = Tally(buses, view)
@@ -258,8 +258,8 @@ def show(target: str, transport: str | None, as_json: bool) -> None:
     Example:
       detent bus show shop.py:billing
     """
-    from detent.bus.loading import load_bus
     from detent.bus.looking import look_at_queue, making_nothing
+    from detent.cli.kinds.bus import load_bus
 
     app = load_bus(target)
     if transport is not None:
@@ -300,8 +300,8 @@ def outbox(target: str, positions: tuple[int, ...], failed: bool, redrive: bool,
       detent bus outbox shop.py:billing --redrive
       detent bus outbox shop.py:billing --redrive 17 21
     """
-    from detent.bus.loading import load_bus
     from detent.bus.looking import opened_outbox
+    from detent.cli.kinds.bus import load_bus
 
     if positions and not redrive:
         raise click.UsageError("positions say which messages are tried again: give --redrive, too")

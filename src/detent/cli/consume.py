@@ -83,7 +83,7 @@ def consume(
       detent consumer state file:./data words
       detent consume words.py:app --workers 2
     """
-    from detent.consumer.loading import adjust, load_consumer
+    from detent.cli.kinds.consumer import adjust, load_consumer
 
     if once and (workers or member):
         raise click.UsageError("--once works in one process: leave --workers out, or --once")
@@ -128,7 +128,7 @@ def _supervise(
     target: str, app: Consumer, url: str, workers: int | None, *, verbose: bool, force: bool, as_json: bool
 ) -> None:
     from detent.consumer.supervisor import Supervisor, run_alone, worker_count
-    from detent.signals import stop_on_signals
+    from detent.runtime.signals import stop_on_signals
 
     count = worker_count(app, url, workers)
     stopping = threading.Event()
@@ -157,7 +157,7 @@ def _supervise(
 def _run_once(app: Consumer, url: str, *, as_json: bool) -> None:
     from detent.consumer.running import opened, stopped_by
     from detent.consumer.supervisor import Notice
-    from detent.signals import stop_on_signals
+    from detent.runtime.signals import stop_on_signals
 
     view = JsonView(app.name) if as_json else LineView()
 

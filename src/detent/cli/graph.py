@@ -17,7 +17,7 @@ from detent.paths import as_url
 
 if TYPE_CHECKING:
     from detent.processor.graph import Graph
-    from detent.processor.live import LiveGraph
+    from detent.processor.live_graph import LiveGraph
 
 store_option = click.option(
     "--store", "--url", "store", metavar="URL", help=f"The store, instead of the graph's own (or {URL_VARIABLE})."
@@ -112,7 +112,7 @@ def show(target: str, mermaid: bool, as_json: bool) -> None:
       detent graph show shop.py:graph --mermaid > shop.mmd
     """
     from detent.cli._graph_shown import graph_fields, print_options
-    from detent.processor.loading import load_graph
+    from detent.cli.kinds.graph import load_graph
 
     if mermaid and as_json:
         raise click.UsageError("--mermaid and --json are two forms of the same: give one of them")
@@ -167,7 +167,7 @@ def run(
       detent graph run shop.py --only total --only show --json
     """
     from detent.cli import _graph_running
-    from detent.processor.loading import load_graph
+    from detent.cli.kinds.graph import load_graph
 
     found = load_graph(target)
     url = store_of(found, store)
@@ -209,7 +209,7 @@ def status(target: str, store: str | None, as_json: bool) -> None:
       detent graph status shop.py
     """
     from detent.cli._graph_shown import print_status, status_fields
-    from detent.processor.loading import load_graph
+    from detent.cli.kinds.graph import load_graph
 
     found = load_graph(target)
     with _opened(found, store) as live:
@@ -239,7 +239,7 @@ def trace(target: str, journal: str, offset: int, store: str | None, as_json: bo
       detent graph trace shop.py kept@archive 17 --json
     """
     from detent.cli._graph_shown import print_trace
-    from detent.processor.loading import load_graph
+    from detent.cli.kinds.graph import load_graph
 
     found = load_graph(target)
     with _opened(found, store) as live:
@@ -292,7 +292,7 @@ def reset(
       detent graph reset shop.py total --forget
     """
     from detent.cli import _graph_reset
-    from detent.processor.loading import load_graph
+    from detent.cli.kinds.graph import load_graph
 
     if sum([to is not None, since is not None, bool(inputs), forget]) > 1:
         raise click.UsageError("say where to go on, once: --to, --time, --input or --forget")
@@ -336,7 +336,7 @@ def send(
       detent graph send shop.py orders - < orders.ndjson
     """
     from detent.cli import _graph_send
-    from detent.processor.loading import load_graph
+    from detent.cli.kinds.graph import load_graph
 
     if len(words) > 2:
         raise click.UsageError(f"give [JOURNAL] BODY, not {len(words)} arguments: put the body in quotes")

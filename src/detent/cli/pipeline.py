@@ -88,7 +88,7 @@ def run_pipeline(
       detent run shop.py --once
       detent journal read file:./data paid
     """
-    from detent.spark.pipeline_file import load_pipeline
+    from detent.cli.kinds.pipeline import load_pipeline
 
     settings = dict(map(_setting, conf))
     pipeline = load_pipeline(file)

@@ -11,7 +11,6 @@
 Where the state is kept is in `detent.state`; which process has which shard is recorded by
 `detent.shard`. From `detent consume` to one message:
 
-    loading.py      finds the application in the user's file or module
     application.py  `Consumer`: what it reads, what it does with a message, where its state is
     supervisor.py   several processes: started, watched, started again, ended together
     running.py      or all of it in this process

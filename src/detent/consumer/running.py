@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from detent.consumer.application import Consumer
 from detent.consumer.worker import Event, Worker
 from detent.errors import Invalid
-from detent.loops import call_on, loop_in_thread
-from detent.signals import stop_on_signals
+from detent.runtime.loop import call_on, loop_in_thread
+from detent.runtime.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from detent.remote import Role

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from detent.errors import DetentError, Invalid
 from detent.extras import install_command
 from detent.runtime.backoff import Backoff
-from detent.signals import stop_on_signals
+from detent.runtime.signals import stop_on_signals
 from detent.spark.foreground import silence
 from detent.spark.pipeline import Pipeline
 from detent.spark.pipeline_graph import chosen

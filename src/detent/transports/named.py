@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
 from detent.errors import Invalid
-from detent.loading import Sought, is_path, load
+from detent.runtime.target import Sought, Target
 from detent.transports.checked import CheckedQueue, check_members
 
 GROUP: Final = "detent.transports"
@@ -61,8 +61,9 @@ def _loaded(point: EntryPoint) -> type:
 
 def class_of_place(place: str, attribute: str) -> type:
     """The class of that name in a module or a file."""
-    kept_as = f"__detent_transport_{abs(hash(place))}__" if is_path(place) else place
-    return _checked(load(place, _SOUGHT, kept_as=kept_as).named(attribute), f"{place}:{attribute}")
+    target = Target(place, attribute)
+    kept_as = f"__detent_transport_{abs(hash(place))}__" if target.is_file else None
+    return _checked(target.load(_SOUGHT, kept_as=kept_as).named(attribute), f"{place}:{attribute}")
 
 
 def _checked(found: object, shown: str) -> type:

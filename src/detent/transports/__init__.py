@@ -26,7 +26,7 @@ from detent.lazy import attributes
 
 if TYPE_CHECKING:
     from detent.transports.checked import CheckedQueue
-    from detent.transports.contract import Delivery, MessageQueue, NewMessage, SendingQueue
+    from detent.transports.contract import Delivery, Failed, FailingQueue, MessageQueue, NewMessage, SendingQueue
     from detent.transports.queue_detent import DetentQueue
     from detent.transports.queue_pubsub import PubSubQueue
     from detent.transports.queue_redis import RedisQueue
@@ -35,7 +35,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "detent.transports.checked": ("CheckedQueue",),
-    "detent.transports.contract": ("Delivery", "MessageQueue", "NewMessage", "SendingQueue"),
+    "detent.transports.contract": (
+        "Delivery",
+        "Failed",
+        "FailingQueue",
+        "MessageQueue",
+        "NewMessage",
+        "SendingQueue",
+    ),
     "detent.transports.queue_detent": ("DetentQueue",),
     "detent.transports.queue_pubsub": ("PubSubQueue",),
     "detent.transports.queue_redis": ("RedisQueue",),
@@ -48,6 +55,8 @@ __all__ = [
     "CheckedQueue",
     "Delivery",
     "DetentQueue",
+    "Failed",
+    "FailingQueue",
     "MessageQueue",
     "NewMessage",
     "PubSubQueue",

@@ -25,7 +25,7 @@ from detent.queue.message import reason_of
 from detent.runtime.backoff import Backoff
 from detent.runtime.supervisor import Supervised
 from detent.runtime.task import Next, Restart, Task
-from detent.sql.dialects import is_passing_error
+from detent.sql.dialects import is_passing
 
 BATCH: Final = 200
 """Messages of one claim. They are sent in one go, and their lease has to last for that."""
@@ -158,7 +158,7 @@ class Forwarder(Task):
             try:
                 return self._calling.run(self._next, done)
             except Exception as error:
-                passes = isinstance(error, Unavailable) or is_passing_error(error)
+                passes = isinstance(error, Unavailable) or is_passing(error)
                 if done is None or not passes or time.monotonic() > deadline:
                     raise
             self._stopping.wait(SETTLE.pause_s(failures))

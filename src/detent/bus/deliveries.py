@@ -13,9 +13,6 @@ from detent.transports.contract import Delivery
 LEASE: Final = "30s"
 """How long a message is held before it is extended or given to another: how late a crash is noticed."""
 
-EXTEND_SHARE: Final = 3
-"""A lease is extended when a third of it is over: two more tries fit into the rest."""
-
 COUNTED_MAX: Final = 10_000
 """Messages whose attempts are counted here, where the queue does not count them."""
 

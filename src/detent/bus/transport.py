@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from detent.bus.deliveries import EXTEND_SHARE, LEASE, Counts, Held, lease_end
+from detent.bus.deliveries import LEASE, Counts, Held, lease_end
 from detent.bus.envelope import ID, Envelope, Incoming
 from detent.bus.transport_sending import ListedTopics, Sending, check_name
 from detent.durations import Duration, milliseconds
 from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
+from detent.runtime.lease import EXTEND_SHARE
 from detent.transports.checked import CheckedQueue, missing_members
 from detent.transports.contract import Delivery, MessageQueue, NewMessage
 

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from detent.errors import DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
+from detent.runtime import thread
 from detent.transports.contract import Delivery, Failed, NewMessage
 from detent.transports.sqs_client import (
     BATCH_MAX,
@@ -96,8 +97,8 @@ class SqsQueue:
             self._sqs.know(self.name, url_or_name)
         # Threads of their own: an extension that stands behind receives which hang would come too late.
         self._calls_at_once = calls_at_once
-        self._receiving = ThreadPoolExecutor(calls_at_once, thread_name_prefix="detent-sqs-receive")
-        self._settling = ThreadPoolExecutor(calls_at_once, thread_name_prefix="detent-sqs-settle")
+        self._receiving = thread.pool("detent-sqs-receive", calls_at_once)
+        self._settling = thread.pool("detent-sqs-settle", calls_at_once)
 
     def __repr__(self) -> str:
         return f"SqsQueue({self.name!r})"

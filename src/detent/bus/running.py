@@ -15,12 +15,12 @@ from detent.bus import checks
 from detent.bus.calling import Caller, is_running_here
 from detent.bus.context import current
 from detent.bus.forwarder import Forwarder
-from detent.bus.housekeeping import Housekeeping
+from detent.bus.housekeeping import Sweep
 from detent.bus.middleware import Middleware
 from detent.bus.pipeline import Outcome
 from detent.bus.replies import Replies
 from detent.bus.unit_of_work import patiently
-from detent.bus.worker import Worker
+from detent.bus.worker import Intake
 from detent.errors import Invalid, Unavailable
 from detent.runtime.loop import loop_in_thread
 from detent.runtime.signals import stop_on_signals
@@ -49,7 +49,7 @@ class Running:
         self._opening = threading.Lock()
         self._is_open = self._is_ready = self._is_started = self._is_checked = False
         self._stack = ExitStack()
-        self._worker: Worker | None = None
+        self._intake: Intake | None = None
         self._forwarder: Forwarder | None = None
         self.replies = Replies(bus.name, bus.transport)
 
@@ -147,15 +147,15 @@ class Running:
         bus = self._bus
         tracker = None if bus.idempotency is None else bus.idempotency.tracker
         if tracker is not None or bus.outbox is not None:
-            housekeeping = Housekeeping(bus.name, tracker, bus.outbox, bus.unit_of_work, bus.calling)
-            housekeeping.start()
-            self._stack.callback(housekeeping.stop)
+            sweep = Sweep(bus.name, tracker, bus.outbox, bus.unit_of_work, bus.calling)
+            sweep.start()
+            self._stack.callback(sweep.stop)
         if bus.outbox is not None:
             self._forwarder = self._new_forwarder()
             self._forwarder.start()
         if not bus.send_only:
-            self._worker = Worker(bus.name, bus.transport, bus.handle, bus.concurrency)
-            self._worker.start()
+            self._intake = Intake(bus.name, bus.transport, bus.handle, bus.concurrency)
+            self._intake.start()
 
     def _new_forwarder(self) -> Forwarder:
         bus = self._bus
@@ -174,9 +174,9 @@ class Running:
 
     def stop_taking(self) -> None:
         """Take no more messages; returns at once."""
-        worker = self._worker
-        if worker is not None:
-            worker.stop_taking()
+        intake = self._intake
+        if intake is not None:
+            intake.stop_taking()
 
     def stop(self, grace_s: float) -> None:
         """End, in the order in which nothing is lost that could still be sent."""
@@ -184,9 +184,9 @@ class Running:
         deadline = time.monotonic() + grace_s
         with self._lock:
             try:
-                if self._worker is not None:
-                    self._worker.stop(grace_s)
-                    self._worker = None
+                if self._intake is not None:
+                    self._intake.stop(grace_s)
+                    self._intake = None
                 if self._forwarder is not None:
                     self._forwarder.stop(max(STOP_S, deadline - time.monotonic()))
                     self._forwarder = None
@@ -211,11 +211,11 @@ class Running:
             logger.exception("%r could not tell a middleware that it stops", self._bus.name)
 
     def _let_go(self) -> None:
-        worker, forwarder, self._worker, self._forwarder = self._worker, self._forwarder, None, None
+        intake, forwarder, self._intake, self._forwarder = self._intake, self._forwarder, None, None
         self._is_ready = self._is_started = False
         try:
-            if worker is not None:
-                worker.stop(0)
+            if intake is not None:
+                intake.stop(0)
             if forwarder is not None:
                 forwarder.stop(STOP_S)
             self.replies.stop()

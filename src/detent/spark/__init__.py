@@ -43,7 +43,6 @@ Writing:
     queue_splitting.py  a batch that is too large for one, in parts
     once_writing.py     `once(...)`: a function for ``foreachBatch`` with any number of sinks
     once_batch.py       the batch: its name, whether it was there before, its rows
-    once_mark.py        the marks of SQL databases: the last batch, and its input
     once_query.py       what its query is like: output mode, state
     once_engine.py      sink: journals and queues
     once_delta.py       sink: a Delta table (`detent.tables`)

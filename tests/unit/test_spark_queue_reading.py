@@ -15,7 +15,7 @@ import detent
 from detent.errors import Conflict, DetentError, Fenced, Invalid, NotFound
 from detent.spark import queue_reading
 from detent.spark.opened import close_all
-from detent.spark.queue_packing import PUBLISHED_BYTES_MAX
+from detent.spark.queue_outgoing import PUBLISHED_BYTES_MAX
 from detent.spark.queue_reading import COLUMNS, QueueSettings, QueueStreamReader
 from detent.spark.queues import QueueDataSource
 

@@ -19,8 +19,7 @@ The formats, and what they share:
     advice.py           commands in errors, with the store's URL
     opened.py           stores that a Python process of Spark's keeps open
     progress.py         how far a query is, by the names of its sources and its sink
-    identity.py         query, run and ledger name: who writes a batch
-    batch_input.py      a digest of what a batch is made from, by the offsets that Spark has planned
+    batch_identity.py   which query and run a batch is of, and a digest of what it is made from
 
 Reading:
 
@@ -37,14 +36,12 @@ Writing:
 
     outgoing.py         rows become messages for journals
     journal_writing.py  tasks stage rows, the driver's commit makes them messages once a batch
-    queue_outgoing.py   rows become messages for queues
+    queue_outgoing.py   rows become messages for queues, as many as a transaction takes
     queue_writing.py    the same for queues
-    queue_packing.py    how much one transaction publishes
     queue_splitting.py  a batch that is too large for one, in parts
     once_writing.py     `once(...)`: a function for ``foreachBatch`` with any number of sinks
-    once_batch.py       the batch: its name, whether it was there before, its rows
+    once_batch.py       the batch: its name, its query, whether it was there before, its rows
     once_mark.py        the marks of SQL databases: the last batch, and its input
-    once_query.py       what its query is like: output mode, state
     once_engine.py      sink: journals and queues
     once_delta.py       sink: a Delta table (`detent.tables`)
     once_sql.py         sink: an SQL database
@@ -73,19 +70,14 @@ Pipelines (`detent run`):
 
 Starting Spark quickly, from pip alone:
 
-    sessions.py         `session()`
-    stores.py           the stores that a session keeps open, so that tasks find an owner
+    sessions.py         `session()`, and the stores that it keeps open
     settings.py         what is set in Spark, and why
-    launch.py           environment and settings before Java runs
-    java.py             which Java
-    archive.py          Java's archive of loaded classes
+    launch.py           before Java runs: environment, settings, sockets, a launcher for Python
+    java.py             which Java, and its archive of loaded classes
     cache.py            the folder for what is prepared once
-    python.py           the launcher for Spark's Python processes
     daemon.py           Spark's Python daemon, with less garbage collection
-    source_runner.py    the process of a stream's source
-    nursery.py          a process that has imported everything, and forks such processes
-    hatch.py            asks the nursery for one
-    sockets.py          the private folder of the sockets between Java and Python
+    source_process.py   the process of a stream's source, and the zygote that forks such processes
+    source_request.py   asks the zygote for one
 """
 
 from __future__ import annotations
@@ -102,8 +94,7 @@ if TYPE_CHECKING:
     from detent.spark.once_writing import call, once
     from detent.spark.pipeline import Pipeline, queue
     from detent.spark.progress import progress
-    from detent.spark.sessions import session
-    from detent.spark.stores import store_of
+    from detent.spark.sessions import session, store_of
 
 _HOMES = {
     "detent.spark.formats": ("register",),
@@ -113,8 +104,7 @@ _HOMES = {
     "detent.spark.once_writing": ("call", "once"),
     "detent.spark.pipeline": ("Pipeline", "queue"),
     "detent.spark.progress": ("progress",),
-    "detent.spark.sessions": ("session",),
-    "detent.spark.stores": ("store_of",),
+    "detent.spark.sessions": ("session", "store_of"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -22,8 +22,7 @@ from detent.journal import FragmentRef
 from detent.journal.fragments import write_fragment
 from detent.names import check_name
 from detent.spark.advice import completing
-from detent.spark.batch_input import UNKNOWN
-from detent.spark.identity import NOT_SAID, BatchIdentity, CheckpointPlace, ledger_name, task_identity
+from detent.spark.batch_identity import NOT_SAID, UNKNOWN, BatchIdentity, CheckpointPlace, ledger_name, task_identity
 from detent.spark.opened import opened
 from detent.spark.options import Options
 from detent.spark.outgoing import RowsToMessages

@@ -18,8 +18,18 @@ from pyspark.sql.types import StructType
 
 from detent import crash
 from detent.errors import Invalid
-from detent.spark.once_batch import ExternalSink, Place, Select, check_select, in_tasks, selected
-from detent.spark.once_query import APPEND, COMPLETE, check_mode, output_mode
+from detent.spark.once_batch import (
+    APPEND,
+    COMPLETE,
+    ExternalSink,
+    Place,
+    Select,
+    check_mode,
+    check_select,
+    in_tasks,
+    output_mode,
+    selected,
+)
 from detent.spark.once_sql import collect
 from detent.tables.delta import (
     RETENTION,

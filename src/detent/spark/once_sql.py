@@ -18,9 +18,18 @@ from pyspark.sql import DataFrame
 from detent import crash
 from detent.errors import Invalid, LimitExceeded, NotFound
 from detent.extras import install_command
-from detent.spark.once_batch import ExternalSink, Place, Select, check_select, in_tasks, selected
+from detent.spark.once_batch import (
+    COMPLETE,
+    ExternalSink,
+    Place,
+    Select,
+    check_mode,
+    check_select,
+    in_tasks,
+    output_mode,
+    selected,
+)
 from detent.spark.once_mark import INPUTS_TABLE, inputs_table, sql_has, sql_mark
-from detent.spark.once_query import COMPLETE, check_mode, output_mode
 from detent.tables.marks import BatchKey
 from detent.tables.merge import key_columns, one_row_a_key
 

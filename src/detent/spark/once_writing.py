@@ -25,16 +25,18 @@ from detent.spark.once_batch import (
     EngineSink,
     ExternalSink,
     Place,
+    QueryKind,
     Select,
     Share,
     check_select,
+    compute,
     is_entered,
     key_of,
+    query_kind,
     selected,
 )
-from detent.spark.once_query import QueryKind, compute, query_kind
 from detent.spark.opened import opened
-from detent.spark.queue_packing import whole_room
+from detent.spark.queue_outgoing import whole_room
 from detent.store import Store
 from detent.tables.marks import BatchKey
 

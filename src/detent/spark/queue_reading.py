@@ -42,7 +42,7 @@ OPTIONS: Final = ("queue", "server", "readerName", "maxMessagesPerTrigger", "max
 
 ASSIGNED_BYTES_DEFAULT: Final = 32 << 20
 """Payloads of a batch, unless told: with their headers they have room in one transaction that publishes them again
-(`queue_packing.PUBLISHED_BYTES_MAX`). Once a batch is planned, no option makes it smaller."""
+(`queue_outgoing.PUBLISHED_BYTES_MAX`). Once a batch is planned, no option makes it smaller."""
 
 PARTITION_MESSAGES_MAX: Final = 25_000
 """Messages of a queue cost a task about ten times what those of a journal do, so partitions are smaller."""

@@ -81,7 +81,7 @@ def run(
     options = {"app": f"detent {pipeline.name}", "checkpoint_root": folder, **session}
     settings = {**pipeline.conf, **(conf or {})}
     with view or Silent() as shown, _session(url, settings, options, shown) as spark:
-        from detent.spark.stores import store_of
+        from detent.spark.sessions import store_of
 
         opened = store_of(spark, url)
         shown.tell(Event("opened", text=f"{url}, {_role(opened)}; checkpoints in {folder}",

@@ -8,8 +8,7 @@ import urllib.request
 
 import pytest
 
-from detent.ingest.counters import Counters
-from detent.ingest.running import Progress
+from detent.ingest.progress import Counters, Progress
 from detent.ingest.views import JsonView, LogLines, line_of, metrics_view, summary_of
 
 

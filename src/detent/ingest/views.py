@@ -13,8 +13,7 @@ from detent.scraped import new_registry, serve_metrics
 from detent.sizes import size_text
 
 if TYPE_CHECKING:
-    from detent.ingest.counters import Counters
-    from detent.ingest.running import Progress
+    from detent.ingest.progress import Counters, Progress
 
 LINE_EVERY_S: Final = 10.0
 JSON_EVERY_S: Final = 1.0

@@ -12,12 +12,12 @@ import pytest
 
 import detent
 from detent.errors import Fenced, NotFound, Unavailable
-from detent.spark.liveview import cells_of
 from detent.spark.pipeline import Pipeline, queue
+from detent.spark.pipeline_prepare import prepare
+from detent.spark.pipeline_runner import BACK_OFF, ONCE_TRIES, Runner
 from detent.spark.pipeline_stream import Stream
-from detent.spark.running import BACK_OFF, ONCE_TRIES, Runner
-from detent.spark.running_events import Event, Summary
-from detent.spark.running_prepare import prepare
+from detent.spark.pipeline_views import cells_of
+from detent.spark.stream_state import Event, Summary
 from detent.store import Store
 
 

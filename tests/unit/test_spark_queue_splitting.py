@@ -25,7 +25,7 @@ from detent.spark.once_writing import _shared
 from detent.spark.queue_outgoing import RowsToPublish, pack, unpacked, whole_room
 from detent.spark.queue_splitting import settle
 from detent.spark.queue_writing import RowsMessage, commit
-from detent.spark.running_sinks import _Engine
+from detent.spark.stream_query import _Engine
 from detent.tables.marks import BatchKey
 from remoteserver import TOKENS, serving
 

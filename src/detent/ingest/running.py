@@ -24,7 +24,7 @@ from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.staging import sweep_staging
 from detent.runtime.backoff import Backoff, Failures
 from detent.runtime.signals import stop_on_signals
-from detent.spark.foreground import silence
+from detent.spark.sessions import silence
 from detent.transports.checked import CheckedQueue
 from detent.transports.contract import MessageQueue
 from detent.transports.urls import open_queue

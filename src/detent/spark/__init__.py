@@ -48,25 +48,16 @@ Writing:
 
 Pipelines (`detent run`):
 
-    pipeline.py         `Pipeline`: streams, declared in a file
+    pipeline.py         `Pipeline`: streams, declared in a file; their order, and how they are drawn
     pipeline_stream.py  one stream: what it reads and writes, checked
-    pipeline_graph.py   the streams in order, and how the pipeline is drawn
-    running.py          runs every stream as a query, and starts it again when it fails
-    running_prepare.py  what is settled before that: store, checkpoints
-    running_names.py    a stream under another name, or on another input, is found before it runs
-    running_query.py    one query: started, looked at, stopped
-    running_frames.py   the DataFrames that a stream's function gets and returns
-    running_sinks.py    where its rows go
+    pipeline_runner.py  runs every stream as a query, and starts it again when it fails
+    pipeline_prepare.py what is settled before that: store, checkpoints, streams that were renamed
+    pipeline_views.py   the views: a live table, log lines, JSON
+    stream_query.py     one query: started, looked at, stopped; where its rows go
+    stream_frames.py    the DataFrames that a stream's function gets and returns
+    stream_state.py     how far, how fast, how far behind; the events of that; how far a run that ends reads
+    stream_failure.py   why a stream failed, whether to try again, and what to do about it
     quarantine.py       bodies that did not match their schema, kept with the reason
-    running_failure.py  why a stream failed, and whether to try again
-    running_advice.py   what to do about it, in commands
-    running_checkpoint.py  what is wrong with a checkpoint
-    running_java.py     whether Spark's Java still runs
-    running_goals.py    how far a run that ends reads
-    running_state.py    how far, how fast, how far behind
-    running_events.py   what views are told
-    liveview.py         the views: a live table, log lines, JSON
-    foreground.py       silences Spark's own log under a command
 
 Starting Spark quickly, from pip alone:
 

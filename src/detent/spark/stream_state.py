@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from detent.spark.pipeline_stream import Journal, Queue, Stream
 from detent.store import Store
@@ -198,3 +198,123 @@ def names_of(store: Store, journals: list[Journal]) -> set[str]:
     if patterns:
         found.update(name for name in store.journals() if any(one.reads(Journal(name)) for one in patterns))
     return found
+
+
+# -- what a runner tells, and views show ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened: to a stream, or to the whole run (then `stream` is empty)."""
+
+    kind: str
+    stream: str = ""
+    text: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+class View(Protocol):
+    """Shows what happens. A runner enters it at its start and leaves it at its end."""
+
+    def __enter__(self) -> View: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def tell(self, event: Event) -> None:
+        """Something happened."""
+
+    def show(self, states: Sequence[StreamState]) -> None:
+        """How the streams are now. Called several times a second."""
+
+
+class Silent:
+    """Shows nothing: for programs that look at the summary."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return
+
+    def tell(self, event: Event) -> None:
+        """Nothing."""
+
+    def show(self, states: Sequence[StreamState]) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended."""
+
+    states: list[StreamState]
+
+    @property
+    def failed(self) -> list[StreamState]:
+        """The streams that were given up."""
+        return [state for state in self.states if state.phase == "failed"]
+
+    def as_json(self) -> dict[str, Any]:
+        """The summary for programs."""
+        return {"ok": not self.failed, "streams": [state.as_json() for state in self.states]}
+
+
+# -- how far a run that ends reads ------------------------------------------------------------------------------------
+#
+# To where its inputs were when it began, and all that the pipeline makes of that: without this a producer that goes on
+# would keep the run going on too. What streams of the pipeline write is read to where it ended when its writer had come
+# to its own goal; so a circle ends when its messages do.
+
+
+class Goals:
+    """For each journal an offset to be reached, for each queue a number of messages that its reader has had by then."""
+
+    def __init__(self, store: Store, states: list[StreamState]) -> None:
+        self._store = store
+        self._states = states
+        self._written = [target for state in states for target in state.stream.targets]
+        self._offsets: dict[str, int] = {}
+        self._taken: dict[str, int] = {}
+        for state in states:
+            for source in state.stream.sources:
+                self._raise(source)
+
+    def ends(self, stream: Stream) -> dict[str, int]:
+        """Where a stream stops reading its journals, those apart that the pipeline writes."""
+        journals = [source for source in stream.sources if isinstance(source, Journal)]
+        names = {name for journal in journals for name in self._offsets if journal.reads(Journal(name))}
+        return {name: self._offsets[name] for name in sorted(names) if Journal(name) not in self._written}
+
+    def moved(self, stream: Stream) -> None:
+        """A stream has written: its readers read that too."""
+        for target in stream.targets:
+            if isinstance(target, Journal | Queue):
+                self._raise(target)
+
+    def left(self, state: StreamState) -> int:
+        """How many messages a stream is short of its goals. Before Spark has said where it is, that is unknown: 0."""
+        if not state.is_read:
+            return 0
+        journals = [source for source in state.stream.sources if isinstance(source, Journal)]
+        names = [name for name in self._offsets if any(one.reads(Journal(name)) for one in journals)]
+        short = sum(self._short(state, name) for name in names)
+        for source in state.stream.sources:
+            if isinstance(source, Queue):
+                still = self._taken[source.name] - state.taken.get(source.name, 0)
+                short += max(0, min(still, waiting_in(self._store, source.name)))
+        return short
+
+    def _short(self, state: StreamState, name: str) -> int:
+        if self._store.reader.number(name) is None:
+            return 0
+        first, end = self._store.reader.extent(name)
+        return max(0, min(end, self._offsets[name]) - max(first, state.offsets.get(name, 0)))
+
+    def _raise(self, end: Journal | Queue) -> None:
+        if isinstance(end, Queue):
+            taken = max((state.taken.get(end.name, 0) for state in self._states), default=0)
+            self._taken[end.name] = taken + waiting_in(self._store, end.name)
+            return
+        for name in names_of(self._store, [end]):
+            if self._store.reader.number(name) is not None:
+                self._offsets[name] = self._store.reader.extent(name)[1]

@@ -16,24 +16,31 @@ from detent.errors import DetentError, Invalid
 from detent.extras import install_command
 from detent.runtime.backoff import Backoff
 from detent.runtime.signals import stop_on_signals
-from detent.spark.foreground import silence
-from detent.spark.pipeline import Pipeline
-from detent.spark.pipeline_graph import chosen
+from detent.spark.pipeline import Pipeline, chosen
+from detent.spark.pipeline_prepare import checkpoint_folder, is_local, prepare, settle, store_url
 from detent.spark.pipeline_stream import Stream
-from detent.spark.running_advice import Advisor
-from detent.spark.running_events import Event, Silent, Summary, View
-from detent.spark.running_failure import Failure, failure_of, is_connection
-from detent.spark.running_goals import Goals
-from detent.spark.running_java import END_S, JavaWatch
-from detent.spark.running_names import settle
-from detent.spark.running_prepare import checkpoint_folder, is_local, prepare, store_url
-from detent.spark.running_state import FAILED, IDLE, RUNNING, STARTING, STOPPED, WAITING, StreamState
+from detent.spark.sessions import silence
+from detent.spark.stream_failure import END_S, Advisor, Failure, JavaWatch, failure_of, is_connection
+from detent.spark.stream_state import (
+    FAILED,
+    IDLE,
+    RUNNING,
+    STARTING,
+    STOPPED,
+    WAITING,
+    Event,
+    Goals,
+    Silent,
+    StreamState,
+    Summary,
+    View,
+)
 from detent.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from detent.spark.running_query import RunningQuery
+    from detent.spark.stream_query import RunningQuery
 
 LOOK_S: Final = 0.2
 """How often the streams are looked at: as often as a person can follow."""
@@ -298,7 +305,7 @@ def _role(store: Store) -> str:
 def _starter(
     spark: SparkSession, url: str, folder: str, once: bool
 ) -> Callable[[Stream, Mapping[str, int]], RunningQuery]:
-    from detent.spark.running_query import start_query
+    from detent.spark.stream_query import start_query
 
     def start(stream: Stream, ends: Mapping[str, int]) -> RunningQuery:
         return start_query(spark, url, f"{folder}/{stream.full_name}", stream, once=once, ends=ends)

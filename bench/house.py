@@ -36,7 +36,7 @@ STEERS: Final = re.compile(
     r"|processor/(life|live|loading|runner|status|workers)|stream/(life|lives|supervis\w+|run\w+|report\w+|worker\w*)"
     r"|bus/(running|worker|workers|forwarder|housekeeping|loading|looking|replies|calling)"
     r"|queue/worker\w*|spark/(pipeline_\w+|progress|launch|source_\w+|stream_\w+)"
-    r"|ingest/(running|coordinator|views|steering|visibility|job|runner|parts)"
+    r"|ingest/(running|pipeline|progress|coordinator|views|steering|visibility|job|runner|parts)"
     r"|demo/(crew|running)|testing/running|transports/lease\w*"
     r"|(loops|signals|loading|user_file|growth)\.py"
     r"|cli/(consume|_consume\w*|_consumers|_bus_(views|shown)|_graph_(views|shown|running)|_views|run\w*|kind\w*|_frame"

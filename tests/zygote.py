@@ -39,7 +39,7 @@ MODULES = (
     "detent.cli",
     "detent.runtime.target",
     "detent.consumer.supervisor",
-    "detent.processor.live",
+    "detent.processor.live_graph",
     "detent.kv.file",
     "detent.kv.memory",
     "detent.server.serving",
@@ -53,7 +53,7 @@ MODULES = (
     "sqlalchemy.dialects.sqlite",
 )
 SPARK_MODULES = (
-    "detent.ingest.running",
+    "detent.ingest.pipeline",
     "detent.spark.pipeline_runner",
     "pandas",
     "pyspark.sql",

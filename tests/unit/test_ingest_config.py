@@ -18,10 +18,9 @@ from detent.ingest import csv_headers
 from detent.ingest.announcements import Announced
 from detent.ingest.config import IngestConfig
 from detent.ingest.identity import POLICIES, announced_of, check_policy, key_of, missing, shard_of, version_of
-from detent.ingest.local_state import BatchLimits, File, Message, next_batch
+from detent.ingest.local_state import BatchLimits, File, Message, VisibilitySchedule, next_batch
 from detent.ingest.shared_state import Shard
 from detent.ingest.staging import FilesFailed, StagedFile, staged_name
-from detent.ingest.visibility import VisibilitySchedule
 from detent.tables import delta_log
 from detent.tables.delta_log import known_applications
 from detent.transports.contract import Delivery

@@ -775,7 +775,7 @@ def test_a_backfill_that_the_database_interrupts_leaves_out_no_file(
 ) -> None:
     import threading
 
-    from detent.ingest import running
+    from detent.ingest import pipeline as running
 
     monkeypatch.setattr(running, "BACK_OFF", Backoff(0.02, 30.0))
     folder = world.folder / "in"

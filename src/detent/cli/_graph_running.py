@@ -19,7 +19,7 @@ from detent.runtime.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from detent.processor.graph import Graph
-    from detent.processor.live import LiveGraph
+    from detent.processor.live_graph import LiveGraph
 
 LOOK_S: Final = 0.2
 """How often a command that runs looks whether it is to stop, and how far it is."""
@@ -124,8 +124,8 @@ def _settled(live: LiveGraph, tally: Tally, stopping: threading.Event) -> Detent
 
 def _problem(live: LiveGraph, tally: Tally, error: BaseException) -> DetentError:
     """Which processor failed, of what, and what that means."""
-    from detent.processor.checks import errors_of
     from detent.processor.life import told
+    from detent.processor.plan import errors_of
 
     failed = [name for name in tally.restarts if live.local_error(name) is error]
     if not failed:
@@ -168,7 +168,7 @@ def _moving(move: Callable[[int, int | None], None], live: LiveGraph, tally: Tal
 
 
 def _print_summary(graph: Graph, seen: Sequence[Seen], problem: DetentError | None, view: View) -> None:
-    from detent.processor.checks import errors_of
+    from detent.processor.plan import errors_of
 
     columns = [*COUNTED, "lag"]
     if isinstance(view, JsonView):

@@ -17,7 +17,7 @@ from detent.cli._output import line_text
 from detent.cli._views import JsonLines, Lines, LiveScreen
 
 if TYPE_CHECKING:
-    from detent.processor.live import LiveGraph
+    from detent.processor.live_graph import LiveGraph
     from detent.processor.status import ProcessorStatus
 
 NOTES_SHOWN: Final = 5

@@ -17,7 +17,7 @@ from detent.paths import as_url
 
 if TYPE_CHECKING:
     from detent.processor.graph import Graph
-    from detent.processor.live import LiveGraph
+    from detent.processor.live_graph import LiveGraph
 
 store_option = click.option(
     "--store", "--url", "store", metavar="URL", help=f"The store, instead of the graph's own (or {URL_VARIABLE})."

@@ -25,7 +25,7 @@ from detent.paths import as_url
 
 if TYPE_CHECKING:
     from detent.spark.pipeline import Pipeline
-    from detent.spark.stream_state import Summary, View
+    from detent.spark.stream_state import PipelineView, Summary
 
 BODY_SHOWN = 80
 """What fits beside the rest on a terminal; --json shows all."""
@@ -140,7 +140,7 @@ def _show(pipeline: Pipeline, only: list[str] | None, as_json: bool) -> None:
         click.echo(f"{as_text(pipeline)}\n\n{as_mermaid(pipeline)}")
 
 
-def _view(pipeline: Pipeline, as_json: bool) -> View:
+def _view(pipeline: Pipeline, as_json: bool) -> PipelineView:
     from detent.spark.pipeline_views import JsonView, LineView, LiveView
 
     if as_json:

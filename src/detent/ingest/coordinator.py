@@ -19,13 +19,12 @@ from detent.ingest.announcements import Announced
 from detent.ingest.committer import Committer, Output
 from detent.ingest.config import IngestConfig
 from detent.ingest.identity import MISSING, REFUSED, announced_of
-from detent.ingest.local_state import DEATHS_MAX, File, Message, QueueLocalState, next_batch
+from detent.ingest.local_state import DEATHS_MAX, File, Message, QueueLocalState, VisibilitySchedule, next_batch
 from detent.ingest.objects import Objects, Superseded
 from detent.ingest.progress import Counters, log
 from detent.ingest.shared_state import Opened, QueueSharedState, Shard
 from detent.ingest.staging import FilesFailed
 from detent.ingest.understanding import Refusal, identified, understand
-from detent.ingest.visibility import VisibilitySchedule
 from detent.transports.contract import Delivery, MessageQueue
 
 if TYPE_CHECKING:

@@ -28,6 +28,9 @@ SHRINK_BITS: Final = 4
 DEATHS_MAX: Final = 6
 """A file over which so many pipelines died was alone the last times, in batches of up to 65,536."""
 
+MARGIN_S_MAX: Final = 4.0
+"""What a request for an extension may take, a retry included."""
+
 Stage = Literal["ready", "reading", "committing"]
 
 
@@ -229,3 +232,52 @@ def next_batch(ready: Iterable[File], limits: BatchLimits, now: float, *, is_dra
     is_full = is_full or len(chosen) >= most or size >= limits.bytes
     is_old = now - chosen[0].since >= limits.age_s
     return chosen if is_full or is_old or is_draining else []
+
+
+@dataclass(frozen=True)
+class VisibilitySchedule:
+    """How long messages are kept from other pipelines, and when that is extended. `max_s` is the longest that the queue
+    can do.
+
+    A message is received with a visibility of `visibility_s` and the commit timeout, counted from when it was asked
+    for, so that a slow answer makes the deadline early and not late. It is extended by half of `visibility_s` whenever
+    that is about to end, until the commit of its last file begins; then once more, by twice the commit timeout. What
+    goes wrong after that the publish token refuses, so a deadline that is missed costs work and no row.
+    """
+
+    visibility_s: float
+    commit_timeout_s: float
+    max_s: float
+
+    @property
+    def receive_s(self) -> float:
+        """Asked for when a message is received."""
+        return min(self.max_s, self.visibility_s + self.commit_timeout_s)
+
+    @property
+    def extension_s(self) -> float:
+        """Asked for each time after that."""
+        return min(self.max_s, self.visibility_s / 2)
+
+    @property
+    def last_s(self) -> float:
+        """Asked for when the commit begins."""
+        return min(self.max_s, 2 * self.commit_timeout_s)
+
+    @property
+    def margin_s(self) -> float:
+        """How long before its deadline a message is extended."""
+        return min(MARGIN_S_MAX, self.extension_s / 3)
+
+    def due(self, messages: Iterable[Message], now: float) -> list[Message]:
+        """The messages that have to be extended now."""
+        limit = now + self.margin_s
+        return [
+            message
+            for message in messages
+            if message.deadline <= limit and not message.is_lost and not message.is_last_extended
+        ]
+
+    def last(self, messages: Iterable[Message], now: float) -> list[Message]:
+        """Those that are extended for the last time, because it makes their deadline later."""
+        return [message for message in messages if message.deadline < now + self.last_s and not message.is_lost]

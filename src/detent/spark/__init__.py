@@ -41,7 +41,6 @@ Writing:
     queue_splitting.py  a batch that is too large for one, in parts
     once_writing.py     `once(...)`: a function for ``foreachBatch`` with any number of sinks
     once_batch.py       the batch: its name, its query, whether it was there before, its rows
-    once_mark.py        the marks of SQL databases: the last batch, and its input
     once_engine.py      sink: journals and queues
     once_delta.py       sink: a Delta table (`detent.tables`)
     once_sql.py         sink: an SQL database
@@ -53,6 +52,7 @@ Pipelines (`detent run`):
     pipeline_runner.py  runs every stream as a query, and starts it again when it fails
     pipeline_prepare.py what is settled before that: store, checkpoints, streams that were renamed
     pipeline_views.py   the views: a live table, log lines, JSON
+    stream_task.py      one stream under supervision: a task whose life is a query
     stream_query.py     one query: started, looked at, stopped; where its rows go
     stream_frames.py    the DataFrames that a stream's function gets and returns
     stream_state.py     how far, how fast, how far behind; the events of that; how far a run that ends reads

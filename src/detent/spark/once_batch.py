@@ -14,7 +14,7 @@ from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame
 
 from detent.codec.ledger import Inputs, Row
-from detent.errors import AlreadyEntered, Invalid, NotFound
+from detent.errors import AlreadyEntered, Invalid, LimitExceeded, NotFound
 from detent.ledger import EnterLedger
 from detent.ledger.entering import enter
 from detent.spark.batch_identity import QUERY_PROPERTY, RUN_PROPERTY, UNKNOWN, checkpoint_of, input_of, running_query
@@ -22,6 +22,12 @@ from detent.spark.queue_outgoing import Room
 from detent.store import Store
 from detent.tables.marks import BatchKey
 from detent.transaction import Transaction
+
+ROWS_MAX: Final = 1_000_000
+BYTES_MAX: Final = 256 << 20
+"""Rows of one batch, and what they take, where they are brought to the driver."""
+
+_UTC: Final = pa.timestamp("us", tz="UTC")
 
 Select = Callable[[DataFrame], DataFrame] | Sequence[str] | None
 """What a sink takes of a batch: a function from DataFrame to DataFrame, SQL expressions such as ``["id", "total * 2 AS
@@ -171,6 +177,8 @@ def _answer(work: Callable[[Iterator[Any]], Any], batches: Iterator[Any]) -> Ite
     )
 
 
+# -- the batch's query: a function of ``foreachBatch`` is told nothing of it, so Spark's own object is asked ----------
+
 APPEND, UPDATE, COMPLETE = "append", "update", "complete"
 
 _STATE_MARKS: Final = ("state info [", "StateStore")
@@ -228,4 +236,45 @@ def check_mode(mode: str, merge_on: tuple[str, ...], write_mode: str | None, pla
         raise Invalid(
             f"a stream in complete mode writes its whole result with each batch, and {place} would get all rows again: "
             'leave mode="append" out, and each batch replaces the rows'
+        )
+
+
+# -- rows for the driver ------------------------------------------------------------------------------------------
+
+
+def collect(frame: DataFrame) -> Any:
+    """The rows of a batch as a table in the driver, in the order of its partitions; times in UTC."""
+    found = [part for part in in_tasks(frame, partial(_packed, ROWS_MAX, BYTES_MAX)) if part is not None]
+    tables = [pa.ipc.open_stream(part).read_all() for part in found] or [frame.limit(0).toArrow()]
+    rows = pa.concat_tables(tables)
+    _check_size(rows.num_rows, rows.nbytes, ROWS_MAX, BYTES_MAX)
+    for place, field in enumerate(rows.schema):
+        if pa.types.is_timestamp(field.type) and field.type.tz is not None:
+            rows = rows.set_column(place, field.name, rows.column(place).cast(_UTC))
+    return rows
+
+
+def _packed(rows_max: int, bytes_max: int, batches: Iterator[Any]) -> bytes | None:
+    """What a task does: its rows as an Arrow stream; None without any."""
+    found = []
+    rows = size = 0
+    for batch in batches:
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        _check_size(rows, size, rows_max, bytes_max)
+        found.append(batch)
+    if not found:
+        return None
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, found[0].schema) as writer:
+        for batch in found:
+            writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _check_size(rows: int, size: int, rows_max: int, bytes_max: int) -> None:
+    if rows > rows_max or size > bytes_max:
+        raise LimitExceeded(
+            f"a batch brings at most {rows_max} rows of {bytes_max} bytes together to the driver: let the source give "
+            "fewer rows a batch, or aggregate them first"
         )

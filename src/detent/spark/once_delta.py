@@ -26,11 +26,11 @@ from detent.spark.once_batch import (
     Select,
     check_mode,
     check_select,
+    collect,
     in_tasks,
     output_mode,
     selected,
 )
-from detent.spark.once_sql import collect
 from detent.tables.delta import (
     RETENTION,
     Change,

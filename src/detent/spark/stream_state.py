@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Protocol
 
+from detent.runtime.report import Report
 from detent.spark.pipeline_stream import Journal, Queue, Stream
 from detent.store import Store
 
@@ -19,7 +20,7 @@ STARTING, RUNNING, IDLE, WAITING, FAILED, STOPPED = "starting", "running", "idle
 stopped are final."""
 
 
-class Assignment(NamedTuple):
+class ReadUpTo(NamedTuple):
     """How far a queue was read: the reader's generation, and the number of the last assignment."""
 
     generation: int
@@ -27,7 +28,7 @@ class Assignment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class DoneBatch:
     """A batch that a stream has committed."""
 
     number: int
@@ -48,15 +49,13 @@ class StreamState:
     batch_ms: int = 0
     offsets: dict[str, int] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
-    assignments: dict[str, Assignment] = field(default_factory=dict)
+    assignments: dict[str, ReadUpTo] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
     is_read: bool = False
     lag: int | None = None
     quarantined: int = 0
     failures: int = 0
-    in_a_row: int = 0
     error: str = ""
-    retry_at: float = 0.0
     _quarantine_at: int | None = None
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -78,7 +77,7 @@ class StreamState:
             self._recent.popleft()
         return sum(count for _, count in self._recent) / RATE_S
 
-    def absorb(self, progress: dict[str, Any]) -> Batch | None:
+    def absorb(self, progress: dict[str, Any]) -> DoneBatch | None:
         """Take what Spark reports of a batch, or of a look that found nothing; the batch, if it is one."""
         sources = progress.get("sources", [])
         messages = sum(self._advance(source) for source in sources)
@@ -90,14 +89,14 @@ class StreamState:
         self.messages += messages
         self.batch_ms = progress.get("batchDuration", 0)
         self._recent.append((self.clock(), messages))
-        self.in_a_row, self.error = 0, ""
-        return Batch(progress["batchId"], messages, self.batch_ms)
+        self.error = ""
+        return DoneBatch(progress["batchId"], messages, self.batch_ms)
 
     def _advance(self, source: dict[str, Any]) -> int:
         """How many messages lie between the offsets of a source."""
         start, end = _offset(source.get("startOffset")), _offset(source.get("endOffset"))
         if "assignment" in end:
-            self.assignments[end["queue"]] = Assignment(end["generation"], end["assignment"])
+            self.assignments[end["queue"]] = ReadUpTo(end["generation"], end["assignment"])
             rows = self._rows(source)
             self.taken[end["queue"]] = self.taken.get(end["queue"], 0) + rows
             return rows
@@ -160,6 +159,12 @@ class StreamState:
             found[f"queue {name}"] = {"assignment": at.number}
         return found
 
+    def report(self, so_far: Report) -> Report:
+        """The same as every task says it."""
+        progress = {"batches": self.batches, "messages": self.messages, "quarantined": self.quarantined}
+        about = {"phase": self.phase, **({} if self.batch is None else {"batch": str(self.batch)})}
+        return replace(so_far, progress=progress, lag=self.lag, about=about)
+
     def as_json(self) -> dict[str, Any]:
         """The state for programs."""
         return {
@@ -213,10 +218,10 @@ class Event:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
-class View(Protocol):
+class PipelineView(Protocol):
     """Shows what happens. A runner enters it at its start and leaves it at its end."""
 
-    def __enter__(self) -> View: ...
+    def __enter__(self) -> PipelineView: ...
 
     def __exit__(self, *error: object) -> None: ...
 

@@ -1,4 +1,8 @@
-"""`Ingest`: a pipeline from a queue of announcements into a table, run until it is told to stop or all is done."""
+"""`Ingest`: a pipeline from a queue of announcements into a table, run until it is told to stop or all is done.
+
+Three tasks are at work: batches run in the caller's thread, as Spark sessions belong to threads; messages are received,
+and what was received is kept, in a thread each.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from detent.durations import milliseconds
-from detent.errors import Busy, DetentError, NotFound, Unavailable
+from detent.errors import Busy, DetentError, Fenced, NotFound, Unavailable
 from detent.ingest import forgetting, metastore, ownership
 from detent.ingest.announcements import Announced
 from detent.ingest.committer import Committer, committer_of
@@ -22,8 +27,11 @@ from detent.ingest.objects import Objects
 from detent.ingest.progress import Counters, Progress, log
 from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.staging import sweep_staging
-from detent.runtime.backoff import Backoff, Failures
+from detent.runtime.backoff import Backoff
+from detent.runtime.report import Report, State
 from detent.runtime.signals import stop_on_signals
+from detent.runtime.supervisor import LOOK_S, Supervised, Supervisor
+from detent.runtime.task import AGAIN, DONE, Next, Restart, Task
 from detent.spark.sessions import silence
 from detent.transports.checked import CheckedQueue
 from detent.transports.contract import MessageQueue
@@ -77,6 +85,7 @@ class Ingest:
         self._session_options = dict(session or {})
         self._watch = watch or (lambda _progress: None)
         self._stopping = threading.Event()
+        self._run: _Run | None = None
 
     def stop(self) -> None:
         """Let the batch that runs be committed, and end. Can be called from anywhere."""
@@ -115,7 +124,12 @@ class Ingest:
                 closing.enter_context(stop_on_signals(self._stopping))  # again: Spark has its own idea of Ctrl-C
             worker = self._worker(queue, committer, spark, load_transform(spark), closing)
             limits = _Until(self._stopping, once, backfill, match)
-            return _Run(self._config, worker, engine, retention_s, limits, self._watch).run()
+            self._run = _Run(self._config, worker, engine, retention_s, limits, self._watch)
+            return self._run.run()
+
+    def report(self) -> Report:
+        """How it is doing. For any thread."""
+        return Report("ingest", self._config.name, State.STARTING) if self._run is None else self._run.report()
 
     def _session(self, closing: ExitStack) -> SparkSession | None:
         """A session of our own; None if whoever told us to stop told the programs, too, that were about to start it."""
@@ -175,145 +189,64 @@ class _Until(NamedTuple):
     match: str | None
 
 
-class _Run:
-    """One run: the threads, and when they end."""
+class _Part(Task):
+    """A part of a pipeline. What is not there now may come back; any other error ends the pipeline."""
 
-    def __init__(
-        self,
-        config: IngestConfig,
-        worker: QueueCoordinator,
-        engine: Engine,
-        retention_s: float | None,
-        until: _Until,
-        watch: Callable[[Progress], None],
-    ) -> None:
+    kind = "ingest"
+
+    def __init__(self, name: str, config: IngestConfig, worker: QueueCoordinator) -> None:
+        super().__init__(name)
+        self.restart = Restart(BACK_OFF, tries_max=PASSING_MAX)
         self._config = config
         self._worker = worker
-        self._engine = engine
-        self._retention_s = retention_s
-        self._stopping = until.stopping
-        self._once = until.once
-        self._watch = watch
-        self._ended = threading.Event()
-        self._failure: BaseException | None = None
-        self._quiet_polls = 0
-        self._has_received = False
-        """The queue answered once: what is not there at the start is wrong, and what goes away later may come back."""
-        self._others: dict[str, int] = {}
-        self._has_all = False
-        """The queue had less to give than it was asked for: a batch need not wait for more."""
-        self._began: float | None = None
-        """When the first batch did: what was waited before says nothing about how fast rows come."""
-        self._due = {"adopt": 0.0, "prune": 0.0, "sweep": 0.0}
-        self._backfill_prefix, self._backfill_match = until.backfill, until.match
-        self._listing = None if until.backfill is None else self._list()
+        self._due: dict[str, float] = {}
+
+    def was_replaced(self, error: Fenced) -> bool:
+        """A pipeline is fenced by a reset, and there is no place to wait for."""
+        del error
+        return False
+
+    def is_hopeless(self, error: Exception) -> bool:
+        return not isinstance(error, Unavailable | Busy)
+
+    def failed(self, error: Exception, pause_s: float) -> None:
+        log.warning("%s; trying again in %g s", error, pause_s)
 
     def _is_due(self, what: str, every_s: float) -> bool:
         """Whether something is to be done again."""
         now = time.monotonic()
-        if now < self._due[what]:
+        if now < self._due.get(what, 0.0):
             return False
         self._due[what] = now + every_s
         return True
 
-    def run(self) -> Counters:
-        threads = [
-            threading.Thread(target=self._guarded, args=(part,), name=f"ingest-{part.__name__}", daemon=True)
-            for part in (self._receive, self._keep)
-        ]
-        for thread in threads:
-            thread.start()
-        is_death = False
-        try:
-            self._persistently(self._batch, lambda: self._stopping.is_set() or self._is_done())
-        except SparkEnded as error:
-            if not self._stopping.is_set():
-                self._failure, is_death = self._failure or error, True
-            else:  # whoever told us to stop killed Java, or has a Java that is not of our making
-                log.warning("stopped before the batch was committed; it will be done the next time")
-        except BaseException as error:  # noqa: BLE001  raised again when the threads have ended
-            self._failure = self._failure or error
-        finally:
-            self._ended.set()
-            for thread in threads:
-                thread.join()
-            self._let_go(is_death=is_death)
-        if self._failure is not None:
-            raise self._failure
-        self._watch(self._progress())
-        return self._worker.counters
 
-    def _let_go(self, *, is_death: bool) -> None:
-        try:
-            self._worker.stop(is_death=is_death)
-        except DetentError as error:  # they will be taken when the grace time is over
-            log.warning("what was not begun could not be given back: %s", error)
+class _Receiving(_Part):
+    """Receives messages, and asks for files that no message announces: of a backfill, and left behind by others."""
 
-    def _guarded(self, part: Callable[[], None]) -> None:
-        try:
-            part()
-        except BaseException as error:  # noqa: BLE001  raised again by the thread that waits for this one
-            self._failure = self._failure or error
-            self._ended.set()
+    def __init__(
+        self, config: IngestConfig, worker: QueueCoordinator, engine: Engine, retention_s: float | None, until: _Until
+    ) -> None:
+        super().__init__("ingest-receive", config, worker)
+        self._engine = engine
+        self._retention_s = retention_s
+        self._until = until
+        self._quiet_polls = 0
+        self._has_received = False
+        """The queue answered once: what is not there at the start is wrong, and what goes away later may come back."""
+        self._listing = None if until.backfill is None else self._list()
+        self.has_all = False
+        """The queue had less to give than it was asked for: a batch need not wait for more."""
 
-    def _persistently(self, step: Callable[[], bool], is_over: Callable[[], bool]) -> None:
-        """Take steps until it is over; wait where there was nothing to do, and longer where something is not there."""
-        failures = Failures(BACK_OFF)
-        while not self._ended.is_set():
-            try:
-                if is_over():
-                    return
-                did = step()
-                failures.worked()
-            except (Unavailable, Busy) as error:
-                wait_s = failures.failed()
-                if failures.in_a_row > PASSING_MAX:
-                    raise
-                log.warning("%s; trying again in %g s (%d of %d)", error, wait_s, failures.in_a_row, PASSING_MAX)
-                self._ended.wait(wait_s)
-                continue
-            if not did:
-                self._ended.wait(IDLE_S)
+    @property
+    def is_drained(self) -> bool:
+        """Whether there is nothing more to receive, as far as one can see."""
+        return self._quiet_polls >= QUIET_POLLS and self._listing is None
 
-    # -- batches -----------------------------------------------------------------------------------------------------
-
-    def _batch(self) -> bool:
+    def step(self) -> Next:
         worker = self._worker
-        files = worker.next_batch(is_draining=self._once and self._has_all)
-        if files:
-            self._began = self._began or time.monotonic()
-            worker.run_batch(files)
-        elif self._is_due("sweep", SWEEP_LOOK_S) and worker.shared.take_turn("swept_at", SWEEP_EVERY_MS):
-            age_s = self._config.orphan_age_s
-            worker.counters.swept += worker.committer.sweep(age_s, self._config.window_s)
-            sweep_staging(self._config.staging_folder, age_s)
-        self._watch(self._progress())
-        return bool(files)
-
-    def _is_done(self) -> bool:
-        """Whether nothing is left to do, for a run that is to end then."""
-        if not self._once or self._quiet_polls < QUIET_POLLS or self._listing is not None:
-            return False
-        return not len(self._worker.local) and not self._worker.shared.unfinished() and not self._must_wait()
-
-    def _must_wait(self) -> bool:
-        """Whether other pipelines have files, and may be dead. One that says that it is alive will do its files; those
-        of one that does not are ours when the grace time is over."""
-        now = self._worker.shared.others()
-        if not self._others and now:
-            log.warning("other pipelines have files; waiting up to %g s to see that they live", self._config.grace_s)
-        self._others = {token: self._others.get(token, at) for token, at in now.items()}
-        return any(at <= self._others[token] for token, at in now.items())
-
-    # -- receiving ---------------------------------------------------------------------------------------------------
-
-    def _receive(self) -> None:
-        self._persistently(self._receive_some, lambda: False)
-
-    def _receive_some(self) -> bool:
-        worker = self._worker
-        if self._stopping.is_set() or not worker.has_room():
-            return False
+        if self._until.stopping.is_set() or not worker.has_room():
+            return IDLE_S
         self._prune()
         if self._listing is not None:
             self._backfill(self._listing)
@@ -326,13 +259,13 @@ class _Run:
                 raise
             raise DetentError(f"there is nothing to receive from: {error}") from error
         self._has_received = True
-        self._has_all = came < worker.receive_limit and self._listing is None
+        self.has_all = came < worker.receive_limit and self._listing is None
         self._quiet_polls = 0 if came else self._quiet_polls + 1
-        return True
+        return AGAIN
 
     def _list(self) -> Iterator[Announced]:
-        assert self._backfill_prefix is not None
-        return self._worker.objects.list(self._backfill_prefix, self._backfill_match)
+        assert self._until.backfill is not None
+        return self._worker.objects.list(self._until.backfill, self._until.match)
 
     def _backfill(self, listing: Iterator[Announced]) -> None:
         try:
@@ -352,21 +285,78 @@ class _Run:
         if self._is_due("prune", interval_ms / 1000) and self._worker.shared.take_turn("pruned_at", interval_ms):
             self._worker.counters.pruned += forgetting.prune(self._engine, self._config, self._retention_s)
 
-    # -- keeping -----------------------------------------------------------------------------------------------------
 
-    def _keep(self) -> None:
-        tick_s = min(1.0, self._worker.schedule.margin_s / 2, self._config.grace_s / 12)
-        failures = 0
-        while not self._ended.wait(tick_s):
-            try:
-                self._worker.keep()
-                failures = 0
-            except (Unavailable, Busy) as error:
-                failures += 1
-                if failures == 1:
-                    log.warning("what is held could not be extended: %s", error)
+class _Keeping(_Part):
+    """Keeps what was received from other pipelines, and says that this one is alive."""
 
-    def _progress(self) -> Progress:
+    def __init__(self, config: IngestConfig, worker: QueueCoordinator) -> None:
+        super().__init__("ingest-keep", config, worker)
+        self._tick_s = min(1.0, worker.schedule.margin_s / 2, config.grace_s / 12)
+        self._is_late = False
+
+    def step(self) -> Next:
+        try:
+            self._worker.keep()
+        except (Unavailable, Busy) as error:
+            if not self._is_late:
+                log.warning("what is held could not be extended: %s", error)
+            self._is_late = True
+        else:
+            self._is_late = False
+        return self._tick_s
+
+
+class _Batching(_Part):
+    """Brings what was received into the table, a batch after the other, and sweeps when there is none."""
+
+    def __init__(
+        self,
+        config: IngestConfig,
+        worker: QueueCoordinator,
+        receiving: _Receiving,
+        until: _Until,
+        watch: Callable[[Progress], None],
+    ) -> None:
+        super().__init__(config.name, config, worker)
+        self._receiving = receiving
+        self._until = until
+        self._watch = watch
+        self._others: dict[str, int] = {}
+        self._began: float | None = None
+        """When the first batch did: what was waited before says nothing about how fast rows come."""
+
+    def step(self) -> Next:
+        if self._until.stopping.is_set() or self._is_done():
+            return DONE
+        worker = self._worker
+        files = worker.next_batch(is_draining=self._until.once and self._receiving.has_all)
+        if files:
+            self._began = self._began or time.monotonic()
+            worker.run_batch(files)
+        elif self._is_due("sweep", SWEEP_LOOK_S) and worker.shared.take_turn("swept_at", SWEEP_EVERY_MS):
+            age_s = self._config.orphan_age_s
+            worker.counters.swept += worker.committer.sweep(age_s, self._config.window_s)
+            sweep_staging(self._config.staging_folder, age_s)
+        self._watch(self.progress())
+        return AGAIN if files else IDLE_S
+
+    def _is_done(self) -> bool:
+        """Whether nothing is left to do, for a run that is to end then."""
+        if not self._until.once or not self._receiving.is_drained:
+            return False
+        return not len(self._worker.local) and not self._worker.shared.unfinished() and not self._must_wait()
+
+    def _must_wait(self) -> bool:
+        """Whether other pipelines have files, and may be dead. One that says that it is alive will do its files; those
+        of one that does not are ours when the grace time is over."""
+        now = self._worker.shared.others()
+        if not self._others and now:
+            log.warning("other pipelines have files; waiting up to %g s to see that they live", self._config.grace_s)
+        self._others = {token: self._others.get(token, at) for token, at in now.items()}
+        return any(at <= self._others[token] for token, at in now.items())
+
+    def progress(self) -> Progress:
+        """How far the pipeline is."""
         files = self._worker.local.files()
         ready = sum(file.stage == "ready" for file in files)
         oldest = min((file.since for file in files), default=None)
@@ -374,3 +364,70 @@ class _Run:
         lag_s = 0.0 if oldest is None else now - oldest
         seconds = 0.0 if self._began is None else now - self._began
         return Progress(self._worker.counters, ready, len(files) - ready, lag_s, seconds)
+
+    def report(self, so_far: Report) -> Report:
+        progress = self.progress()
+        waiting = progress.ready + progress.in_progress
+        about = {"lag_s": f"{progress.lag_s:.3f}", "in_progress": str(progress.in_progress)}
+        return replace(so_far, progress=progress.counters.as_json(), lag=waiting, about=about)
+
+
+class _Run:
+    """One run: the tasks of a pipeline, and when they end."""
+
+    def __init__(
+        self,
+        config: IngestConfig,
+        worker: QueueCoordinator,
+        engine: Engine,
+        retention_s: float | None,
+        until: _Until,
+        watch: Callable[[Progress], None],
+    ) -> None:
+        self._worker = worker
+        self._stopping = until.stopping
+        self._watch = watch
+        receiving = _Receiving(config, worker, engine, retention_s, until)
+        self._batching = _Batching(config, worker, receiving, until, watch)
+        self._batches = Supervised(self._batching)
+        self._others = Supervisor()
+        self._others.add(_Keeping(config, worker))
+        self._others.add(receiving)
+
+    def report(self) -> Report:
+        """How the pipeline is doing."""
+        return self._batches.report()
+
+    def run(self) -> Counters:
+        """Work until all is done, or the pipeline is told to stop."""
+        self._batches.start_turns()
+        try:
+            self._others.start()
+            while self._others.failure is None and (pause_s := self._batches.turn()) is not None:
+                time.sleep(min(pause_s, LOOK_S))
+        finally:
+            self._batches.stop()
+            self._others.stop()
+            self._let_go()
+        self._check_failure()
+        self._watch(self._batching.progress())
+        return self._worker.counters
+
+    def _check_failure(self) -> None:
+        """Raise what ended a task."""
+        failure = self._batches.failure
+        if isinstance(failure, SparkEnded) and self._stopping.is_set():
+            # What told us to stop ended Java, too, or Java was not started by us.
+            log.warning("stopped before the batch was committed; it will be done the next time")
+            failure = None
+        failure = failure or self._others.failure
+        if failure is not None:
+            ends_programs = failure.__cause__ is not None and not isinstance(failure.__cause__, Exception)
+            raise failure.__cause__ if ends_programs and failure.__cause__ else failure
+
+    def _let_go(self) -> None:
+        is_death = isinstance(self._batches.failure, SparkEnded) and not self._stopping.is_set()
+        try:
+            self._worker.stop(is_death=is_death)
+        except DetentError as error:  # they will be taken when the grace time is over
+            log.warning("what was not begun could not be given back: %s", error)

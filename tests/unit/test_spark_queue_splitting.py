@@ -25,7 +25,7 @@ from detent.spark.once_writing import _shared
 from detent.spark.queue_outgoing import RowsToPublish, pack, unpacked, whole_room
 from detent.spark.queue_splitting import settle
 from detent.spark.queue_writing import RowsMessage, commit
-from detent.spark.stream_query import _Engine
+from detent.spark.stream_query import _StoreResult
 from detent.tables.marks import BatchKey
 from remoteserver import TOKENS, serving
 
@@ -147,7 +147,7 @@ def test_split_goes_on_when_another_sink_comes_first(store: detent.Store) -> Non
 def test_split_goes_on_when_sinks_are_swapped(store: detent.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_outgoing, "PUBLISHED_MAX", 6)
     texts = [b"s" + value for value in TEN]
-    mail, sms = (_Engine(to_queue("mail")), packed(TEN)), (_Engine(to_queue("sms")), packed(texts, "sms"))
+    mail, sms = (_StoreResult(to_queue("mail")), packed(TEN)), (_StoreResult(to_queue("sms")), packed(texts, "sms"))
     die(write_all, store, KEY, mail, sms)
     write_all(store, KEY._replace(run="run-2"), sms, mail)
     assert (claimed(store), claimed(store, "sms")) == (TEN, texts)

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from detent.codec.ledger import DIGEST_BYTES
 from detent.errors import Corrupt, Invalid
-from detent.spark.options import Options
+from detent.spark.options import FormatOptions
 
 QUERY_PROPERTY: Final = "sql.streaming.queryId"
 RUN_PROPERTY: Final = "spark.jobGroup.id"
@@ -53,7 +53,7 @@ def task_identity(context: Any) -> BatchIdentity:
     return BatchIdentity(*(context.getLocalProperty(name) or "" for name in properties))
 
 
-def ledger_name(options: Options) -> str | None:
+def ledger_name(options: FormatOptions) -> str | None:
     """The name of a stream in the ledger: its own, the query's, or that of its checkpoint. With none of them, a deleted
     checkpoint cannot be told from a new query."""
     named = options.text("ledgerName") or options.text("queryName")
@@ -71,7 +71,7 @@ class CheckpointPlace:
     query_name: str | None = None
 
     @classmethod
-    def of(cls, options: Options) -> CheckpointPlace:
+    def of(cls, options: FormatOptions) -> CheckpointPlace:
         return cls(options.text("checkpointLocation"), options.text("queryName"))
 
     def input_of(self, identity: BatchIdentity, batch: int) -> bytes:
@@ -103,7 +103,7 @@ _HEAD_LINES: Final = 2
 _FILE_OFFSET: Final = "logOffset"
 
 
-class Checkpoint(Protocol):
+class CheckpointFiles(Protocol):
     """The files of a query's checkpoint."""
 
     def read(self, name: str) -> str | None:
@@ -111,7 +111,7 @@ class Checkpoint(Protocol):
         ...
 
 
-def input_of(checkpoint: Checkpoint, batch: int) -> bytes:
+def input_of(checkpoint: CheckpointFiles, batch: int) -> bytes:
     """The digest of a batch's input; `UNKNOWN` if there is no such checkpoint here."""
     entry = checkpoint.read(f"offsets/{batch}")
     if entry is None:
@@ -134,7 +134,7 @@ def _offsets(entry: str, batch: int) -> list[str]:
     return lines[_HEAD_LINES:]
 
 
-def _aside(checkpoint: Checkpoint, source: int, start: str, end: str, *, is_first: bool) -> list[str]:
+def _aside(checkpoint: CheckpointFiles, source: int, start: str, end: str, *, is_first: bool) -> list[str]:
     """What a source's own log says of a batch."""
     last = _file_number(end)
     if last is not None:
@@ -152,7 +152,7 @@ def _file_number(offset: str) -> int | None:
     return number if isinstance(number, int) else None
 
 
-def _files(checkpoint: Checkpoint, source: int, number: int) -> list[str]:
+def _files(checkpoint: CheckpointFiles, source: int, number: int) -> list[str]:
     """The files of one entry of the file source's log. Every tenth entry holds those of all before it, too."""
     folder = f"sources/{source}/{number}"
     text = checkpoint.read(folder) or checkpoint.read(f"{folder}.compact") or ""
@@ -227,7 +227,7 @@ def running_query(session: Any, query: str) -> Any:
     return java.sharedState().activeStreamingQueries().get(identity)
 
 
-def checkpoint_of(session: Any, query: str) -> Checkpoint | None:
+def checkpoint_of(session: Any, query: str) -> CheckpointFiles | None:
     """The checkpoint of a running query; None where Spark cannot tell it."""
     execution = running_query(session, query)
     if execution is None:

@@ -18,7 +18,7 @@ from detent.errors import AlreadyEntered, Invalid, LimitExceeded, NotFound
 from detent.ledger import EnterLedger
 from detent.ledger.entering import enter
 from detent.spark.batch_identity import QUERY_PROPERTY, RUN_PROPERTY, UNKNOWN, checkpoint_of, input_of, running_query
-from detent.spark.queue_outgoing import Room
+from detent.spark.queue_outgoing import PublishRoom
 from detent.store import Store
 from detent.tables.marks import BatchKey
 from detent.transaction import Transaction
@@ -36,7 +36,7 @@ twice"]``, or None for all of it."""
 _ANSWER: Final = "partition int, answer binary"
 
 
-class Place(NamedTuple):
+class MarkPlace(NamedTuple):
     """Where a sink keeps its record of batches. Two sinks at the same place would take each other's rows for theirs."""
 
     words: str
@@ -52,7 +52,7 @@ class Share(NamedTuple):
 
     key: BatchKey
     sink: str
-    room: Room
+    room: PublishRoom
 
 
 class ExternalSink(ABC):
@@ -64,7 +64,7 @@ class ExternalSink(ABC):
         return type(self).__name__.strip("_")
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> MarkPlace | None:
         """Where it keeps its record; None if it keeps none."""
         return None
 

@@ -22,7 +22,7 @@ from detent.spark.once_batch import (
     APPEND,
     COMPLETE,
     ExternalSink,
-    Place,
+    MarkPlace,
     Select,
     check_mode,
     check_select,
@@ -104,8 +104,8 @@ class _ToDelta(ExternalSink):
         return f"table {self._uri}"
 
     @property
-    def place(self) -> Place:
-        return Place(f"the Delta table {self._uri}")
+    def place(self) -> MarkPlace:
+        return MarkPlace(f"the Delta table {self._uri}")
 
     def check_mode(self, mode: str) -> None:
         check_mode(mode, self._merge_on, self._mode, f"the Delta table {self._uri}")

@@ -25,7 +25,7 @@ from sqlalchemy import BigInteger, Column, Connection, Engine, MetaData, Table, 
 from detent.spark.once_batch import (
     COMPLETE,
     ExternalSink,
-    Place,
+    MarkPlace,
     Select,
     check_mode,
     check_select,
@@ -110,8 +110,8 @@ class _ToSql(ExternalSink):
         return f"SQL {self._label or 'function'}"
 
     @property
-    def place(self) -> Place:
-        return Place(f"the row {self._label!r} of {LEDGER_TABLE}", self._engine)
+    def place(self) -> MarkPlace:
+        return MarkPlace(f"the row {self._label!r} of {LEDGER_TABLE}", self._engine)
 
     def check_mode(self, mode: str) -> None:
         if self._write is None:

@@ -24,7 +24,7 @@ from detent.spark.advice import completing
 from detent.spark.once_batch import (
     EngineSink,
     ExternalSink,
-    Place,
+    MarkPlace,
     QueryKind,
     Select,
     Share,
@@ -172,7 +172,7 @@ def _url_of(store: Store | str) -> str:
 def _check_sinks(sinks: tuple[Sink, ...]) -> None:
     if not sinks:
         raise Invalid("once(...) has nothing to write to: give it a sink, such as to_journal('orders')")
-    places: list[Place] = []
+    places: list[MarkPlace] = []
     for sink in sinks:
         if not isinstance(sink, ExternalSink | EngineSink):
             raise Invalid(

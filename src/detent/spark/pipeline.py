@@ -19,9 +19,9 @@ from detent.errors import Exists, Invalid, NotFound
 from detent.spark.pipeline_stream import (
     Custom,
     Delta,
-    Journal,
+    JournalEnd,
     Output,
-    Queue,
+    QueueEnd,
     Read,
     Schema,
     Source,
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def queue(name: str) -> Queue:
+def queue(name: str) -> QueueEnd:
     """A queue, as what a stream reads or writes; a bare name is a journal.
 
     >>> @pipeline.stream(read=queue("orders"), write=["paid", queue("mails")])
     ... def paid(orders): ...
     """
-    return Queue(name)
+    return QueueEnd(name)
 
 
 class Pipeline:
@@ -240,19 +240,19 @@ def circles(pipeline: Pipeline) -> list[str]:
 
 def journals_read(streams: list[Stream]) -> list[str]:
     """The journals that are read by name, once each."""
-    names = (s.name for stream in streams for s in stream.sources if isinstance(s, Journal) and not s.is_pattern)
+    names = (s.name for stream in streams for s in stream.sources if isinstance(s, JournalEnd) and not s.is_pattern)
     return list(dict.fromkeys(names))
 
 
 def journals_written(streams: list[Stream]) -> list[str]:
     """The journals that are written, once each."""
-    return list(dict.fromkeys(t.name for stream in streams for t in stream.targets if isinstance(t, Journal)))
+    return list(dict.fromkeys(t.name for stream in streams for t in stream.targets if isinstance(t, JournalEnd)))
 
 
 def queues_used(streams: list[Stream]) -> list[str]:
     """The queues that are read or written, once each."""
     ends = (end for stream in streams for end in (*stream.sources, *stream.targets))
-    return list(dict.fromkeys(end.name for end in ends if isinstance(end, Queue)))
+    return list(dict.fromkeys(end.name for end in ends if isinstance(end, QueueEnd)))
 
 
 # -- shown ----------------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def as_mermaid(pipeline: Pipeline) -> str:
 
 def _shape(end: Source | Output) -> str:
     text = _quoted(end.path if isinstance(end, Delta) else str(end) if isinstance(end, Custom) else end.name)
-    if isinstance(end, Queue):
+    if isinstance(end, QueueEnd):
         return f"[/{text}/]"
     return f"[({text})]" if isinstance(end, Delta) else f"[{text}]"
 
@@ -325,7 +325,6 @@ def as_json(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _end(end: Source | Output) -> dict[str, str]:
-    kind = type(end).__name__.lower()
     if isinstance(end, Delta):
-        return {"kind": kind, "path": end.path}
-    return {"kind": kind, "name": str(end) if isinstance(end, Custom) else end.name}
+        return {"kind": end.kind, "path": end.path}
+    return {"kind": end.kind, "name": str(end) if isinstance(end, Custom) else end.name}

@@ -16,7 +16,7 @@ from detent.kv import absolute_url, parse_url
 from detent.ledger.operations import StreamDescription
 from detent.remote import server_address
 from detent.spark.pipeline import Pipeline, journals_read, journals_written, queues_used
-from detent.spark.pipeline_stream import Custom, Delta, Journal, Output, Queue, Source, Stream
+from detent.spark.pipeline_stream import Custom, Delta, JournalEnd, Output, QueueEnd, Source, Stream
 from detent.store import Store
 
 URL_VARIABLE = "DETENT_URL"
@@ -185,14 +185,14 @@ def _place(one: Source | Output) -> str:
         return f"table {one.path if '://' in one.path else Path(one.path).absolute()}"
     if isinstance(one, Custom):
         return f"sink {getattr(one.sink, 'place', None) or one}"
-    return f"journal {one}" if isinstance(one, Journal) else str(one)
+    return f"journal {one}" if isinstance(one, JournalEnd) else str(one)
 
 
 def _number(store: Store, one: Source | Output) -> int:
     """What tells a place from another one of the same name."""
-    if isinstance(one, Queue):
+    if isinstance(one, QueueEnd):
         return store.queue(one.name).info().number
-    if isinstance(one, Journal):
+    if isinstance(one, JournalEnd):
         return 0 if one.is_pattern else store.reader.number(one.name) or 0
     return _number_of_sink(one.sink) if isinstance(one, Custom) else 0
 

@@ -20,7 +20,7 @@ from detent.spark.pipeline import Pipeline, chosen
 from detent.spark.pipeline_prepare import checkpoint_folder, is_local, prepare, settle, store_url
 from detent.spark.pipeline_stream import Stream
 from detent.spark.sessions import silence
-from detent.spark.stream_failure import END_S, Advisor, Failure, JavaWatch, is_connection
+from detent.spark.stream_failure import END_S, Advisor, JavaWatch, StreamFailure, is_connection
 from detent.spark.stream_state import (
     STOPPED,
     Event,
@@ -106,7 +106,7 @@ class PipelineRunner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stopping = stopping
-        self.explain: Callable[[Stream, BaseException, Failure], Failure] = _as_it_is
+        self.explain: Callable[[Stream, BaseException, StreamFailure], StreamFailure] = _as_it_is
         self.check_java: Callable[[], None] = lambda: None
         self.states = [StreamState(stream, clock) for stream in streams]
         for state in self.states:
@@ -265,7 +265,7 @@ def state_of(one: Supervised) -> StreamState:
     return task_of(one).state
 
 
-def _as_it_is(stream: Stream, error: BaseException, failure: Failure) -> Failure:
+def _as_it_is(stream: Stream, error: BaseException, failure: StreamFailure) -> StreamFailure:
     del stream, error
     return failure
 

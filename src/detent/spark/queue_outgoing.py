@@ -203,21 +203,21 @@ BATCH_BYTES_MAX: Final = 512 << 20
 """What one batch publishes in as many transactions as it takes: tasks bring it to the driver."""
 
 
-class Room(NamedTuple):
+class PublishRoom(NamedTuple):
     """What a transaction has room for."""
 
     messages: int
     size: int
     groups: int
 
-    def share(self, count: int) -> Room:
+    def share(self, count: int) -> PublishRoom:
         """The room of one of several sinks."""
-        return Room(self.messages // count, self.size // count, self.groups // count)
+        return PublishRoom(self.messages // count, self.size // count, self.groups // count)
 
 
-def whole_room() -> Room:
+def whole_room() -> PublishRoom:
     """The room of a transaction that publishes to queues."""
-    return Room(PUBLISHED_MAX, PUBLISHED_BYTES_MAX, GROUPS_MAX)
+    return PublishRoom(PUBLISHED_MAX, PUBLISHED_BYTES_MAX, GROUPS_MAX)
 
 
 def pack(columns: RowsToPublish, batches: Iterable[Any]) -> bytes:
@@ -258,7 +258,7 @@ def _check_batch(messages: int, size: int) -> None:
         )
 
 
-def parts_of(rows: Any, room: Room) -> Iterator[Any]:
+def parts_of(rows: Any, room: PublishRoom) -> Iterator[Any]:
     """Messages in order, cut so that each part has room in a transaction; at least one message each. It depends on the
     rows and their order alone."""
     if _fits(rows, room):
@@ -277,7 +277,7 @@ def parts_of(rows: Any, room: Room) -> Iterator[Any]:
     yield rows.slice(start)
 
 
-def _fits(rows: Any, room: Room) -> bool:
+def _fits(rows: Any, room: PublishRoom) -> bool:
     """Whether messages have room without a look at each: most batches do."""
     if rows.num_rows > room.messages or rows.nbytes + MESSAGE_BYTES * rows.num_rows > room.size:
         return False

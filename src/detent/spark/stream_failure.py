@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from detent.errors import BY_NAME, Busy, DetentError, NotFound, SessionExpired, Unavailable
 from detent.spark.advice import completed, release_command, reset_command
 from detent.spark.pipeline_prepare import is_local
-from detent.spark.pipeline_stream import Queue, Stream
+from detent.spark.pipeline_stream import QueueEnd, Stream
 from detent.store import Store
 
 REASON_MAX: Final = 1_000
@@ -33,7 +33,7 @@ _SETTLED: Final = ("AnalysisException", "ParseException", "IllegalArgumentExcept
 """What Spark says of a query that is wrong in itself."""
 
 
-class Failure(NamedTuple):
+class StreamFailure(NamedTuple):
     """Why a stream failed. `is_ours` are Detent's own errors, which say what to do."""
 
     reason: str
@@ -41,26 +41,28 @@ class Failure(NamedTuple):
     is_ours: bool = False
 
 
-def failure_of(error: BaseException, *, starting: bool) -> Failure:
+def failure_of(error: BaseException, *, starting: bool) -> StreamFailure:
     """What an error means. One that came while the query was being made will come again; one that came while it ran
     may be a machine's, unless it is one of Detent's own that says otherwise."""
     if isinstance(error, DetentError):
-        return Failure(f"{type(error).__name__}: {error}", not isinstance(error, PASSING), True)
+        return StreamFailure(f"{type(error).__name__}: {error}", not isinstance(error, PASSING), True)
     text = str(error).split(_END, 1)[0]
     ours = _OURS.findall(text)
     if ours:
         name, message = ours[-1]
         kind = BY_NAME.get(name, DetentError)
-        return Failure(_line(f"{name}: {message}"), not issubclass(kind, PASSING), True)
+        return StreamFailure(_line(f"{name}: {message}"), not issubclass(kind, PASSING), True)
     is_final = type(error).__name__ in _SETTLED or (starting and not type(error).__name__.startswith("Py4J"))
     python = _PYTHON.findall(text)
     if python:
         name, message = python[-1]
-        return Failure(_line(f"{name}: {message}"), is_final)
+        return StreamFailure(_line(f"{name}: {message}"), is_final)
     java = _JAVA.search(text)
     if java is not None:
-        return Failure(_line(f"{java[1]}: {java[2]}"), is_final)
-    return Failure(_line(f"{type(error).__name__}: {text.strip().splitlines()[0] if text.strip() else ''}"), is_final)
+        return StreamFailure(_line(f"{java[1]}: {java[2]}"), is_final)
+    return StreamFailure(
+        _line(f"{type(error).__name__}: {text.strip().splitlines()[0] if text.strip() else ''}"), is_final
+    )
 
 
 def is_connection(error: BaseException) -> bool:
@@ -91,19 +93,19 @@ class Advisor:
         self._url = url
         self._checkpoints = checkpoints
 
-    def explained(self, stream: Stream, error: BaseException, failure: Failure) -> Failure:
+    def explained(self, stream: Stream, error: BaseException, failure: StreamFailure) -> StreamFailure:
         """A failure in words that say what to do, where there is something."""
         checkpoint = f"{self._checkpoints}/{stream.full_name}"
         said = str(error)
         if not failure.is_ours and _TWO_DRIVERS.search(said):
-            return Failure(
+            return StreamFailure(
                 f"another driver runs this stream, with the checkpoint {checkpoint}: leave one of the two running. "
                 "What both have read has taken effect once",
                 True,
             )
         broken = "" if failure.is_ours else damage(checkpoint, said)
         if broken:
-            return Failure(
+            return StreamFailure(
                 f"the checkpoint of this stream is damaged: {broken}. Put back a copy of {checkpoint} that was made "
                 f"while the pipeline was stopped; or start over. {self.start_over(stream)}",
                 True,
@@ -118,7 +120,7 @@ class Advisor:
         checkpoint = f"{self._checkpoints}/{stream.full_name}"
         commands = []
         for source in stream.sources:
-            if isinstance(source, Queue) and self._has_reader(source.name, stream.full_name):
+            if isinstance(source, QueueEnd) and self._has_reader(source.name, stream.full_name):
                 commands.append(release_command(self._url, source.name, stream.full_name))
         if self._has_ledger(stream.full_name):
             commands.append(reset_command(self._url, stream.full_name))

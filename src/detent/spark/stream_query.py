@@ -13,11 +13,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from detent.spark.once_batch import EngineSink, ExternalSink, Place, Share
+from detent.spark.once_batch import EngineSink, ExternalSink, MarkPlace, Share
 from detent.spark.once_delta import to_delta
 from detent.spark.once_engine import to_journal, to_queue
 from detent.spark.once_writing import Sink, once
-from detent.spark.pipeline_stream import Custom, Delta, Journal, Output, Queue, Stream
+from detent.spark.pipeline_stream import Custom, Delta, JournalEnd, Output, QueueEnd, Stream
 from detent.spark.stream_frames import (
     Frames,
     frames_of,
@@ -98,7 +98,7 @@ def start_query(
 def writer_of(url: str, stream: Stream, frames: Frames) -> DataStreamWriter:
     """The writer of a stream."""
     only = stream.outputs[0]
-    if len(stream.outputs) == 1 and isinstance(only, Journal) and stream.settings.mode == "append":
+    if len(stream.outputs) == 1 and isinstance(only, JournalEnd) and stream.settings.mode == "append":
         return _journal_writer(url, only.name, stream, frames)
     _check(stream, frames.result)
     sinks = [_sink(stream, output) for output in stream.outputs]
@@ -122,28 +122,28 @@ def _journal_writer(url: str, journal: str, stream: Stream, frames: Frames) -> D
 
 def _check(stream: Stream, result: DataFrame) -> None:
     """Refuse columns that cannot be written now, rather than with the first batch."""
-    if any(isinstance(output, Journal) for output in stream.outputs):
+    if any(isinstance(output, JournalEnd) for output in stream.outputs):
         messages_of(result, into_queues=_into_queues(stream))
     if _into_queues(stream):
         published_of(result)
 
 
 def _into_queues(stream: Stream) -> bool:
-    return any(isinstance(output, Queue) for output in stream.outputs)
+    return any(isinstance(output, QueueEnd) for output in stream.outputs)
 
 
 def _sink(stream: Stream, output: Output) -> Sink:
     """A sink of `once` that takes what the function answered."""
-    if isinstance(output, Journal):
+    if isinstance(output, JournalEnd):
         return to_journal(output.name, select=_then(partial(messages_of, into_queues=_into_queues(stream))))
-    if isinstance(output, Queue):
+    if isinstance(output, QueueEnd):
         return to_queue(output.name, select=_then(published_of))
     if isinstance(output, Delta):
         keys, columns = list(output.merge_on) or None, list(output.partition_by) or None
         return _External(to_delta(output.path, merge_on=keys, partition_by=columns))
     assert isinstance(output, Custom)
     inner = output.sink
-    return _Engine(inner) if isinstance(inner, EngineSink) else _External(inner)
+    return _StoreResult(inner) if isinstance(inner, EngineSink) else _External(inner)
 
 
 def _then(shape: Callable[[DataFrame], DataFrame]) -> Callable[[DataFrame], DataFrame]:
@@ -157,7 +157,7 @@ class _External(ExternalSink):
         self._inner = inner
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> MarkPlace | None:
         return self._inner.place
 
     def check_mode(self, mode: str) -> None:
@@ -183,7 +183,7 @@ class _Rejected(EngineSink):
         self._inner.add(store, transaction, staged, share)
 
 
-class _Engine(EngineSink):
+class _StoreResult(EngineSink):
     """A sink in the store, for what the function answered alone."""
 
     def __init__(self, inner: EngineSink) -> None:

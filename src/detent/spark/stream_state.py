@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Protocol
 
 from detent.runtime.report import Report
-from detent.spark.pipeline_stream import Journal, Queue, Stream
+from detent.spark.pipeline_stream import JournalEnd, QueueEnd, Stream
 from detent.store import Store
 
 RATE_S: Final = 10.0
@@ -116,9 +116,9 @@ class StreamState:
         self.count_quarantined(store)
         if not self.is_read:
             return
-        journals = [source for source in self.stream.sources if isinstance(source, Journal)]
+        journals = [source for source in self.stream.sources if isinstance(source, JournalEnd)]
         lag = sum(self._behind(store, name) for name in names_of(store, journals))
-        lag += sum(waiting_in(store, source.name) for source in self.stream.sources if isinstance(source, Queue))
+        lag += sum(waiting_in(store, source.name) for source in self.stream.sources if isinstance(source, QueueEnd))
         self.lag = lag
 
     def count_quarantined(self, store: Store) -> None:
@@ -196,12 +196,12 @@ def waiting_in(store: Store, queue: str) -> int:
     return found.available + found.blocked - found.blocked_delayed
 
 
-def names_of(store: Store, journals: list[Journal]) -> set[str]:
+def names_of(store: Store, journals: list[JournalEnd]) -> set[str]:
     """The journals that are read by name or by a pattern."""
     found = {journal.name for journal in journals if not journal.is_pattern}
     patterns = [journal for journal in journals if journal.is_pattern]
     if patterns:
-        found.update(name for name in store.journals() if any(one.reads(Journal(name)) for one in patterns))
+        found.update(name for name in store.journals() if any(one.reads(JournalEnd(name)) for one in patterns))
     return found
 
 
@@ -286,25 +286,25 @@ class Goals:
 
     def ends(self, stream: Stream) -> dict[str, int]:
         """Where a stream stops reading its journals, those apart that the pipeline writes."""
-        journals = [source for source in stream.sources if isinstance(source, Journal)]
-        names = {name for journal in journals for name in self._offsets if journal.reads(Journal(name))}
-        return {name: self._offsets[name] for name in sorted(names) if Journal(name) not in self._written}
+        journals = [source for source in stream.sources if isinstance(source, JournalEnd)]
+        names = {name for journal in journals for name in self._offsets if journal.reads(JournalEnd(name))}
+        return {name: self._offsets[name] for name in sorted(names) if JournalEnd(name) not in self._written}
 
     def moved(self, stream: Stream) -> None:
         """A stream has written: its readers read that too."""
         for target in stream.targets:
-            if isinstance(target, Journal | Queue):
+            if isinstance(target, JournalEnd | QueueEnd):
                 self._raise(target)
 
     def left(self, state: StreamState) -> int:
         """How many messages a stream is short of its goals. Before Spark has said where it is, that is unknown: 0."""
         if not state.is_read:
             return 0
-        journals = [source for source in state.stream.sources if isinstance(source, Journal)]
-        names = [name for name in self._offsets if any(one.reads(Journal(name)) for one in journals)]
+        journals = [source for source in state.stream.sources if isinstance(source, JournalEnd)]
+        names = [name for name in self._offsets if any(one.reads(JournalEnd(name)) for one in journals)]
         short = sum(self._short(state, name) for name in names)
         for source in state.stream.sources:
-            if isinstance(source, Queue):
+            if isinstance(source, QueueEnd):
                 still = self._taken[source.name] - state.taken.get(source.name, 0)
                 short += max(0, min(still, waiting_in(self._store, source.name)))
         return short
@@ -315,8 +315,8 @@ class Goals:
         first, end = self._store.reader.extent(name)
         return max(0, min(end, self._offsets[name]) - max(first, state.offsets.get(name, 0)))
 
-    def _raise(self, end: Journal | Queue) -> None:
-        if isinstance(end, Queue):
+    def _raise(self, end: JournalEnd | QueueEnd) -> None:
+        if isinstance(end, QueueEnd):
             taken = max((state.taken.get(end.name, 0) for state in self._states), default=0)
             self._taken[end.name] = taken + waiting_in(self._store, end.name)
             return

@@ -14,7 +14,7 @@ from detent.runtime.backoff import Backoff
 from detent.runtime.report import Report
 from detent.runtime.task import ANEW, DONE, Next, Restart, Task
 from detent.spark.pipeline_stream import Stream
-from detent.spark.stream_failure import Failure, failure_of, is_connection
+from detent.spark.stream_failure import StreamFailure, failure_of, is_connection
 from detent.spark.stream_state import FAILED, IDLE, RUNNING, STARTING, WAITING, Event, StreamState
 from detent.store import Store
 
@@ -39,14 +39,14 @@ class StreamContext:
     start: Callable[[Stream], RunningQuery]
     tell: Callable[[Event], None]
     patience_s: Callable[[], float]
-    explain: Callable[[Stream, BaseException, Failure], Failure]
+    explain: Callable[[Stream, BaseException, StreamFailure], StreamFailure]
     check_java: Callable[[], None]
 
 
 class StreamFailedError(Exception):
     """A life of a stream has ended so."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: StreamFailure) -> None:
         super().__init__(failure.reason)
         self.failure = failure
 
@@ -154,7 +154,7 @@ class StreamTask(Task):
         else:
             self.fatal = None if starting else error
         if self.fatal is not None:
-            raise StreamFailedError(Failure(str(self.fatal), True)) from error
+            raise StreamFailedError(StreamFailure(str(self.fatal), True)) from error
 
     def is_hopeless(self, error: Exception) -> bool:
         return isinstance(error, StreamFailedError) and error.failure.is_final

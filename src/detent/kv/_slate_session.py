@@ -26,6 +26,7 @@ from detent.kv.stored import (
     to_stored,
 )
 from detent.kv.urls import Location
+from detent.runtime import thread
 
 OPEN_SECONDS = 120.0
 """Opening replays the commits since the last table was written: SlateDB writes one after 4,096 at the latest."""
@@ -95,8 +96,7 @@ class Loop:
         self._gate = threading.Lock()
         self._stopped = False
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="detent-slate", daemon=True)
-        self._thread.start()
+        self._thread = thread.start("detent-slate", self._loop.run_forever)
 
     def run(self, work: Coroutine[Any, Any, _Result], seconds: float) -> _Result:
         """Run it to its end, or stop it after `seconds` with a `TimeoutError`."""

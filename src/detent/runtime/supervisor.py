@@ -255,6 +255,7 @@ class Supervised:
         self.error = error
         if self.task.is_hopeless(error) or (tries_max is not None and self._failures.in_a_row > tries_max):
             self.failure = error
+            self.task.gave_up(error)
         else:
             self.restarts += 1
             self._reporter.restarted()

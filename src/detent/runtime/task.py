@@ -136,6 +136,10 @@ class Task:
         """What went wrong, for reports."""
         return f"{type(error).__name__}: {error}"
 
+    def gave_up(self, error: Exception) -> None:
+        """Log that it failed for good."""
+        logger.error("%s failed, and is not tried again: %s", self.name, self.describe(error))
+
     def failed(self, error: Exception, pause_s: float) -> None:
         """Log that a life ended so, and that the next one begins after a pause."""
         trace = None if isinstance(error, DetentError) else error

@@ -33,6 +33,7 @@ The layers inside, from the top down; each package's docstring says which file d
     message/        message ids, clocks, sequencing: pure rules
     codec/          byte formats
     kv/             the only code that touches a disk
+    settings/       what can be set of a queue and of a journal, said once
     sql/            SQLite and PostgreSQL: engines, transactions, errors
     runtime/        what runs, rests and starts over: tasks, supervisor, leases
 
@@ -122,6 +123,8 @@ if TYPE_CHECKING:
         Receipt,
         Worker,
     )
+    from detent.settings.journal import JournalSettings
+    from detent.settings.queue import QueueSettings
     from detent.shard import (
         AsyncConsumerHandle,
         AsyncShardState,
@@ -197,6 +200,8 @@ _HOMES = {
         "Receipt",
         "Worker",
     ),
+    "detent.settings.journal": ("JournalSettings",),
+    "detent.settings.queue": ("QueueSettings",),
     "detent.shard": (
         "AsyncConsumerHandle",
         "AsyncShardState",
@@ -248,6 +253,7 @@ __all__ = [
     "Invalid",
     "Journal",
     "JournalInfo",
+    "JournalSettings",
     "LedgerInfo",
     "LimitExceeded",
     "MemberInfo",
@@ -266,6 +272,7 @@ __all__ = [
     "Queue",
     "QueueInfo",
     "QueuePage",
+    "QueueSettings",
     "QueuedMessage",
     "ReaderInfo",
     "Receipt",

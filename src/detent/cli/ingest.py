@@ -130,7 +130,7 @@ def run_ingest(
 
 
 def _start(settings: IngestConfig, session: dict[str, Any], watch: Any) -> Any:
-    from detent.ingest.running import Ingest
+    from detent.ingest.pipeline import Ingest
 
     return Ingest(settings, session=session, watch=watch)
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from detent.bus.envelope import ID, KINDS, REPLY, TOPIC, TOPICS, Envelope
 from detent.bus.topics import check_topic, names_in
 from detent.errors import DetentError, Invalid, LimitExceeded
 from detent.transports.contract import NewMessage
-
-if TYPE_CHECKING:
-    from detent.bus.transport import Transport
 
 SEND_MAX: Final = 100
 """Messages that a queue is given in one call."""
@@ -98,10 +95,30 @@ class ListedTopics:
         return list(dict.fromkeys(queue for topic in listed for queue in self._topics.get(topic, ())))
 
 
+class Targets(Protocol):
+    """The queues of a transport, for one call of `send`."""
+
+    @property
+    def dropped(self) -> tuple[type[DetentError], ...]:
+        """What it means that no queue takes a reply."""
+        ...
+
+    def targets(self, to: str) -> list[str]:
+        """The queues that an address means."""
+        ...
+
+    def check_due(self, envelope: Envelope, targets: Sequence[str]) -> None:
+        """Raise for a message that is due later than its queues keep it back for."""
+
+    def send_to(self, target: str, messages: Sequence[NewMessage]) -> Mapping[int, DetentError]:
+        """Send messages to one queue; by index, what became of those that were not sent."""
+        ...
+
+
 class Sending:
     """One call of `send`: what is to go to each queue, and what became of it."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Targets) -> None:
         self._transport = transport
         self._waiting: dict[str, list[tuple[int, NewMessage]]] = {}
         self._held: dict[str, DetentError] = {}

@@ -21,7 +21,7 @@ import s3server
 import sparkling
 from detent.errors import Unavailable
 from detent.ingest import Ingest, IngestConfig, pipeline, read_table
-from detent.ingest.objects import Objects, S3Options
+from detent.ingest.objects import FileObjects, S3Options
 from detent.transports.queue_detent import DetentQueue
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class Flaky:
 
 
 def test_a_listing_that_breaks_off_is_begun_again_and_nothing_is_left_out() -> None:
-    objects = Objects("etag", S3Options())
+    objects = FileObjects("etag", S3Options())
     flaky = Flaky()
     objects._client = flaky
     seen: list[str] = []
@@ -226,7 +226,7 @@ def test_a_listing_that_breaks_off_is_begun_again_and_nothing_is_left_out() -> N
         def announce(self, files: list[Any], _horizon: Any) -> None:
             seen.extend(file.uri for file in files)
 
-    run = object.__new__(pipeline._Receiving)
+    run = object.__new__(pipeline._ReceivingFiles)
     run._worker = Worker()  # type: ignore[assignment]
     run._until = pipeline._Until(threading.Event(), False, "s3://bucket/", None)
     run._listing = run._list()

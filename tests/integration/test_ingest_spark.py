@@ -17,7 +17,7 @@ import pytest
 import detent
 import sparkling
 from detent.errors import Invalid, Unavailable
-from detent.ingest import Committer, Ingest, IngestConfig, metastore, pipeline, read_table, steering
+from detent.ingest import Ingest, IngestConfig, TableCommitter, metastore, pipeline, read_table, steering
 from detent.spark import opened
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ def test_a_table_that_cannot_be_written_is_no_files_fault(world: World, monkeypa
     blocked = world.folder / "blocked"
     blocked.write_text("a file where a folder is to be")
     with monkeypatch.context() as patch:
-        patch.setattr(Committer, "folder_of", lambda _, batch: str(blocked / batch))
+        patch.setattr(TableCommitter, "folder_of", lambda _, batch: str(blocked / batch))
         with pytest.raises(Unavailable, match="cannot write to"):
             world.run(schema="id BIGINT")
     assert world.quarantine() == {}

@@ -74,8 +74,8 @@ def test_time_before_the_first_batch_does_not_count_in_the_rate(
     shown: list[running.Progress] = []
     monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: world.now))
     until = running._Until(threading.Event(), True, None, None)
-    receiving = running._Receiving(world.config, pipeline, world.engine, None, until)
-    batching = running._Batching(world.config, pipeline, receiving, until, shown.append)
+    receiving = running._ReceivingFiles(world.config, pipeline, world.engine, None, until)
+    batching = running._BatchingFiles(world.config, pipeline, receiving, until, shown.append)
     world.sleep(120)
     batching.step()
     world.put("a")

@@ -56,7 +56,7 @@ from detent.lazy import attributes
 if TYPE_CHECKING:
     from detent.ingest.announcements import Announced
     from detent.ingest.commit_manifest import read_table
-    from detent.ingest.committer import Committer, Output
+    from detent.ingest.committer import BatchOutput, TableCommitter
     from detent.ingest.config import IngestConfig
     from detent.ingest.pipeline import Ingest
     from detent.ingest.progress import Counters, Progress
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "detent.ingest.announcements": ("Announced",),
     "detent.ingest.commit_manifest": ("read_table",),
-    "detent.ingest.committer": ("Committer", "Output"),
+    "detent.ingest.committer": ("TableCommitter", "BatchOutput"),
     "detent.ingest.config": ("IngestConfig",),
     "detent.ingest.progress": ("Counters", "Progress"),
     "detent.tables.files": ("DataFile",),
@@ -79,15 +79,15 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Announced",
-    "Committer",
+    "BatchOutput",
     "Counters",
     "DataFile",
     "Delivery",
     "FileQueue",
     "Ingest",
     "IngestConfig",
-    "Output",
     "Progress",
+    "TableCommitter",
     "open_queue",
     "read_table",
 ]

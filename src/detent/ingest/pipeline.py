@@ -19,11 +19,11 @@ from detent.durations import milliseconds
 from detent.errors import Busy, DetentError, Fenced, NotFound, Unavailable
 from detent.ingest import forgetting, metastore, ownership
 from detent.ingest.announcements import Announced
-from detent.ingest.committer import Committer, committer_of
+from detent.ingest.committer import TableCommitter, committer_of
 from detent.ingest.config import IngestConfig, Transform
 from detent.ingest.coordinator import QueueCoordinator
 from detent.ingest.job import Job, SparkEnded, find_transform, has_ended
-from detent.ingest.objects import Objects
+from detent.ingest.objects import FileObjects
 from detent.ingest.progress import Counters, Progress, log
 from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.staging import sweep_staging
@@ -32,7 +32,7 @@ from detent.runtime.report import Report, State
 from detent.runtime.signals import stop_on_signals
 from detent.runtime.supervisor import LOOK_S, Supervised, Supervisor
 from detent.runtime.task import AGAIN, DONE, Next, Restart, Task
-from detent.spark.foreground import silence
+from detent.spark.sessions import silence
 from detent.transports.checked import CheckedQueue
 from detent.transports.contract import MessageQueue
 from detent.transports.urls import open_queue
@@ -85,7 +85,7 @@ class Ingest:
         self._session_options = dict(session or {})
         self._watch = watch or (lambda _progress: None)
         self._stopping = threading.Event()
-        self._run: _Run | None = None
+        self._run: _PipelineRun | None = None
 
     def stop(self) -> None:
         """Let the batch that runs be committed, and end. Can be called from anywhere."""
@@ -124,7 +124,7 @@ class Ingest:
                 closing.enter_context(stop_on_signals(self._stopping))  # again: Spark has its own idea of Ctrl-C
             worker = self._worker(queue, committer, spark, load_transform(spark), closing)
             limits = _Until(self._stopping, once, backfill, match)
-            self._run = _Run(self._config, worker, engine, retention_s, limits, self._watch)
+            self._run = _PipelineRun(self._config, worker, engine, retention_s, limits, self._watch)
             return self._run.run()
 
     def report(self) -> Report:
@@ -132,7 +132,7 @@ class Ingest:
         return Report("ingest", self._config.name, State.STARTING) if self._run is None else self._run.report()
 
     def _session(self, closing: ExitStack) -> SparkSession | None:
-        """A session of our own; None if whoever told us to stop told the programs, too, that were about to start it."""
+        """A session of our own; None if the programs that were about to start it were told to stop, too."""
         from pyspark.errors import PySparkRuntimeError
 
         from detent.spark import session
@@ -152,13 +152,13 @@ class Ingest:
     def _worker(
         self,
         queue: MessageQueue,
-        committer: Committer,
+        committer: TableCommitter,
         spark: SparkSession,
         transform: Transform | None,
         closing: ExitStack,
     ) -> QueueCoordinator:
         config, shared = self._config, committer.state
-        objects = Objects(config.identity, config.s3_options, config.allow)
+        objects = FileObjects(config.identity, config.s3_options, config.allow)
         closing.callback(objects.close)
         job = Job(spark, config, shared.engine, objects, committer, transform)
         closing.callback(job.close)
@@ -189,7 +189,7 @@ class _Until(NamedTuple):
     match: str | None
 
 
-class _Part(Task):
+class _PipelinePart(Task):
     """A part of a pipeline. What is not there now may come back; any other error ends the pipeline."""
 
     kind = "ingest"
@@ -221,7 +221,7 @@ class _Part(Task):
         return True
 
 
-class _Receiving(_Part):
+class _ReceivingFiles(_PipelinePart):
     """Receives messages, and asks for files that no message announces: of a backfill, and left behind by others."""
 
     def __init__(
@@ -286,7 +286,7 @@ class _Receiving(_Part):
             self._worker.counters.pruned += forgetting.prune(self._engine, self._config, self._retention_s)
 
 
-class _Keeping(_Part):
+class _KeepingFiles(_PipelinePart):
     """Keeps what was received from other pipelines, and says that this one is alive."""
 
     def __init__(self, config: IngestConfig, worker: QueueCoordinator) -> None:
@@ -306,14 +306,14 @@ class _Keeping(_Part):
         return self._tick_s
 
 
-class _Batching(_Part):
+class _BatchingFiles(_PipelinePart):
     """Brings what was received into the table, a batch after the other, and sweeps when there is none."""
 
     def __init__(
         self,
         config: IngestConfig,
         worker: QueueCoordinator,
-        receiving: _Receiving,
+        receiving: _ReceivingFiles,
         until: _Until,
         watch: Callable[[Progress], None],
     ) -> None:
@@ -372,7 +372,7 @@ class _Batching(_Part):
         return replace(so_far, progress=progress.counters.as_json(), lag=waiting, about=about)
 
 
-class _Run:
+class _PipelineRun:
     """One run: the tasks of a pipeline, and when they end."""
 
     def __init__(
@@ -387,11 +387,11 @@ class _Run:
         self._worker = worker
         self._stopping = until.stopping
         self._watch = watch
-        receiving = _Receiving(config, worker, engine, retention_s, until)
-        self._batching = _Batching(config, worker, receiving, until, watch)
+        receiving = _ReceivingFiles(config, worker, engine, retention_s, until)
+        self._batching = _BatchingFiles(config, worker, receiving, until, watch)
         self._batches = Supervised(self._batching)
         self._others = Supervisor()
-        self._others.add(_Keeping(config, worker))
+        self._others.add(_KeepingFiles(config, worker))
         self._others.add(receiving)
 
     def report(self) -> Report:

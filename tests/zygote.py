@@ -54,7 +54,7 @@ MODULES = (
 )
 SPARK_MODULES = (
     "detent.ingest.pipeline",
-    "detent.spark.running",
+    "detent.spark.pipeline_runner",
     "pandas",
     "pyspark.sql",
     "sqlalchemy.dialects.sqlite",

@@ -11,7 +11,8 @@
 
 An app, and how it starts:
 
-    app.py                 `Bus`: sends and handles typed messages
+    app.py                 `Bus`: sends and handles typed messages; `run` for several
+    declared.py            what an app is made of: parts and handlers; what all files below take
     checks.py              what is refused at the start
     running.py             transport, threads and event loop, from start to stop
 
@@ -60,11 +61,9 @@ Transports:
 
 Units of work:
 
-    unit_rules.py          what every one on a database has to see to
+    unit_rules.py          what every one on a database has to see to: the guard, and what waits for the disk
     unit_sqlalchemy.py     SQLAlchemy sessions, plain and async
-    unit_connections.py    its guard on the connection, in few round trips
-    unit_dbapi.py          sqlite3 and psycopg connections
-    unit_psycopg.py        psycopg, plain and async
+    unit_dbapi.py          connections of sqlite3 and of psycopg, plain and async
     unit_django.py         Django
     unit_engine.py         the store itself: one transaction for changes, messages and acknowledgement
 
@@ -83,8 +82,9 @@ from typing import TYPE_CHECKING
 from detent.lazy import attributes
 
 if TYPE_CHECKING:
-    from detent.bus.app import Bus
+    from detent.bus.app import Bus, run, run_async
     from detent.bus.context import Context
+    from detent.bus.declared import Outcome
     from detent.bus.envelope import Envelope, Incoming
     from detent.bus.idempotency import (
         IDEMPOTENCY_CHECK_KEY,
@@ -97,9 +97,7 @@ if TYPE_CHECKING:
     from detent.bus.middleware import Middleware
     from detent.bus.outbox import Claim, FailedEnvelope, OutboxCounts, OutboxStorage, Pending
     from detent.bus.outbox_sql import SqlOutbox
-    from detent.bus.pipeline import Outcome
     from detent.bus.retries import Retries
-    from detent.bus.running import run, run_async
     from detent.bus.serializers import JsonSerializer, MsgpackSerializer, Serializer
     from detent.bus.sql_port import SqlPort
     from detent.bus.statements import schema
@@ -116,7 +114,8 @@ if TYPE_CHECKING:
     from detent.bus.unit_sqlalchemy import SqlAlchemyUnitOfWork
 
 _HOMES = {
-    "detent.bus.app": ("Bus",),
+    "detent.bus.app": ("Bus", "run", "run_async"),
+    "detent.bus.declared": ("Outcome",),
     "detent.bus.context": ("Context",),
     "detent.bus.envelope": ("Envelope", "Incoming"),
     "detent.bus.idempotency": ("IDEMPOTENCY_CHECK_KEY", "IdempotencyConfig", "InMemoryTracker", "MessageTracker"),
@@ -124,9 +123,7 @@ _HOMES = {
     "detent.bus.middleware": ("Middleware",),
     "detent.bus.outbox": ("Claim", "FailedEnvelope", "OutboxCounts", "OutboxStorage", "Pending"),
     "detent.bus.outbox_sql": ("SqlOutbox",),
-    "detent.bus.pipeline": ("Outcome",),
     "detent.bus.retries": ("Retries",),
-    "detent.bus.running": ("run", "run_async"),
     "detent.bus.serializers": ("JsonSerializer", "MsgpackSerializer", "Serializer"),
     "detent.bus.sql_port": ("SqlPort",),
     "detent.bus.statements": ("schema",),

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import signal
 import threading
 import time
-from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import ExitStack
+from typing import Any, Final
 
 from detent.bus import checks
 from detent.bus.calling import Caller, is_running_here
-from detent.bus.context import current
+from detent.bus.declared import Declared, Outcome
 from detent.bus.forwarder import Forwarder
 from detent.bus.housekeeping import Sweep
 from detent.bus.middleware import Middleware
-from detent.bus.pipeline import Outcome
 from detent.bus.replies import Replies
+from detent.bus.sending import current
 from detent.bus.unit_of_work import patiently
 from detent.bus.worker import Intake
 from detent.errors import Invalid, Unavailable
 from detent.runtime.loop import loop_in_thread
-from detent.runtime.signals import stop_on_signals
-from detent.runtime.target import refuse_while_loading
-
-if TYPE_CHECKING:
-    from detent.bus.app import Bus
 
 STOP_S: Final = 5.0
 """How long the parts of an app may take to end, when its handlers have."""
-
-LOOK_S: Final = 0.2
-
-INTERRUPTED: Final = 128 + signal.SIGINT
-"""The exit code of a program that did not wait for its handlers."""
 
 logger = logging.getLogger("detent.bus")
 
@@ -43,7 +30,7 @@ logger = logging.getLogger("detent.bus")
 class Running:
     """What an app has while it is open (it can send), ready (it can handle) and started (it does so by itself)."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Declared) -> None:
         self._bus = bus
         self._lock = threading.RLock()  # for starting and stopping, which take long
         self._opening = threading.Lock()
@@ -249,68 +236,3 @@ class Running:
 
 async def _call(caller: Caller, function: Any, *values: Any) -> None:
     await caller.user(function, *values)
-
-
-# -- programs ---------------------------------------------------------------------------------------------------------
-
-
-def run(*buses: Bus) -> None:
-    """Run apps until SIGTERM or Ctrl-C, which let the handlers end that are running; a second Ctrl-C does not wait."""
-    refuse_while_loading("run()")
-    if threading.current_thread() is not threading.main_thread():
-        raise Invalid("run() ends by a signal, which only the main thread gets: use start() and stop() in threads")
-    stopping = threading.Event()
-    with stop_on_signals(stopping, lambda: os._exit(INTERRUPTED)):  # threads would be waited for otherwise
-        run_until(stopping, *buses)
-
-
-def run_until(stopping: threading.Event, *buses: Bus) -> None:
-    """Run apps until an event is set. If one cannot start, none does."""
-    with ExitStack() as stack:
-        for bus in buses:  # all have subscribed before the first one publishes
-            stack.callback(bus.stop)
-            bus.prepare()
-        for bus in buses:
-            bus.start()
-        while not stopping.wait(LOOK_S):
-            pass
-        for bus in buses:  # all at once: they may take as long as the slowest one
-            bus.stop_taking()
-
-
-async def run_async(*buses: Bus) -> None:
-    """Run apps on the caller's event loop until SIGTERM or Ctrl-C, or until this is cancelled."""
-    refuse_while_loading("run_async()")
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    handled = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread: cancel it there
-            loop.add_signal_handler(number, stopping.set)
-            handled.append(number)
-    started: list[Bus] = []
-    try:
-        for bus in buses:  # all have subscribed before the first one publishes
-            bus.refuse_if_started()
-            bus.calling.loop = loop
-            started.append(bus)
-            await asyncio.to_thread(bus.prepare)
-        for bus in buses:
-            await asyncio.to_thread(bus.start)
-        await stopping.wait()
-    finally:
-        for bus in started:
-            bus.stop_taking()
-        for bus in reversed(started):
-            await _uncancelled(asyncio.to_thread(bus.stop))
-        for number in handled:
-            loop.remove_signal_handler(number)
-
-
-async def _uncancelled(ending: Any) -> None:
-    """Wait for the end even when cancelled: the last handlers still need this loop."""
-    task = asyncio.ensure_future(ending)
-    while not task.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait({task}, timeout=LOOK_S)
-    await task

@@ -33,7 +33,7 @@ from detent.runtime.report import Report, State
 from detent.runtime.signals import stop_on_signals
 from detent.runtime.supervisor import LOOK_S, Supervised, Supervisor
 from detent.runtime.task import AGAIN, DONE, Next, Restart, Task
-from detent.spark.foreground import silence
+from detent.spark.sessions import silence
 from detent.transports.checked import CheckedQueue
 from detent.transports.contract import MessageQueue
 from detent.transports.urls import open_queue

@@ -93,6 +93,8 @@ class Task:
         self.name = name
         self.wake: Callable[[], None] = lambda: None
         """What it waits for between two steps may have come. For any thread; its supervisor says how."""
+        self.worked: Callable[[], None] = lambda: None
+        """It has worked, which its steps do not show: with `steady_s`, the next failure is the first one again."""
 
     def open(self) -> Maybe[Waits | None]:
         """Take what a life needs, or say that it has to wait."""

@@ -17,10 +17,8 @@ from detent.codec.ledger import Inputs, Row
 from detent.errors import AlreadyEntered, Invalid, LimitExceeded, NotFound
 from detent.ledger import EnterLedger
 from detent.ledger.entering import enter
-from detent.spark.batch_input import UNKNOWN, checkpoint_of, input_of
-from detent.spark.identity import QUERY_PROPERTY, RUN_PROPERTY
-from detent.spark.once_query import COMPLETE
-from detent.spark.queue_packing import Room
+from detent.spark.batch_identity import QUERY_PROPERTY, RUN_PROPERTY, UNKNOWN, checkpoint_of, input_of, running_query
+from detent.spark.queue_outgoing import PublishRoom
 from detent.store import Store
 from detent.tables.marks import BatchKey
 from detent.transaction import Transaction
@@ -38,7 +36,7 @@ twice"]``, or None for all of it."""
 _ANSWER: Final = "partition int, answer binary"
 
 
-class Place(NamedTuple):
+class MarkPlace(NamedTuple):
     """Where a sink keeps its record of batches. Two sinks at the same place would take each other's rows for theirs."""
 
     words: str
@@ -54,7 +52,7 @@ class Share(NamedTuple):
 
     key: BatchKey
     sink: str
-    room: Room
+    room: PublishRoom
 
 
 class ExternalSink(ABC):
@@ -66,7 +64,7 @@ class ExternalSink(ABC):
         return type(self).__name__.strip("_")
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> MarkPlace | None:
         """Where it keeps its record; None if it keeps none."""
         return None
 
@@ -177,6 +175,68 @@ def _answer(work: Callable[[Iterator[Any]], Any], batches: Iterator[Any]) -> Ite
     yield pa.RecordBatch.from_arrays(
         [pa.array([context.partitionId()], pa.int32()), pa.array([answer], pa.binary())], names=["partition", "answer"]
     )
+
+
+# -- the batch's query: a function of ``foreachBatch`` is told nothing of it, so Spark's own object is asked ----------
+
+APPEND, UPDATE, COMPLETE = "append", "update", "complete"
+
+_STATE_MARKS: Final = ("state info [", "StateStore")
+"""What Spark's plans say of operators that keep state from batch to batch."""
+
+
+class QueryKind(NamedTuple):
+    """The output mode, empty where Spark does not say it; and whether the query keeps state."""
+
+    mode: str
+    keeps_state: bool
+
+
+def query_kind(batch: DataFrame) -> QueryKind:
+    """What the query is like that a ``foreachBatch`` function works for."""
+    execution = _execution(batch)
+    if execution is None:
+        return QueryKind("", False)
+    plan = str(execution.lastExecution().executedPlan().toString())
+    return QueryKind(_mode(execution), any(mark in plan for mark in _STATE_MARKS))
+
+
+def output_mode(batch: DataFrame) -> str:
+    """The output mode of the query alone."""
+    execution = _execution(batch)
+    return "" if execution is None else _mode(execution)
+
+
+def _mode(execution: Any) -> str:
+    return str(execution.outputMode().toString()).lower()
+
+
+def _execution(batch: DataFrame) -> Any:
+    """Spark's object of the running query; None outside of one."""
+    session: Any = batch.sparkSession
+    query = session.sparkContext.getLocalProperty(QUERY_PROPERTY)
+    return running_query(session, query) if query else None
+
+
+def compute(batch: DataFrame) -> None:
+    """Compute all of a batch, for the state that its query keeps: Spark fails a batch whose state was not written, also
+    one that changes nothing in any sink because it is a replay."""
+    batch.write.format("noop").mode("append").save()
+
+
+def check_mode(mode: str, merge_on: tuple[str, ...], write_mode: str | None, place: str) -> None:
+    """Refuse an output mode that would leave the wrong rows in a table: rows of update mode replace earlier ones, those
+    of complete mode all of them."""
+    if mode == UPDATE and not merge_on:
+        raise Invalid(
+            f"rows of a stream in update mode replace earlier ones, and {place} would get them as further rows: say "
+            'which columns name a row, with merge_on=["id"]'
+        )
+    if mode == COMPLETE and write_mode == APPEND:
+        raise Invalid(
+            f"a stream in complete mode writes its whole result with each batch, and {place} would get all rows again: "
+            'leave mode="append" out, and each batch replaces the rows'
+        )
 
 
 # -- rows for the driver ------------------------------------------------------------------------------------------

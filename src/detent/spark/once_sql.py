@@ -22,8 +22,17 @@ except ModuleNotFoundError as error:
     raise Invalid(f"to_sql needs the package sqlalchemy: {install_command('sql')}") from error
 from sqlalchemy import BigInteger, Column, Connection, Engine, MetaData, Table, Text
 
-from detent.spark.once_batch import ExternalSink, Place, Select, check_select, collect, selected
-from detent.spark.once_query import COMPLETE, check_mode, output_mode
+from detent.spark.once_batch import (
+    COMPLETE,
+    ExternalSink,
+    MarkPlace,
+    Select,
+    check_mode,
+    check_select,
+    collect,
+    output_mode,
+    selected,
+)
 from detent.sql.dialects import AUTOCOMMIT, DIALECTS, SQLITE
 from detent.sql.rows import raising, replacing
 from detent.sql.transactions import own_transaction
@@ -101,8 +110,8 @@ class _ToSql(ExternalSink):
         return f"SQL {self._label or 'function'}"
 
     @property
-    def place(self) -> Place:
-        return Place(f"the row {self._label!r} of {LEDGER_TABLE}", self._engine)
+    def place(self) -> MarkPlace:
+        return MarkPlace(f"the row {self._label!r} of {LEDGER_TABLE}", self._engine)
 
     def check_mode(self, mode: str) -> None:
         if self._write is None:

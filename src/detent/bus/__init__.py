@@ -57,11 +57,9 @@ Transports:
 
 Units of work:
 
-    unit_rules.py          what every one on a database has to see to
+    unit_rules.py          what every one on a database has to see to: the guard, and what waits for the disk
     unit_sqlalchemy.py     SQLAlchemy sessions, plain and async
-    unit_connections.py    its guard on the connection, in few round trips
-    unit_dbapi.py          sqlite3 and psycopg connections
-    unit_psycopg.py        psycopg, plain and async
+    unit_dbapi.py          connections of sqlite3 and of psycopg, plain and async
     unit_django.py         Django
     unit_engine.py         the store itself: one transaction for changes, messages and acknowledgement
 

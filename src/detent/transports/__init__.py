@@ -26,7 +26,14 @@ from detent.lazy import attributes
 
 if TYPE_CHECKING:
     from detent.transports.checked import CheckedQueue
-    from detent.transports.contract import Delivery, Failed, FailingQueue, MessageQueue, NewMessage, SendingQueue
+    from detent.transports.contract import (
+        Delivery,
+        FailedDeliveries,
+        FailingQueue,
+        MessageQueue,
+        NewMessage,
+        SendingQueue,
+    )
     from detent.transports.queue_detent import DetentQueue
     from detent.transports.queue_pubsub import PubSubQueue
     from detent.transports.queue_redis import RedisQueue
@@ -37,7 +44,7 @@ _HOMES = {
     "detent.transports.checked": ("CheckedQueue",),
     "detent.transports.contract": (
         "Delivery",
-        "Failed",
+        "FailedDeliveries",
         "FailingQueue",
         "MessageQueue",
         "NewMessage",
@@ -55,7 +62,7 @@ __all__ = [
     "CheckedQueue",
     "Delivery",
     "DetentQueue",
-    "Failed",
+    "FailedDeliveries",
     "FailingQueue",
     "MessageQueue",
     "NewMessage",

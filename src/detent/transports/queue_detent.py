@@ -15,7 +15,7 @@ from detent.queue.message import Delivery as Claimed
 from detent.queue.message import Receipt
 from detent.queue.unclaiming import undoing_deliveries
 from detent.store import Store
-from detent.transports.contract import Delivery, Failed
+from detent.transports.contract import Delivery, FailedDeliveries
 
 GIVEN_BACK: Final = "given back by the ingestion"
 """The reason that the queue keeps with an attempt that ended like that."""
@@ -112,7 +112,7 @@ class DetentQueue:
                     why[batch[0]] = error
             except (Unavailable, LimitExceeded, NotFound) as error:
                 why |= dict.fromkeys(batch, error)
-        return Failed(deliveries, why)
+        return FailedDeliveries(deliveries, why)
 
 
 def _operation(operation: _OfDeliveries, batch: Sequence[str]) -> Operation:

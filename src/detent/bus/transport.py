@@ -308,7 +308,8 @@ class Transport:
     def acknowledge(self, delivery: Incoming) -> None:
         """It is done; `StaleReceipt` if the lease is gone."""
         self._settled(delivery, self._input().acknowledge([delivery.receipt.delivery]))
-        self._counts.forget(delivery.transport_id)
+        if not delivery.receipt.delivery.attempts:
+            self._counts.forget(delivery.transport_id)
 
     def give_back(self, deliveries: Sequence[Incoming]) -> None:
         """No handler has seen these messages: they are there for others at once, and without an attempt counted where

@@ -23,8 +23,10 @@ from detent.bus.topics import change_topics, joined, names_in
 from detent.bus.transport import LEASE, HeldDelivery, Transport
 from detent.durations import DURATION_MS_MAX, Duration, at_1970_ms, milliseconds, since_1970_ms
 from detent.errors import Busy, Denied, DetentError, Invalid, LimitExceeded, NotFound, Unavailable
+from detent.queue import Delivery as Claimed
 from detent.queue import Outgoing
 from detent.queue import operations as ops
+from detent.transports.checked import CheckedQueue
 from detent.transports.queue_detent import DetentQueue
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ class QueueTransport(Transport):
 
         if not isinstance(store, str | Store):
             raise Invalid(f"a QueueTransport takes a store's URL, or what detent.open answers, not {store!r}")
-        super().__init__(lambda name: DetentQueue(self.store, name), queue, lease=lease)
+        super().__init__(lambda name: CheckedQueue(DetentQueue(self.store, name), trusted=True), queue, lease=lease)
         self._given = store
         self._retention = timedelta(milliseconds=milliseconds(retention))
         if not self._retention:
@@ -181,15 +183,15 @@ class QueueTransport(Transport):
     def incoming(self, held: HeldDelivery) -> Incoming:
         """A message with a name that is its own. Each store counts its queues and messages from the beginning, so there
         are times in the name, too: another store, or one that is made anew, never gives it to another message."""
-        found, claimed = super().incoming(held), held.delivery.own
-        queue, message, _ = claimed.receipt
-        made_ms, received_ms = self._made_ms_of(queue), since_1970_ms(claimed.received)
-        found.transport_id = f"{made_ms}-{queue}-{message}-{received_ms}"
-        found.headers.pop(ADDRESS, None)
+        delivery = held.delivery
+        claimed: Claimed = delivery.own
+        queue = claimed.receipt.queue
+        name = f"{self._made_ms_of(queue)}-{queue}-{delivery.message_id}"
+        headers, body = delivery.headers, delivery.body
+        headers.pop(ADDRESS, None)
         if claimed.uri is not None:
-            found.headers[URI] = claimed.uri
-        found.body = claimed.payload
-        return found
+            headers[URI], body = claimed.uri, b""
+        return Incoming(name, headers, body, delivery.attempts, delivery.fencing_token, held)
 
     def _made_ms_of(self, number: int) -> int:
         """When the queue was made that a message came from. One of the same name that is made anew has another

@@ -429,6 +429,8 @@ class Store(Ledgers, Consumers):
 class AsyncStore(AsyncLedgers, AsyncConsumers):
     """`Store` for asyncio: the same calls, awaited. Use it in ``async with``, or call `close`."""
 
+    _store: Store
+
     def __init__(self, store: Store) -> None:
         self._store = store
         self._loop = asyncio.get_running_loop()

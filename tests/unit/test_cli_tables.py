@@ -15,7 +15,7 @@ from rich.text import Text
 from detent.cli import _consume_views, _graph_views, _output
 from detent.cli._output import print_table
 from detent.grid import Grid
-from detent.spark import liveview
+from detent.spark import pipeline_views
 
 NAME = "orders/europe/incoming-from-partners"
 UUID = "0190f5c2-7d3e-7c4a-9b1d-5e2f8a6c4b3d"
@@ -158,8 +158,8 @@ def graph_table() -> Grid:
 
 def pipeline_table(monkeypatch: pytest.MonkeyPatch) -> Grid:
     cells = [NAME, "restarting", "1,234,567", MANY, "123456", "12.3 s", f"orders {MANY}, queue mails #17", MANY, "17"]
-    monkeypatch.setattr(liveview, "cells_of", lambda _state: cells)
-    table: Grid = liveview.table_of(f"pipeline {NAME}", [holding(phase="restarting")])  # type: ignore[list-item]
+    monkeypatch.setattr(pipeline_views, "cells_of", lambda _state: cells)
+    table: Grid = pipeline_views.table_of(f"pipeline {NAME}", [holding(phase="restarting")])  # type: ignore[list-item]
     return table
 
 
@@ -169,7 +169,7 @@ def test_live_table_gets_every_word_whole(width: int, monkeypatch: pytest.Monkey
     for table, heads, words in (
         (consumer_table(), _consume_views.COLUMNS, {NAME, HOLDER, "restoring", number}),
         (graph_table(), _graph_views.COLUMNS, {NAME, "standby", number}),
-        (pipeline_table(monkeypatch), liveview.COLUMNS, {NAME, "restarting", "1,234,567", MANY, "orders", "#17"}),
+        (pipeline_table(monkeypatch), pipeline_views.COLUMNS, {NAME, "restarting", "1,234,567", MANY, "orders", "#17"}),
     ):
         console = Console(width=width, file=io.StringIO(), color_system=None)
         console.print(table)  # as a live table is drawn: what is too long would be cut here

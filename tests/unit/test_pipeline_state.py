@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from detent.errors import Busy, Denied, Invalid, SessionExpired
-from detent.spark.liveview import JsonView, LineView, cells_of, line_of, table_of
 from detent.spark.pipeline import Pipeline, queue
-from detent.spark.running_events import Event
-from detent.spark.running_failure import REASON_MAX, failure_of
-from detent.spark.running_prepare import checkpoint_folder, store_url
-from detent.spark.running_state import RATE_S, StreamState
+from detent.spark.pipeline_prepare import checkpoint_folder, store_url
+from detent.spark.pipeline_views import JsonView, LineView, cells_of, line_of, table_of
+from detent.spark.stream_failure import REASON_MAX, failure_of
+from detent.spark.stream_state import RATE_S, Event, StreamState
 
 
 def state_of(**options: Any) -> StreamState:

@@ -16,9 +16,9 @@ from detent.cli._views import JsonLines, Lines, LiveScreen
 
 if TYPE_CHECKING:
     from detent.bus.app import Bus
+    from detent.bus.declared import Outcome
     from detent.bus.envelope import Incoming
     from detent.bus.outbox import OutboxCounts
-    from detent.bus.pipeline import Outcome
 
 COUNTED: Final = ("handled", "repeated", "retried", "given up", "left")
 """What becomes of deliveries, as `Outcome` calls it."""

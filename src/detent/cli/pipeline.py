@@ -25,7 +25,7 @@ from detent.paths import as_url
 
 if TYPE_CHECKING:
     from detent.spark.pipeline import Pipeline
-    from detent.spark.running_events import Summary, View
+    from detent.spark.stream_state import PipelineView, Summary
 
 BODY_SHOWN = 80
 """What fits beside the rest on a terminal; --json shows all."""
@@ -97,7 +97,7 @@ def run_pipeline(
         return
     _let_workers_import(file.resolve().parent)
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-    from detent.spark.running import run
+    from detent.spark.pipeline_runner import run
 
     summary = run(
         pipeline,
@@ -130,8 +130,8 @@ def _let_workers_import(folder: Path) -> None:
 
 
 def _show(pipeline: Pipeline, only: list[str] | None, as_json: bool) -> None:
-    from detent.spark.pipeline_graph import as_json as graph
-    from detent.spark.pipeline_graph import as_mermaid, as_text, chosen
+    from detent.spark.pipeline import as_json as graph
+    from detent.spark.pipeline import as_mermaid, as_text, chosen
 
     chosen(pipeline, only)
     if as_json:
@@ -140,8 +140,8 @@ def _show(pipeline: Pipeline, only: list[str] | None, as_json: bool) -> None:
         click.echo(f"{as_text(pipeline)}\n\n{as_mermaid(pipeline)}")
 
 
-def _view(pipeline: Pipeline, as_json: bool) -> View:
-    from detent.spark.liveview import JsonView, LineView, LiveView
+def _view(pipeline: Pipeline, as_json: bool) -> PipelineView:
+    from detent.spark.pipeline_views import JsonView, LineView, LiveView
 
     if as_json:
         return JsonView()
@@ -149,8 +149,8 @@ def _view(pipeline: Pipeline, as_json: bool) -> View:
 
 
 def _print_summary(summary: Summary, as_json: bool) -> None:
-    from detent.spark.liveview import JsonView, cells_of
-    from detent.spark.running_events import Event
+    from detent.spark.pipeline_views import JsonView, cells_of
+    from detent.spark.stream_state import Event
 
     if as_json:
         JsonView().tell(Event("summary", fields=summary.as_json()))

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import IO, Any, Final, Self
 
-from detent.spark.running_events import Event
-from detent.spark.running_state import StreamState
+from detent.spark.stream_state import Event, StreamState
 
 NOTES_SHOWN: Final = 5
 """The latest notes under the table; older ones have scrolled away in any case."""

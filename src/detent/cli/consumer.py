@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,21 +18,16 @@ from detent.cli._common import (
     parse_time,
     takes_store,
 )
-from detent.cli._consumers import consumer_fields, look, shown_error, shown_journals, shown_status, total_lag
+from detent.cli._consumer_shown import consumer_fields, look, shown_error, shown_journals, shown_status, total_lag
 from detent.cli._help import Commands
 from detent.cli._output import line_text, print_fields, print_json, print_table, time_text
-from detent.errors import Denied, Invalid, NotFound
+from detent.errors import Denied, NotFound
 from detent.shard.calls import place_of
 
 if TYPE_CHECKING:
-    from detent.cli._consumers import Seen
-    from detent.shard import ConsumerInfo
-    from detent.store import Store
+    from detent.cli._consumer_shown import Seen
 
 WAIT = "30s"
-
-LOGS_SHOWN = 10
-"""Recovery logs in a question; --json has them all."""
 
 
 @click.group(cls=Commands, short_help="See how far consumers are; pause, reset and delete them.")
@@ -326,50 +321,14 @@ def delete(url: str, name: str, force: bool, yes: bool, as_json: bool) -> None:
     """
     with open_for_writing(url, force=False) as store:
         info = store.consumer(name).info()
-        logs = _logs(store, info)
-        what = _contents(info, logs)
+        logs = logs_of(store, info)
+        what = contents(info, logs)
         confirm(f"This deletes {what}. Go on?", f"deletes {what}", yes=yes)
-        _delete(store, name, logs, force=force)
+        delete_all(store, name, logs, force=force)
     if as_json:
         print_json({"name": name, "deleted": True, "logs": logs})
     else:
         click.echo(f"deleted {what}")
-
-
-def _delete(store: Store, name: str, logs: list[str], *, force: bool) -> None:
-    """All of it or nothing: once the consumer is gone, its logs would never be deleted."""
-    from detent.journal.operations import DeleteJournal
-    from detent.shard.operations import DeleteConsumer
-
-    store.commit([DeleteConsumer(name, force), *map(DeleteJournal, logs)])
-
-
-def _logs(store: Store, info: ConsumerInfo) -> list[str]:
-    """The journals in which a consumer has recorded its state, by number."""
-    from detent.state.recovery_log import log_prefix
-
-    prefix = log_prefix(info.name)
-    try:
-        found = store.journals(prefix)
-    except Denied:  # a token for this consumer: it sees the logs that it has a right to
-        found = [log for shard in info.shards if _is_there(store, log := f"{prefix}{shard.index}")]
-    return sorted((log for log in found if log.removeprefix(prefix).isdecimal()), key=lambda log: (len(log), log))
-
-
-def _is_there(store: Store, journal: str) -> bool:
-    with suppress(NotFound, Denied, Invalid):
-        store.reader.extent(journal)
-        return True
-    return False
-
-
-def _contents(info: ConsumerInfo, logs: list[str]) -> str:
-    shards = count_text(len(info.shards), "shard")
-    what = f"the consumer {line_text(info.name)}, with the progress and state of {shards}"
-    if logs:
-        more = [f"{len(logs) - LOGS_SHOWN} more"] if len(logs) > LOGS_SHOWN else []
-        what += f" and the recovery logs {', '.join([*logs[:LOGS_SHOWN], *more])}"
-    return f"{what}; rows of a database (table detent_shards) are not touched"
 
 
 @consumer.command()

@@ -1,0 +1,276 @@
+"""`detent run`: whatever a file declares, in the way in which its kind runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from detent.cli._output import note
+from detent.cli._views import LineView, Part, View, view_of
+from detent.cli.kinds import KINDS, find_all
+from detent.cli.kinds.kind import Found, Given, HandlersLate, Ready, with_options
+from detent.errors import DetentError, Invalid
+from detent.runtime import thread
+from detent.runtime.signals import stop_on_signals
+
+INTERRUPTED: Final = 130
+"""The exit code of a program that did not wait for what was under way."""
+
+SHOW_CURSOR: Final = "\x1b[?25h"
+"""A progress bar hides it."""
+
+Option = Callable[[Any], Any]
+
+OPTIONS: Final[dict[str, tuple[set[str], dict[str, Option]]]] = {
+    "Options of consumers": ({"consumer"}, {
+        "shards": click.option(
+            "--shards", type=click.IntRange(1), help="How many shards, instead of the consumer's own number."
+        ),
+        "workers": click.option(
+            "--workers",
+            type=click.IntRange(1),
+            help="How many processes. Left out: one a shard, but no more than there are processors, and enough for "
+            "standbys.",
+        ),
+        "standbys": click.option(
+            "--standbys", type=click.IntRange(0), help="How many processes follow each shard, ready to take over."
+        ),
+        "lease": click.option(
+            "--lease", metavar="DURATION", help="How long a process that vanished keeps its shards, such as 10s."
+        ),
+        "force": click.option(
+            "--force",
+            is_flag=True,
+            help="If another process owns the store and does not answer, end that process and take over.",
+        ),
+    }),
+    "Options of graphs and pipelines": ({"graph", "pipeline"}, {
+        "only": click.option(
+            "--only", metavar="NAME", multiple=True, help="Run this processor or stream only; repeat it for more."
+        ),
+        "migrate": click.option(
+            "--migrate",
+            metavar="NAME",
+            multiple=True,
+            help="This processor has other inputs than before, or this stream starts over, under another name or on "
+            "an input made anew: on purpose.",
+        ),
+    }),
+    "Options of apps": ({"app"}, {
+        "concurrency": click.option(
+            "--concurrency", type=click.IntRange(1), help="How many messages each app handles at once."
+        ),
+        "transport": click.option(
+            "--transport",
+            metavar="URL",
+            help="What carries messages, instead of what the file says: file:./data, sqs:?region=R, redis://HOST/0, "
+            "pubsub:?project=P, MODULE:CLASS:?OPTION=VALUE.",
+        ),
+    }),
+    "Options of apps and ingests": ({"app", "ingest"}, {
+        "metrics_port": click.option(
+            "--metrics-port",
+            type=click.IntRange(1, 65_535),
+            help="Serve metrics for Prometheus on this port of the loopback address.",
+        ),
+    }),
+    "Options of pipelines and ingests": ({"pipeline", "ingest"}, {
+        "cores": click.option(
+            "--cores", type=click.IntRange(1), help="How many tasks run at once; all processors if left out."
+        ),
+        "memory": click.option("--memory", metavar="SIZE", help="Spark's memory, such as 4g."),
+        "quick": click.option("--quick", is_flag=True, help="Start faster and then run slower: for little data."),
+    }),
+    "Options of pipelines": ({"pipeline"}, {
+        "checkpoints": click.option(
+            "--checkpoints", metavar="DIR", help="The folder of the checkpoints; beside a file: store if left out."
+        ),
+        "conf": click.option(
+            "--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; can be given several times."
+        ),
+    }),
+    "Options of ingests": ({"ingest"}, {
+        "backfill": click.option(
+            "--backfill",
+            metavar="PREFIX",
+            help="Also ingest the files under a folder or s3://bucket/prefix that were not announced. Those in "
+            "subfolders are included; hidden ones (_x, .x) are left out.",
+        ),
+        "match": click.option(
+            "--match",
+            metavar="PATTERN",
+            help="Of the files of --backfill, only those whose names (without folders) match a shell pattern, such as "
+            "'*.json.gz'.",
+        ),
+    }),
+}  # fmt: skip
+"""Options that only some kinds have: their title, the kinds, and the options by name."""
+
+DEFAULTS: Final[Given] = {
+    "url": None, "once": False, "verbose": False, "as_json": False, "shards": None, "workers": None, "standbys": None,
+    "lease": None, "force": False, "only": (), "migrate": (), "concurrency": None, "transport": None,
+    "metrics_port": None, "cores": None, "memory": None, "quick": False, "checkpoints": None, "conf": (),
+    "backfill": None, "match": None,
+}  # fmt: skip
+
+store_option = click.option(
+    "--store", "--url", "url", metavar="URL", help="The store, instead of the task's own (or DETENT_URL)."
+)
+once_option = click.option("--once", is_flag=True, help="Do what there is to do, then stop.")
+verbose_option = click.option(
+    "--verbose", is_flag=True, help="Show the log too: where in the code something failed, and Spark's own."
+)
+events_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print an object a line: what happens, and a status now and then."
+)
+
+
+def options_named(*names: str) -> Callable[[Any], Any]:
+    """Some of the options that only some kinds have, for a command of one kind."""
+    known = {name: option for _, options in OPTIONS.values() for name, option in options.items()}
+    return with_options([known[name] for name in names])
+
+
+class _RunCommand(click.Command):
+    """A command that lists its options by the kinds that have them."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the lists."""
+        titles = {name: title for title, (_, options) in OPTIONS.items() for name in options}
+        rows: dict[str, list[tuple[str, str]]] = {"Options": [], **{title: [] for title in OPTIONS}}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                rows[titles.get(parameter.name or "", "Options")].append(record)
+        for title, records in rows.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+@click.command("run", cls=_RunCommand, short_help="Run what a file declares: consumers, graphs, apps, pipelines.")
+@click.argument("targets", metavar="FILE[:NAME]...", nargs=-1, required=True)
+@once_option
+@click.option("--check", is_flag=True, help="Only check what is declared, and show it. Nothing is started.")
+@store_option
+@verbose_option
+@events_option
+@options_named(*(name for _, options in OPTIONS.values() for name in options))
+def run(targets: tuple[str, ...], check: bool, **given: Any) -> None:
+    """Run what a file declares: consumers, graphs, apps, pipelines, ingests and workers.
+
+    FILE is a Python file, or the TOML file of an ingest; a module such as shop.apps works too. With a name, only that
+    one is run, without a name all that is declared there. Several run in this process together; a consumer has
+    processes of its own. What a file does under `if __name__ == "__main__"` is not done.
+
+    It runs until Ctrl-C or SIGTERM, which let what is under way end, and goes on from there the next time: every
+    message takes effect once, however it ended. A second Ctrl-C does not wait. What fails is tried again, later each
+    time; what is wrong in itself is given up, and the exit code is 1.
+
+    \b
+    A file, shop.py:
+      from detent.spark import Pipeline
+      pipeline = Pipeline("shop", store="file:./data")
+
+    \b
+      @pipeline.stream(read="orders", write="paid",
+                       json="id BIGINT NOT NULL, amount DOUBLE")
+      def paid(orders):
+          return orders.where("amount > 0")
+
+    \b
+    Try it:
+      detent run shop.py --check
+      echo '{"id": 1, "amount": 9.5}' |
+          detent journal append file:./data orders
+      detent run shop.py --once
+      detent journal read file:./data paid
+      detent ls shop.py
+
+    `detent consumer`, `graph`, `bus` and `ingest` have a file to try for the other kinds.
+    """
+    ready = _ready(find_all(targets), given)
+    if check:
+        for one in ready:
+            one.check(as_json=given["as_json"])
+        return
+    execute(ready, given)
+
+
+def _ready(found: dict[str, list[Found]], given: Given) -> list[Ready]:
+    """What is to be run. An option that none of it has was meant for something else, and is refused."""
+    for kinds, options in OPTIONS.values():
+        if kinds.isdisjoint(found):
+            for name in options:
+                if given[name] != DEFAULTS[name]:
+                    meant, declared = " and ".join(sorted(kinds)), " and ".join(found)
+                    raise click.UsageError(f"--{name.replace('_', '-')} is an option of {meant}: this is {declared}")
+    if given["once"] and given["workers"]:
+        raise click.UsageError("--once works in one process: leave --workers out, or --once")
+    return [one for kind in KINDS if kind.noun in found for one in kind.ready(found[kind.noun], given)]
+
+
+def run_found(kind: str, found: Iterable[Found], **values: Any) -> None:
+    """Run tasks of one kind, as the commands do that are older than `detent run`."""
+    given = {**DEFAULTS, **values}
+    execute(_ready({kind: list(found)}, given), given)
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+def execute(ready: Sequence[Ready], given: Given) -> None:
+    """Run tasks until they have ended, and end the command with an exit code if something is wrong."""
+    once, as_json = given["once"], given["as_json"]
+    view = view_of(as_json=as_json, is_live=not once or any(one.kind in {"pipeline", "ingest"} for one in ready))
+    try:
+        code = _run_alone(ready[0], view, once=once) if len(ready) == 1 else _run_together(ready, view, once=once)
+    except HandlersLate as error:
+        note(f"error: {error}")
+        end_now(1)
+    if code:
+        click.get_current_context().exit(code)
+
+
+def _run_alone(one: Ready, view: View, *, once: bool) -> int:
+    """One task, in this thread. Spark sets handlers of signals of its own: what uses it sets ours by itself."""
+    at_once = (lambda: end_now(INTERRUPTED, view)) if one.hangs_on_threads else None
+    signals = nullcontext() if one.sets_handlers else stop_on_signals(one.stopping, at_once)
+    if once:
+        with signals:
+            return one.run_once(view)
+    with signals, view:
+        return one.run(view)
+
+
+def _run_together(ready: Sequence[Ready], view: View, *, once: bool) -> int:
+    """Several tasks, each in a thread, until all have ended or the first one fails. The stores that they share stay
+    open until the last one has ended."""
+    import detent
+
+    if once:
+        return max(one.run_once(Part(view, one.title)) for one in ready)
+    stopping = threading.Event()
+    running: list[_Running] = []
+    with stop_on_signals(stopping, lambda: end_now(INTERRUPTED, view)), view, ExitStack() as stores:
+        for url in dict.fromkeys(url for one in ready for url in one.urls):
+            stores.enter_context(detent.open(url))
+        try:
+            for one in ready:
+                running.append(_Running(one, Part(view, one.title)))
+            while not stopping.wait(0.1) and all(one.thread.is_alive for one in running):
+                pass
+        finally:
+            for one_running in reversed(running):  # what reads what others write ends after them
+                one_running.ready.stop()
+            for one_running in running:
+                one_running.thread.join()
+    for one_running in running:
+        if one_running.error is not None:
+            raise one_running.error
+    return max(one.code for one in running)

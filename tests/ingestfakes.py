@@ -20,7 +20,7 @@ from sqlalchemy import select, update
 
 from detent.ingest import metastore, source, steering
 from detent.ingest.commit_manifest import ManifestCommitter
-from detent.ingest.committer import DataFile, Output
+from detent.ingest.committer import Output
 from detent.ingest.config import IngestConfig
 from detent.ingest.coordinator import QueueCoordinator
 from detent.ingest.job import BatchFailed
@@ -29,6 +29,7 @@ from detent.ingest.objects import Objects
 from detent.ingest.shard_sql import FILES, SHARDS
 from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.staging import Staging
+from detent.tables.files import DataFile
 from detent.transports.contract import Delivery
 
 RECEIVE_S, EXTENSION_S, LAST_S, GRACE_S, RETRY_S = 180, 60, 120, 120, 10

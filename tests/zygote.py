@@ -37,7 +37,7 @@ MODULES = (
     "detent.bus.running",
     "detent.bus.app",
     "detent.cli",
-    "detent.consumer.loading",
+    "detent.runtime.target",
     "detent.consumer.supervisor",
     "detent.processor.live",
     "detent.kv.file",

@@ -13,6 +13,7 @@ The layers inside, from the top down; each package's docstring says which file d
     demo/           `detent demo`
     ingest/         files that a queue announces, into tables
     spark/          Spark's sources, sinks and pipelines
+    tables/         Delta and Iceberg: files, commits, marks
     testing/        suites and fixtures for tests
     bus/            typed messages, handlers, outbox
     processor/      graphs of functions between journals
@@ -32,7 +33,7 @@ The layers inside, from the top down; each package's docstring says which file d
     codec/          byte formats
     kv/             the only code that touches a disk
     sql/            SQLite and PostgreSQL: engines, transactions, errors
-    runtime/        what runs, rests and starts over
+    runtime/        what runs, rests and starts over: tasks, supervisor, leases
 
 What several layers share:
 

@@ -688,18 +688,19 @@ def test_deaths_are_waited_out_longer_each_time(monkeypatch: pytest.MonkeyPatch)
     def die(after_s: float) -> float:
         one.process = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE)
         one.process.wait()
-        one.started = now[0]
+        one._deaths.began()
         now[0] += after_s
         one.reap()
         return one.start_at - now[0]
 
     one = supervisor._Process()
+    one._deaths = supervisor.Failures(supervisor.RESTART, steady_s=supervisor.STEADY_S, clock=lambda: now[0])
     assert one.is_due()
     waits = [die(1) for _ in range(10)]
     assert waits[:4] == pytest.approx([0.2, 0.4, 0.8, 1.6])
-    assert max(waits) == supervisor.RESTART_S_MAX
+    assert max(waits) == supervisor.RESTART.max_s
     assert not one.is_due()
-    assert die(supervisor.STEADY_S) == pytest.approx(supervisor.RESTART_S)
+    assert die(supervisor.STEADY_S) == pytest.approx(supervisor.RESTART.first_s)
     now[0] += 1
     assert one.is_due()
 

@@ -8,11 +8,12 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from detent.errors import AlreadyEntered
 from detent.spark import queue_packing
-from detent.spark.once_batch import BatchKey, Share
+from detent.spark.once_batch import Share
 from detent.spark.queue_outgoing import RowsToPublish
 from detent.spark.queue_packing import pack, whole_room
 from detent.spark.queue_splitting import settle
 from detent.store import Store
+from detent.tables.marks import BatchKey
 
 SCHEMA = StructType([StructField("payload", BinaryType())])
 

@@ -38,20 +38,22 @@ from pyspark.sql.types import (
 import postgresserver
 from detent.errors import Invalid, NotFound, OutcomeUnknown, ShardsLost, Unavailable
 from detent.extras import install_command
-from detent.ingest import commit_iceberg
-from detent.ingest.commit_iceberg import CATALOG_NAME, IcebergCommitter
-from detent.ingest.committer import DataFile, Output
-from detent.ingest.iceberg_metadata import (
+from detent.ingest.commit_iceberg import IcebergCommitter
+from detent.ingest.committer import Output
+from detent.ingest.metastore import connect
+from detent.ingest.shard_sql import BATCHES, SHARDS
+from detent.ingest.shared_state import QueueSharedState, Shard
+from detent.runtime.backoff import Backoff
+from detent.tables import iceberg
+from detent.tables.files import DataFile
+from detent.tables.iceberg import CATALOG_NAME
+from detent.tables.iceberg_metadata import (
     MANIFESTS_MERGED_AT,
     METADATA_KEPT,
     SNAPSHOTS_KEPT,
     path_of,
     reached_files,
 )
-from detent.ingest.metastore import connect
-from detent.ingest.shard_sql import BATCHES, SHARDS
-from detent.ingest.shared_state import QueueSharedState, Shard
-from detent.runtime.backoff import Backoff
 
 SCHEMA = StructType([StructField("id", LongType()), StructField("name", StringType())])
 NAME = "lake.orders"
@@ -163,7 +165,7 @@ def rows_of(ids: list[int]) -> pa.Table:
 
 def between_write_and_swap(pipeline: Pipeline, work: Callable[[], object]) -> list[int]:
     """Do something once, after the pipeline wrote its metadata and before it moves the pointer; counts the attempts."""
-    catalog: Any = pipeline.committer._catalog
+    catalog: Any = pipeline.committer._place._catalog
     write, attempts = catalog._write_metadata, []
 
     def interrupted(*args: Any, **options: Any) -> None:
@@ -350,7 +352,7 @@ def test_a_zombie_whose_files_are_swept_under_its_hands_is_refused(lake: Lake) -
 def test_metadata_that_is_swept_under_our_hands_is_written_again(lake: Lake) -> None:
     """Nobody took the shards, and the pointer did not move: only the files are gone."""
     slow, sweeper = lake.pipeline().prepared(), lake.pipeline()
-    attempts = between_write_and_swap(slow, lambda: sweeper.committer._sweep_metadata(time.time() + 1))
+    attempts = between_write_and_swap(slow, lambda: sweeper.committer._place.sweep_metadata(time.time() + 1))
     slow.publish(["a"], [1])
     assert (lake.ids(), len(attempts)) == ([1], 2)
     assert reached_files(lake.table(), {}) <= lake.metadata_files()
@@ -402,7 +404,7 @@ def test_all_metadata_is_on_the_disk_before_the_pointer_moves(lake: Lake, monkey
 
 def lose_an_answer(pipeline: Pipeline) -> None:
     """Let the connection break right after the first commit."""
-    catalog: Any = pipeline.committer._catalog
+    catalog: Any = pipeline.committer._place._catalog
     commit, answers = catalog.commit_table, []
 
     def fragile(*args: Any, **options: Any) -> Any:
@@ -423,7 +425,7 @@ def test_a_commit_of_which_the_answer_was_lost_counts(lake: Lake) -> None:
 
 def test_nobody_can_say_when_the_database_stays_away(sqlite: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = sqlite.pipeline().prepared()
-    monkeypatch.setattr(commit_iceberg, "RETRY", Backoff(0.0, 0.0))
+    monkeypatch.setattr(iceberg, "RETRY", Backoff(0.0, 0.0))
     lose_an_answer(pipeline)
 
     def gone(*_: object) -> bool:
@@ -437,19 +439,19 @@ def test_nobody_can_say_when_the_database_stays_away(sqlite: Lake, monkeypatch: 
 
 def test_others_that_always_win(sqlite: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = sqlite.pipeline().prepared()
-    monkeypatch.setattr(commit_iceberg, "RETRY", Backoff(0.0, 0.0))
+    monkeypatch.setattr(iceberg, "RETRY", Backoff(0.0, 0.0))
     tried: list[int] = []
 
     def refuse(*_args: object) -> None:
         tried.append(1)
         raise CommitFailedException("another one was first")
 
-    catalog: Any = pipeline.committer._catalog
+    catalog: Any = pipeline.committer._place._catalog
     catalog.commit_table = refuse
     with pytest.raises(Unavailable) as refused:
         pipeline.publish(["a"], [1])
     assert not isinstance(refused.value, OutcomeUnknown)
-    assert (len(tried), sqlite.ids(), sqlite.done()) == (commit_iceberg.COMMIT_ATTEMPTS, [], {})
+    assert (len(tried), sqlite.ids(), sqlite.done()) == (iceberg.COMMIT_ATTEMPTS, [], {})
 
 
 # -- growth -----------------------------------------------------------------------------------------------------
@@ -568,7 +570,7 @@ def test_a_table_belongs_to_one_source_and_one_folder(sqlite: Lake, tmp_path: Pa
 
 def test_a_table_that_others_made_is_taken_as_it_is(sqlite: Lake) -> None:
     pipeline = sqlite.pipeline()
-    catalog: Any = pipeline.committer._catalog
+    catalog: Any = pipeline.committer._place._catalog
     catalog.create_namespace("lake")
     table = catalog.create_table(NAME, rows_of([]).schema, location=str(sqlite.location))
     table.append(rows_of([0]))

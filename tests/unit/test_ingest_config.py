@@ -14,16 +14,17 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from detent.errors import Invalid, NotFound
-from detent.ingest import csv_headers, delta_log
+from detent.ingest import csv_headers
 from detent.ingest.announced import Announced
 from detent.ingest.batching import BatchLimits, next_batch
 from detent.ingest.config import IngestConfig
-from detent.ingest.delta_log import known_applications
 from detent.ingest.identity import POLICIES, announced_of, check_policy, key_of, missing, shard_of, version_of
 from detent.ingest.local_state import File, Message
 from detent.ingest.shared_state import Shard
 from detent.ingest.staging import FilesFailed, StagedFile, staged_name
 from detent.ingest.visibility import VisibilitySchedule
+from detent.tables import delta_log
+from detent.tables.delta_log import known_applications
 from detent.transports.contract import Delivery
 
 

@@ -17,9 +17,10 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from detent.errors import Invalid, ShardsLost
 from detent.ingest import metastore
 from detent.ingest.commit_delta import DeltaCommitter
-from detent.ingest.committer import DataFile, Output
+from detent.ingest.committer import Output
 from detent.ingest.shared_state import QueueSharedState, Shard
-from detent.spark.once_delta import sync_log
+from detent.tables.delta_log import sync_log
+from detent.tables.files import DataFile
 
 SCHEMA = StructType([StructField("id", LongType()), StructField("d", StringType())])
 WINDOW_S = 15 * 86_400.0

@@ -19,13 +19,14 @@ from sqlalchemy import Engine, delete, select
 import postgresserver
 from detent.errors import Conflict, DetentError, Fenced, Invalid
 from detent.ingest import metastore, resetting, source, steering
-from detent.ingest.committer import Committer, DataFile, Output
+from detent.ingest.committer import Committer, Output
 from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
 from detent.ingest.ownership import MARKED, TABLE, note, noted
 from detent.ingest.running import committer_of
 from detent.ingest.shard_sql import FILES, SOURCES
 from detent.ingest.shared_state import BatchRecord, QueueSharedState, Shard
+from detent.tables.files import DataFile
 from processes import Io, Processes
 
 SCHEMA = StructType([StructField("id", LongType()), StructField("d", StringType())])

@@ -32,8 +32,9 @@ from pyspark.sql.types import (
 
 from detent.errors import Corrupt, DetentError, Invalid, LimitExceeded, OtherInput, Unavailable
 from detent.extras import install_command
-from detent.spark import delta_files, once_delta, to_delta
-from detent.spark.once_batch import BatchKey
+from detent.spark import once_delta, to_delta
+from detent.tables import delta, files
+from detent.tables.marks import BatchKey
 from sparkframes import Frame
 
 SCHEMA = StructType([StructField("id", LongType()), StructField("day", StringType())])
@@ -106,7 +107,7 @@ def test_a_commit_that_never_comes_through_is_told(tmp_path: Path, monkeypatch: 
     to_delta(path).write(frame(1), KEY)
     old = DeltaTable(path)
     to_delta(path).write(frame(2), KEY._replace(batch=1))
-    monkeypatch.setattr(once_delta._ToDelta, "_at_hand", lambda self: old)
+    monkeypatch.setattr(delta.DeltaPlace, "open", lambda self: old)
     with pytest.raises(Unavailable, match="others wrote to the Delta table"):
         to_delta(path).write(frame(3), KEY._replace(batch=2))
     assert ids(path) == [1, 2]
@@ -261,7 +262,7 @@ def test_partitions_of_values_that_have_no_one_text_are_refused(tmp_path: Path) 
 
 
 def test_too_many_partitions_in_a_task_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_files, "PARTITIONS_MAX", 2)
+    monkeypatch.setattr(files, "PARTITIONS_MAX", 2)
     with pytest.raises(LimitExceeded, match="at most 2 partitions"):
         to_delta(tmp_path / "table", partition_by="day").write(frame(1, 2, 3, days=["a", "b", "c"]), KEY)
 
@@ -271,11 +272,11 @@ def test_too_many_partitions_in_a_task_are_refused(tmp_path: Path, monkeypatch: 
 
 def test_a_task_holds_a_bounded_part_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "table"
-    monkeypatch.setattr(delta_files, "FILE_BYTES_TARGET", 1)
+    monkeypatch.setattr(files, "FILE_BYTES_TARGET", 1)
     to_delta(path).write(Frame(SCHEMA, [rows(1), rows(2), rows(3)]), KEY)  # type: ignore[arg-type]
     assert len(DeltaTable(path).file_uris()) == 3
-    monkeypatch.setattr(delta_files, "FILE_BYTES_TARGET", 1 << 30)
-    monkeypatch.setattr(delta_files, "STAGED_BYTES_MAX", 1)
+    monkeypatch.setattr(files, "FILE_BYTES_TARGET", 1 << 30)
+    monkeypatch.setattr(files, "STAGED_BYTES_MAX", 1)
     to_delta(path).write(Frame(SCHEMA, [rows(4), rows(5)]), KEY._replace(batch=1))  # type: ignore[arg-type]
     assert ids(path) == [1, 2, 3, 4, 5]
 

@@ -16,7 +16,8 @@ from sqlalchemy.pool import NullPool
 import postgresserver
 from detent.errors import Invalid, LimitExceeded, NotFound, OtherInput
 from detent.spark import once_sql, to_sql
-from detent.spark.once_batch import BatchKey, ExternalSink
+from detent.spark.once_batch import ExternalSink
+from detent.tables.marks import BatchKey
 from sparkframes import Frame
 
 SCHEMA = StructType([StructField("id", LongType()), StructField("name", StringType())])

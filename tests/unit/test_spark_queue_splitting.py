@@ -20,13 +20,14 @@ from detent.ledger.operations import BATCH_MAX
 from detent.server.access import Grant
 from detent.spark import queue_packing, queue_splitting, to_journal, to_queue
 from detent.spark.advice import completing
-from detent.spark.once_batch import BatchKey, EngineSink, Share, is_entered
+from detent.spark.once_batch import EngineSink, Share, is_entered
 from detent.spark.once_writing import _shared
 from detent.spark.queue_outgoing import RowsToPublish
 from detent.spark.queue_packing import pack, unpacked, whole_room
 from detent.spark.queue_splitting import settle
 from detent.spark.queue_writing import RowsMessage, commit
 from detent.spark.running_sinks import _Engine
+from detent.tables.marks import BatchKey
 from remoteserver import TOKENS, serving
 
 PAYLOAD = StructType([StructField("payload", BinaryType())])

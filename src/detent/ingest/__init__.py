@@ -37,17 +37,13 @@ A file, in the order in which things happen:
     csv_headers.py       the columns of each CSV file
     origins.py           the column that says which file a row came from
     transforms.py        finds the user's function
-    writing.py           Parquet files that no table names yet
 
-The commit, of data files and finished shards together:
+The commit, of data files and finished shards together; `detent.tables` does the tables' part:
 
     committer.py         the contract
     commit_manifest.py   a list of Parquet files in the database
     commit_delta.py      a Delta table
-    delta_log.py         its transaction ids
     commit_iceberg.py    an Iceberg table
-    iceberg_metadata.py  its metadata files
-    iceberg_schema.py    its schema
 
 Looking and steering:
 
@@ -67,19 +63,21 @@ from detent.lazy import attributes
 if TYPE_CHECKING:
     from detent.ingest.announced import Announced
     from detent.ingest.commit_manifest import read_table
-    from detent.ingest.committer import Committer, DataFile, Output
+    from detent.ingest.committer import Committer, Output
     from detent.ingest.config import IngestConfig
     from detent.ingest.counters import Counters
     from detent.ingest.running import Ingest, Progress
+    from detent.tables.files import DataFile
     from detent.transports.contract import Delivery, FileQueue
     from detent.transports.urls import open_queue
 
 _HOMES = {
     "detent.ingest.announced": ("Announced",),
     "detent.ingest.commit_manifest": ("read_table",),
-    "detent.ingest.committer": ("Committer", "DataFile", "Output"),
+    "detent.ingest.committer": ("Committer", "Output"),
     "detent.ingest.config": ("IngestConfig",),
     "detent.ingest.counters": ("Counters",),
+    "detent.tables.files": ("DataFile",),
     "detent.transports.urls": ("open_queue",),
     "detent.transports.contract": ("Delivery", "FileQueue"),
     "detent.ingest.running": ("Ingest", "Progress"),

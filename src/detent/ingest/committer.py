@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 import shutil
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from detent.engine import OwnerTime
 from detent.errors import Invalid
 from detent.ingest.ownership import require_table
 from detent.ingest.shared_state import BatchRecord, QueueSharedState, Shard
+from detent.tables.orphans import DATA_FOLDER, old_batches
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
     from sqlalchemy import Connection
 
-DATA_FOLDER: Final = "data"
-BATCH: Final = re.compile(r"[0-9a-f]{32}-\d+")
-"""The name of a batch: the token of whoever made it, and a number. Folders of other names are none of ours."""
-
-_steady: Final = OwnerTime()
-
-
-def sweeping_time_s() -> float:
-    """What time it is, for what is deleted because it is old: a wall clock that has just jumped ahead makes nothing
-    old."""
-    return min(time.time(), _steady.now_ms() / 1000)
-
-
-class DataFile(NamedTuple):
-    """A Parquet file that Spark wrote: where it is, and what its footer says."""
-
-    path: str
-    rows: int
-    bytes: int
-    modified_ms: int
+    from detent.tables.files import DataFile
 
 
 class Output(NamedTuple):
@@ -134,25 +111,12 @@ class Committer(ABC):
     def sweep(self, older_than_s: float, known_s: float = math.inf) -> int:
         """Delete what losers and crashed pipelines left behind; how many batches. A batch is made uncommittable before
         its files go, so one whose pipeline only slept is refused when it wakes up. Those older than `known_s` stay:
-        whether they were committed, and then compacted by somebody, may be forgotten."""
+        whether they were committed, and then compacted by others, may be forgotten."""
         self.require_owned()  # another table has none of our batches, and that makes them no orphans
         live = self.live_batches()
         swept = 0
-        for folder in self._left_behind(older_than_s, known_s):
+        for folder in old_batches(self.data_folder, older_than_s, known_s):
             if folder.name not in live and self.refuse(folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
                 swept += 1
         return swept
-
-    def _left_behind(self, older_than_s: float, known_s: float) -> list[Path]:
-        now = sweeping_time_s()
-        if not self.data_folder.is_dir():
-            return []
-        found = []
-        with os.scandir(self.data_folder) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):  # another pipeline sweeps too
-                    age_s = now - entry.stat().st_mtime
-                    if BATCH.fullmatch(entry.name) and older_than_s < age_s < known_s:
-                        found.append(Path(entry.path))
-        return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from detent.ingest.local_state import File
 from detent.ingest.objects import Objects
 from detent.ingest.reading import Reader
 from detent.ingest.staging import Staging
-from detent.ingest.writing import write
+from detent.tables.files import DataFile, made_durable
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -50,6 +51,8 @@ _NOISE: Final = re.compile(r"^(?:[a-z]\w*\.)+\w+(?:Exception|Error): |\s+SQLSTAT
 class SparkEnded(DetentError):
     """There is no Spark any more, and a new one takes a new process."""
 
+
+_QUIET: Final = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
 
 PROBE: Final = "probe"
 """The folder of rows that are written to see whether rows can be written."""
@@ -165,6 +168,13 @@ class Job:
         if not isinstance(changed, DataFrame):
             raise Invalid(f"the transform answered {type(changed).__name__}, and has to answer a DataFrame")
         return changed
+
+
+def write(frame: DataFrame, folder: str) -> tuple[DataFile, ...]:
+    """Let Spark write the rows into a folder of their own; the files that came of it, and that have rows."""
+    shutil.rmtree(folder, ignore_errors=True)
+    frame.write.mode("errorifexists").options(**_QUIET).parquet(folder)
+    return made_durable(Path(folder))
 
 
 def has_ended(spark: SparkSession) -> bool:

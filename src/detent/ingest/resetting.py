@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, delete, func, select, update
 
 from detent.errors import Invalid, NotFound
 from detent.ingest import steering
-from detent.ingest.committer import DATA_FOLDER, Committer
+from detent.ingest.committer import Committer
 from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
 from detent.ingest.metastore import transact
@@ -23,6 +23,7 @@ from detent.ingest.ownership import TABLE, note, noted
 from detent.ingest.shard_sql import BATCHES, FILES, SCHEMAS, SHARDS, SOURCES
 from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.source import has_batches
+from detent.tables.orphans import DATA_FOLDER
 
 
 class Forgotten(NamedTuple):

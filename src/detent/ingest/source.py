@@ -17,14 +17,14 @@ from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 from detent.durations import no_shorter_text, span_text
 from detent.engine import MALFORMED as UNREADABLE
 from detent.errors import Corrupt, Invalid
-from detent.ingest.committer import BATCH, DATA_FOLDER
 from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
 from detent.ingest.metastore import read, transact
 from detent.ingest.ownership import MARKED, lost, note, noted, require_nothing_lost
 from detent.ingest.shard_sql import BATCHES, FILES, SHARDS, SOURCES
 from detent.ingest.shared_state import MESSAGE_SCHEME, now_ms
-from detent.spark.delta_files import sync_folder
+from detent.kv.localobjects import sync_directory
+from detent.tables.orphans import BATCH, DATA_FOLDER
 from detent.transports.contract import MessageQueue
 
 logger = logging.getLogger("detent.ingest")
@@ -141,7 +141,7 @@ def _write_mark(mark: Path, content: bytes) -> None:
         os.link(temporary, mark)
     temporary.unlink()
     for folder in (mark.parent, mark.parent.parent, mark.parent.parent.parent):
-        sync_folder(folder)
+        sync_directory(folder)
 
 
 def check_window(config: IngestConfig, queue: MessageQueue, retention_s: float | None) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from detent.errors import DetentError
-from detent.ingest.committer import BATCH, sweeping_time_s
 from detent.ingest.local_state import File
 from detent.ingest.objects import Objects, is_local
+from detent.tables.orphans import BATCH, sweeping_time_s
 
 FETCHES_MAX: Final = 16
 """Objects that are fetched at once."""

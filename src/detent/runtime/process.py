@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Final, Self
 
 from detent.runtime import thread
+from detent.runtime.task import ANEW, Next, Task
 
 LAST_WORDS_S: Final = 1.0
 """How long the parent listens to a child that has ended. A child of that one may hold the pipe open."""
@@ -84,12 +85,19 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
+    def wait(self, patience_s: float | None = None) -> int | None:
+        """Wait for its end, whether or not its last notices have been told. How it ended; None if it has not, in
+        time."""
+        try:
+            return self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            return None
+
     def join(self, patience_s: float | None = None) -> int | None:
         """Wait for its end, and let go of it: its last notices have been told then. How it ended; None if it has not,
         in time."""
-        try:
-            status = self._process.wait(patience_s)
-        except subprocess.TimeoutExpired:
+        status = self.wait(patience_s)
+        if status is None:
             return None
         for listener in self._listeners:
             listener.join(LAST_WORDS_S)
@@ -125,6 +133,71 @@ def how_it_ended(status: int) -> str:
         return f"{signal.Signals(-status).name} ended it"
     except ValueError:
         return f"the signal {-status} ended it"
+
+
+class Died(Exception):
+    """A child has ended that was not told to."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(how_it_ended(status))
+        self.status = status
+
+
+class ChildTask(Task):
+    """A child process as a task: each life is a process. It is waited for in the task's thread."""
+
+    kind = "process"
+
+    def __init__(self, name: str, begin: Callable[[], Child], ended: Callable[[Child, int], None]) -> None:
+        """`begin` makes the process of a life, `ended` is told how it ended, at once and before it is let go of."""
+        super().__init__(name)
+        self._begin = begin
+        self._ended = ended
+        self._is_told = False
+        self.child: Child | None = None
+
+    def open(self) -> None:
+        """Start the process."""
+        self._is_told = False
+        self.child = self._begin().start()
+
+    def step(self) -> Next:
+        """Wait for its end; `Died` if it was not told to end."""
+        assert self.child is not None
+        status = self.child.wait()
+        assert status is not None
+        if not self._is_told:
+            raise Died(status)
+        return ANEW
+
+    def close(self) -> None:
+        """End it if it runs, and wait for that."""
+        child, self.child = self.child, None
+        if child is None:
+            return
+        if child.status is None:
+            child.end()
+        status = child.wait()
+        assert status is not None
+        try:
+            self._ended(child, status)
+        finally:
+            child.join()
+
+    def interrupt(self) -> None:
+        """Let it finish what it is at."""
+        self._is_told = True
+        if (child := self.child) is not None:
+            child.end()
+
+    def kill(self) -> None:
+        """It took too long."""
+        if (child := self.child) is not None:
+            child.kill()
+
+    def describe(self, error: Exception) -> str:
+        """How it ended."""
+        return str(error) if isinstance(error, Died) else super().describe(error)
 
 
 class Line:

@@ -43,13 +43,10 @@ Writing:
     queue_splitting.py  a batch that is too large for one, in parts
     once_writing.py     `once(...)`: a function for ``foreachBatch`` with any number of sinks
     once_batch.py       the batch: its name, whether it was there before, its rows
-    once_mark.py        the marks of sinks outside of the store: the last batch, and its input
+    once_mark.py        the marks of SQL databases: the last batch, and its input
     once_query.py       what its query is like: output mode, state
-    once_merge.py       rows that replace those of the same key
     once_engine.py      sink: journals and queues
-    once_delta.py       sink: a Delta table
-    delta_files.py      the Parquet files that its tasks write
-    delta_merge.py      rows merged into it by their key
+    once_delta.py       sink: a Delta table (`detent.tables`)
     once_sql.py         sink: an SQL database
 
 Pipelines (`detent run`):

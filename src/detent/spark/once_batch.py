@@ -22,6 +22,7 @@ from detent.spark.identity import QUERY_PROPERTY, RUN_PROPERTY
 from detent.spark.once_query import COMPLETE
 from detent.spark.queue_packing import Room
 from detent.store import Store
+from detent.tables.marks import BatchKey
 from detent.transaction import Transaction
 
 Select = Callable[[DataFrame], DataFrame] | Sequence[str] | None
@@ -29,20 +30,6 @@ Select = Callable[[DataFrame], DataFrame] | Sequence[str] | None
 twice"]``, or None for all of it."""
 
 _ANSWER: Final = "partition int, answer binary"
-
-
-class BatchKey(NamedTuple):
-    """What names a batch, the same at each replay; which run of the driver has it; and a digest of what it is made
-    from, empty if that is not known."""
-
-    name: str
-    query: str
-    batch: int
-    run: str
-    input: bytes = UNKNOWN
-
-    def __str__(self) -> str:
-        return f"{self.name}/{self.query}/{self.batch}"
 
 
 class Place(NamedTuple):

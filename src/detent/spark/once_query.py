@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.sql import DataFrame
 
+from detent.errors import Invalid
 from detent.spark.batch_input import running_query
 from detent.spark.identity import QUERY_PROPERTY
 
@@ -53,3 +54,18 @@ def compute(batch: DataFrame) -> None:
     """Compute all of a batch, for the state that its query keeps: Spark fails a batch whose state was not written, also
     one that changes nothing in any sink because it is a replay."""
     batch.write.format("noop").mode("append").save()
+
+
+def check_mode(mode: str, merge_on: tuple[str, ...], write_mode: str | None, place: str) -> None:
+    """Refuse an output mode that would leave the wrong rows in a table: rows of update mode replace earlier ones, those
+    of complete mode all of them."""
+    if mode == UPDATE and not merge_on:
+        raise Invalid(
+            f"rows of a stream in update mode replace earlier ones, and {place} would get them as further rows: say "
+            'which columns name a row, with merge_on=["id"]'
+        )
+    if mode == COMPLETE and write_mode == APPEND:
+        raise Invalid(
+            f"a stream in complete mode writes its whole result with each batch, and {place} would get all rows again: "
+            'leave mode="append" out, and each batch replaces the rows'
+        )

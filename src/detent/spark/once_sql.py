@@ -18,10 +18,11 @@ from pyspark.sql import DataFrame
 from detent import crash
 from detent.errors import Invalid, LimitExceeded, NotFound
 from detent.extras import install_command
-from detent.spark.once_batch import BatchKey, ExternalSink, Place, Select, check_select, in_tasks, selected
+from detent.spark.once_batch import ExternalSink, Place, Select, check_select, in_tasks, selected
 from detent.spark.once_mark import INPUTS_TABLE, inputs_table, sql_has, sql_mark
-from detent.spark.once_merge import check_mode, key_columns, one_row_a_key
-from detent.spark.once_query import COMPLETE, output_mode
+from detent.spark.once_query import COMPLETE, check_mode, output_mode
+from detent.tables.marks import BatchKey
+from detent.tables.merge import key_columns, one_row_a_key
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Table
@@ -56,8 +57,8 @@ def to_sql(
 
     `engine` is a URL of SQLAlchemy's, or a function that answers an engine; it is asked for each batch. With a `table`,
     which must exist, rows are inserted by the names of their columns. With `merge_on`, columns such as ``["id"]`` on
-    which the table has a primary key or a unique index, a row replaces the one with the same key; see `once_merge` for
-    null and repeated keys. In complete mode each batch replaces all rows of the table.
+    which the table has a primary key or a unique index, a row replaces the one with the same key; see
+    `detent.tables.merge` for null and repeated keys. In complete mode each batch replaces all rows of the table.
 
     With `write`, the function gets the connection and all rows of the batch as a `pyarrow.Table`, and does whatever
     belongs to the batch; it neither commits nor rolls back. The table ``detent_ledger`` is made if it is not there.

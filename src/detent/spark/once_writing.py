@@ -22,7 +22,6 @@ from detent.ledger.operations import check_name
 from detent.remote import server_address
 from detent.spark.advice import completing
 from detent.spark.once_batch import (
-    BatchKey,
     EngineSink,
     ExternalSink,
     Place,
@@ -37,6 +36,7 @@ from detent.spark.once_query import QueryKind, compute, query_kind
 from detent.spark.opened import opened
 from detent.spark.queue_packing import whole_room
 from detent.store import Store
+from detent.tables.marks import BatchKey
 
 Sink = ExternalSink | EngineSink
 

@@ -26,10 +26,11 @@ from detent.journal.fragments import write_fragment
 from detent.journal.operations import CreateJournal, DeleteJournal
 from detent.ledger.operations import LedgerDescription
 from detent.patterns import SPARK_PARTS
-from detent.spark.once_batch import BatchKey, Share, is_entered
+from detent.spark.once_batch import Share, is_entered
 from detent.spark.queue_outgoing import SCHEMA
 from detent.spark.queue_packing import Room, add_messages, parts_of, unpacked
 from detent.store import Store
+from detent.tables.marks import BatchKey
 from detent.transaction import Transaction
 
 STAGED_BYTES: Final = 64 << 20

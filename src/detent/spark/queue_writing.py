@@ -18,13 +18,14 @@ from detent.errors import AlreadyEntered, Invalid
 from detent.queue.operations import check_name
 from detent.spark.advice import completing
 from detent.spark.identity import NOT_SAID, BatchIdentity, CheckpointPlace, ledger_name, task_identity
-from detent.spark.once_batch import BatchKey, Share
+from detent.spark.once_batch import Share
 from detent.spark.opened import opened
 from detent.spark.options import Options
 from detent.spark.queue_outgoing import RowsToPublish
 from detent.spark.queue_packing import pack, publish, whole_room
 from detent.spark.queue_splitting import settle
 from detent.store import Store
+from detent.tables.marks import BatchKey
 
 OPTIONS: Final = ("queue", "server", "txnAppId", "txnVersion", "ledgerName")
 

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from detent.spark.once_batch import BatchKey, EngineSink, ExternalSink, Place, Share
+from detent.spark.once_batch import EngineSink, ExternalSink, Place, Share
 from detent.spark.once_delta import to_delta
 from detent.spark.once_engine import to_journal, to_queue
 from detent.spark.once_writing import Sink, once
@@ -25,6 +25,7 @@ from detent.spark.running_frames import (
     rows_of,
 )
 from detent.store import Store
+from detent.tables.marks import BatchKey
 from detent.transaction import Transaction
 
 

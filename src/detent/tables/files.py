@@ -1,4 +1,4 @@
-"""Data files of a Delta table, as tasks write them: Parquet, with what a commit says of each file."""
+"""Parquet files that no table names yet: written by tasks, with what a commit says of each, or by Spark's writer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +18,8 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from detent.errors import Invalid, LimitExceeded
+from detent.kv.localobjects import sync_directory
+from detent.tables.statistics import statistics
 
 FILE_BYTES_TARGET: Final = 128 << 20
 """Rows are gathered up to this, uncompressed, before a file is written: a task holds one in memory."""
@@ -27,9 +29,6 @@ STAGED_BYTES_MAX: Final = 256 << 20
 
 PARTITIONS_MAX: Final = 1_000
 """Partitions of the table that one task writes to: each is a file, and files that are too small make a table slow."""
-
-STATISTICS_TEXT_MAX: Final = 64
-"""Texts of up to so many characters are given as bounds of their column; longer ones would have to be rounded."""
 
 Values = tuple[str | None, ...]
 """The values of the partition columns, as text."""
@@ -47,13 +46,30 @@ class FilePlan:
 
 
 class WrittenFile(NamedTuple):
-    """A file that no commit names yet."""
+    """A file that a task wrote, as the log of a Delta table has it."""
 
     path: str
     size: int
     partition_values: dict[str, str | None]
     modification_time: int
     stats: str
+
+
+class DataFile(NamedTuple):
+    """A file in a folder of a batch: where it is, and what its footer says."""
+
+    path: str
+    rows: int
+    bytes: int
+    modified_ms: int
+
+
+def is_local(uri: str) -> bool:
+    """Whether a table is a folder."""
+    return "://" not in uri
+
+
+# -- files that tasks write -----------------------------------------------------------------------------------------
 
 
 def write_files(plan: FilePlan, batches: Iterable[Any]) -> list[WrittenFile]:
@@ -137,10 +153,10 @@ def _write(plan: FilePlan, table: Any, values: Values) -> WrittenFile:
     # The name says nothing of the partition: the log does, and names then need no quoting.
     name = f"part-{uuid.uuid4().hex}.zstd.parquet"
     collected: list[Any] = []
-    if "://" in plan.uri:
-        size = _put(plan, name, table, collected)
-    else:
+    if is_local(plan.uri):
         size = _put_locally(Path(plan.uri), name, table, collected)
+    else:
+        size = _put(plan, name, table, collected)
     partition = dict(zip(plan.partition_by, values, strict=True))
     return WrittenFile(name, size, partition, time.time_ns() // 1_000_000, json.dumps(statistics(table, collected[0])))
 
@@ -152,7 +168,7 @@ def _put_locally(folder: Path, name: str, table: Any, collected: list[Any]) -> i
         file.flush()
         os.fsync(file.fileno())
         size = file.tell()
-    sync_folder(folder)
+    sync_directory(folder)
     return size
 
 
@@ -166,89 +182,22 @@ def _put(plan: FilePlan, name: str, table: Any, collected: list[Any]) -> int:
     return size
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+# -- files that Spark's own writer wrote ----------------------------------------------------------------------------
 
 
-# -- statistics -------------------------------------------------------------------------------------------------
-
-
-def statistics(table: Any, metadata: Any) -> dict[str, Any]:
-    """What a table's log says of a file, so that readers can pass it over: rows, nulls, and the bounds of columns whose
-    values can be said exactly, or rounded outwards."""
-    nulls = {name: table.column(name).null_count for name in table.column_names}
-    return _statistics(metadata, nulls)
-
-
-def footer_statistics(metadata: Any) -> dict[str, Any]:
-    """The same of a file that somebody else wrote, by what its footer says."""
-    nulls: dict[str, int] = {}
-    silent: set[str] = set()
-    for name, column in _columns(metadata):
-        stats = column.statistics
-        if stats is None or not stats.has_null_count or "." in name:
-            silent.add(name)
-        else:
-            nulls[name] = nulls.get(name, 0) + stats.null_count
-    return _statistics(metadata, {name: count for name, count in nulls.items() if name not in silent})
-
-
-def _statistics(metadata: Any, nulls: dict[str, int]) -> dict[str, Any]:
-    least: dict[str, Any] = {}
-    most: dict[str, Any] = {}
-    for name, (low, high) in _bounds(metadata).items():
-        bounds = _outwards(low, high)
-        if bounds is not None and "." not in name:
-            least[name], most[name] = bounds
-    return {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
-
-
-def _columns(metadata: Any) -> Iterator[tuple[str, Any]]:
-    """The columns of all groups of rows, by name."""
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        for place in range(group.num_columns):
-            column = group.column(place)
-            yield column.path_in_schema, column
-
-
-def _bounds(metadata: Any) -> dict[str, tuple[Any, Any]]:
-    """The bounds of the columns that are no nested ones and have them in every group of rows with a value."""
-    found: dict[str, tuple[Any, Any]] = {}
-    unknown: set[str] = set()
-    for name, column in _columns(metadata):
-        stats = column.statistics
-        if stats is not None and stats.null_count == column.num_values:
+def made_durable(folder: Path) -> tuple[DataFile, ...]:
+    """The files of a folder that have rows, which survive a power failure from now on. All else in it is deleted."""
+    files: list[DataFile] = []
+    for path in sorted(folder.iterdir()):
+        # Hadoop writes checksums beside the files, which no reader of the table looks at.
+        rows = pq.read_metadata(path).num_rows if path.suffix == ".parquet" else 0
+        if not rows:
+            path.unlink()
             continue
-        if stats is None or not stats.has_min_max:
-            unknown.add(name)
-            continue
-        low, high = found.get(name, (stats.min, stats.max))
-        found[name] = min(low, stats.min), max(high, stats.max)
-    return {name: bounds for name, bounds in found.items() if name not in unknown}
-
-
-def _outwards(low: Any, high: Any) -> tuple[Any, Any] | None:
-    """Bounds as a log has them; None for kinds of values that are left out."""
-    if isinstance(low, bool) or type(low) is not type(high):
-        return None
-    if isinstance(low, datetime):
-        return _instant(low, up=False), _instant(high, up=True)
-    if isinstance(low, date):
-        return low.isoformat(), high.isoformat()
-    if isinstance(low, str):
-        return (low, high) if max(len(low), len(high)) <= STATISTICS_TEXT_MAX else None
-    return (low, high) if isinstance(low, int) else None
-
-
-def _instant(time: datetime, *, up: bool) -> str:
-    """A time in whole milliseconds, which is what a log has."""
-    rest = timedelta(microseconds=time.microsecond % 1000)
-    whole = time - rest + timedelta(milliseconds=1 if up and rest else 0)
-    text = whole.replace(tzinfo=None) if whole.tzinfo is None else whole.astimezone(UTC).replace(tzinfo=None)
-    return text.isoformat(timespec="milliseconds") + ("" if whole.tzinfo is None else "Z")
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            status = os.fstat(file.fileno())
+        files.append(DataFile(str(path), rows, status.st_size, status.st_mtime_ns // 1_000_000))
+    for place in (folder, folder.parent, folder.parent.parent, folder.parent.parent.parent):
+        sync_directory(place)
+    return tuple(files)

@@ -1,25 +1,70 @@
-"""Rows of a batch into a Delta table in the place of those with the same keys: the driver merges, by the library.
+"""Rows that replace those of the same key (`merge_on`): which columns are a key, one row for each, and into Delta.
 
-The library writes files and commits them in one call, and syncs neither. So they are synced after that, and before the
-ledger knows of the batch: a power failure in between can leave a commit whose files are not there. `sync_files`, which
-a replay calls before it takes the table's word for the batch, refuses such a table.
+A key has no nulls: to a database each null is another key, so a row with one would be added again with every batch.
+Of several rows with one key in a batch the last one counts, in the order of the rows: a task's rows in their order, and
+tasks in the order of their partitions, which is the order of the messages where a stream only filters and changes rows.
+
+The driver merges rows into a Delta table, by the library, which writes files and commits them in one call, and syncs
+neither. So they are synced after that, and before the ledger knows of the batch: a power failure in between can leave a
+commit whose files are not there. `sync_files`, which a replay calls before it believes the table's mark, refuses such a
+table.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
 
 from detent.errors import Corrupt, Invalid
-from detent.spark.delta_files import FilePlan, sync_folder
+from detent.kv.localobjects import sync_directory
+from detent.tables.files import FilePlan, is_local
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+
+_PLACE: Final = "_detent_place"
+
+
+def key_columns(merge_on: Iterable[str] | None) -> tuple[str, ...]:
+    """The argument `merge_on`, checked; empty for none."""
+    if merge_on is None:
+        return ()
+    columns = () if isinstance(merge_on, str) else tuple(merge_on)
+    if not columns or not all(isinstance(column, str) and column for column in columns):
+        raise Invalid(f'merge_on is a list of the columns that name a row, such as ["id"], not {merge_on!r}')
+    if len(set(columns)) != len(columns):
+        raise Invalid(f"merge_on names a column twice: {', '.join(columns)}")
+    return columns
+
+
+def one_row_a_key(rows: Any, keys: tuple[str, ...]) -> Any:
+    """The rows of a batch with the last one of each key; `Invalid` if a key is missing, null, or not exact."""
+    for name in keys:
+        if name not in rows.column_names:
+            raise Invalid(f"merge_on names the column {name}, and the rows have {', '.join(rows.column_names)}")
+        kind = rows.schema.field(name).type
+        if pa.types.is_floating(kind) or pa.types.is_nested(kind):
+            raise Invalid(f"the key column {name} is {kind}: a key is text, a whole number, a time, or bytes")
+        nulls = rows.column(name).null_count
+        if nulls:
+            raise Invalid(
+                f"{nulls} rows have no {name}, which is in merge_on: leave them out (where {name} IS NOT NULL), or "
+                "give them a value (coalesce)"
+            )
+    if not rows.num_rows:
+        return rows
+    places = pa.array(range(rows.num_rows), pa.int64())
+    last = rows.select(list(keys)).append_column(_PLACE, places).group_by(list(keys)).aggregate([(_PLACE, "max")])
+    return rows.take(last.column(f"{_PLACE}_max").combine_chunks().sort())
+
+
+# -- into a Delta table ---------------------------------------------------------------------------------------------
 
 
 def merge_rows(plan: FilePlan, rows: Any, keys: tuple[str, ...], table: DeltaTable, properties: Any) -> None:
@@ -32,7 +77,7 @@ def merge_rows(plan: FilePlan, rows: Any, keys: tuple[str, ...], table: DeltaTab
     if len(keys) < len(plan.columns):
         merging = merging.when_matched_update_all()
     merging.when_not_matched_insert_all().execute()
-    if "://" not in plan.uri:
+    if is_local(plan.uri):
         folder = Path(plan.uri)
         _sync(folder, _added(folder / "_delta_log" / f"{table.version():020d}.json"))
 
@@ -90,4 +135,4 @@ def _sync(folder: Path, names: list[str]) -> None:
         with (folder / name).open("rb") as file:
             os.fsync(file.fileno())
     for parent in sorted({(folder / name).parent for name in names}):
-        sync_folder(parent)
+        sync_directory(parent)

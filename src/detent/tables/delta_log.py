@@ -1,4 +1,4 @@
-"""The transaction ids of a Delta table, many at a time.
+"""The log of a Delta table on a disk: its transaction ids, many at a time, and its files, synced.
 
 The library looks ids up one by one and reads the log for each, which takes milliseconds; a batch has thousands of
 files. So the log is read here once: the last checkpoint's column of ids, and the commits since.
@@ -6,7 +6,10 @@ files. So the log is read here once: the last checkpoint's column of ids, and th
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import itertools
+import os
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from detent.engine import MALFORMED
+from detent.kv.localobjects import sync_directory
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -80,3 +84,31 @@ def _in_commit(path: Path, wanted: Collection[str]) -> set[str]:
     lines = path.read_bytes().splitlines()
     actions = (_action.decode(line) for line in lines if b'"txn"' in line)
     return {action.txn.app_id for action in actions if action.txn is not None and action.txn.app_id in wanted}
+
+
+# -- synced ---------------------------------------------------------------------------------------------------------
+
+
+def sync_log(table: Path, since: int) -> None:
+    """Make what was committed after a version survive a power failure, which the library leaves to chance: the ledger,
+    which is next, must not know of a batch that the table can lose. Checkpoints, too: the library deletes old commits
+    that are in one."""
+    log = table / "_delta_log"
+    for path in _of_log(log, since):
+        with suppress(FileNotFoundError), path.open("rb") as file:  # another writer may have cleaned up
+            os.fsync(file.fileno())
+    for folder in (log, table, table.parent):
+        sync_directory(folder)
+
+
+def _of_log(log: Path, since: int) -> Iterator[Path]:
+    """The files of a log since a version; all of them since 0."""
+    if not since:
+        yield from (path for path in log.iterdir() if path.is_file())
+        return
+    yield log / "_last_checkpoint"
+    for version in itertools.count(max(0, since - 1)):
+        commit, checkpoint = (log / f"{version:020d}{ending}" for ending in (".json", ".checkpoint.parquet"))
+        if version > since and not commit.exists():
+            return
+        yield from (commit, checkpoint)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -33,6 +31,9 @@ SNAPSHOTS_PROPERTY: Final = "detent.snapshots-kept"
 
 DELETE_PROPERTY: Final = "write.metadata.delete-after-commit.enabled"
 """Iceberg's property of a table whose metadata files are deleted when its log forgets them."""
+
+METADATA_ENDINGS: Final = (".avro", ".metadata.json")
+"""What the names of metadata files end with. All else in their folder is not ours."""
 
 PROPERTIES: Final = {
     "format-version": "2",
@@ -103,17 +104,6 @@ def reached_files(table: Table, lists: dict[str, frozenset[str]]) -> frozenset[s
             lists[path] = frozenset(manifest.manifest_path for manifest in snapshot.manifests(table.io))
         found |= {path, *lists[path]}
     return frozenset(path_of(path).name for path in found)
-
-
-def old_metadata(folder: Path, limit: float) -> list[str]:
-    """The names of the metadata files that were written before a time. Whatever else is there is none of ours."""
-    found = []
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # those who commit delete all the time
-                if entry.name.endswith((".avro", ".metadata.json")) and entry.stat().st_mtime < limit:
-                    found.append(entry.name)
-    return found
 
 
 def path_of(location: str) -> Path:

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, Final
 
-import pyspark.sql.types as spark
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
     BinaryType,
@@ -29,28 +28,30 @@ from pyiceberg.types import (
 
 from detent.errors import Invalid
 
-_PLAIN: Final[dict[spark.DataType, IcebergType]] = {
-    spark.BooleanType(): BooleanType(),
-    spark.ByteType(): IntegerType(),
-    spark.ShortType(): IntegerType(),
-    spark.IntegerType(): IntegerType(),
-    spark.LongType(): LongType(),
-    spark.FloatType(): FloatType(),
-    spark.DoubleType(): DoubleType(),
-    spark.StringType(): StringType(),
-    spark.BinaryType(): BinaryType(),
-    spark.DateType(): DateType(),
-    spark.TimestampType(): TimestamptzType(),
-    spark.TimestampNTZType(): TimestampType(),
+_PLAIN: Final[dict[str, IcebergType]] = {
+    "boolean": BooleanType(),
+    "tinyint": IntegerType(),
+    "smallint": IntegerType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "string": StringType(),
+    "binary": BinaryType(),
+    "date": DateType(),
+    "timestamp": TimestamptzType(),
+    "timestamp_ntz": TimestampType(),
 }
+"""By Spark's names."""
 
 
-def iceberg_schema(schema: spark.StructType) -> Schema:
-    """The schema of a table for these rows. All columns may be null, so that later rows can leave one out."""
+def iceberg_schema(schema: Any) -> Schema:
+    """The schema of a table for rows of a schema of Spark's. All columns may be null, so that later rows can leave one
+    out."""
     return Schema(*_fields(schema, itertools.count(1), ""))
 
 
-def _fields(schema: spark.StructType, ids: Iterator[int], prefix: str) -> list[NestedField]:
+def _fields(schema: Any, ids: Iterator[int], prefix: str) -> list[NestedField]:
     names = [field.name for field in schema]
     bad = [name for name in names if not name or "." in name]
     if bad or len({name.lower() for name in names}) != len(names):
@@ -65,19 +66,21 @@ def _fields(schema: spark.StructType, ids: Iterator[int], prefix: str) -> list[N
     ]
 
 
-def _type(kind: spark.DataType, ids: Iterator[int], column: str) -> IcebergType:
-    if isinstance(kind, spark.StructType):
+def _type(kind: Any, ids: Iterator[int], column: str) -> IcebergType:
+    name = kind.typeName()
+    if name == "struct":
         return StructType(*_fields(kind, ids, f"{column}."))
-    if isinstance(kind, spark.ArrayType):
+    if name == "array":
         return ListType(next(ids), _type(kind.elementType, ids, column), element_required=False)
-    if isinstance(kind, spark.MapType):
+    if name == "map":
         key = _type(kind.keyType, ids, column)
         return MapType(next(ids), key, next(ids), _type(kind.valueType, ids, column), value_required=False)
-    if isinstance(kind, spark.DecimalType):
+    if name == "decimal":
         return DecimalType(kind.precision, kind.scale)
-    if kind not in _PLAIN:
-        raise Invalid(f"the column {column} is {kind.simpleString()}, which an Iceberg table does not hold: cast it")
-    return _PLAIN[kind]
+    shown = kind.simpleString()
+    if shown not in _PLAIN:
+        raise Invalid(f"the column {column} is {shown}, which an Iceberg table does not hold: cast it")
+    return _PLAIN[shown]
 
 
 def lacks_columns(table: Schema, rows: Schema, name: str) -> bool:

@@ -1,0 +1,120 @@
+"""Where a task runs: in a thread, on an event loop, or in turns with others in the caller's thread.
+
+What runs is written once, as a coroutine that calls and waits through its ground. In a thread nothing of it really
+waits for an event loop, so `drive` takes it to its end in one go; in turns it comes back at each wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from detent.errors import Invalid
+
+Result = TypeVar("Result")
+
+
+class Ground:
+    """How a task's functions are called, and how it waits. `wake` is for any thread."""
+
+    ends: tuple[type[BaseException], ...] = ()
+    """Exceptions that end the coroutine itself here, whatever the task is at."""
+
+    async def call(self, function: Callable[..., Any], *values: Any) -> Any:
+        """What a function answers. Plain functions only, but on an event loop."""
+        return function(*values)
+
+    def clear(self) -> None:
+        """Look at the world after this, and wait only then: what wakes in between is heard."""
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """End the wait under way, or the next one."""
+        raise NotImplementedError
+
+    async def wait(self, seconds: float | None) -> None:
+        """Return after so long, or when woken; with None, only when woken."""
+        raise NotImplementedError
+
+
+class InThread(Ground):
+    """A thread of its own."""
+
+    def __init__(self) -> None:
+        self._bell = threading.Event()
+
+    def clear(self) -> None:
+        self._bell.clear()
+
+    def wake(self) -> None:
+        self._bell.set()
+
+    async def wait(self, seconds: float | None) -> None:
+        if seconds is None or seconds > 0:
+            self._bell.wait(seconds)
+
+
+class OnLoop(Ground):
+    """The event loop that this is made on. What a task's function answers is awaited if it can be."""
+
+    ends = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._bell = asyncio.Event()
+
+    async def call(self, function: Callable[..., Any], *values: Any) -> Any:
+        found = function(*values)
+        return await found if inspect.isawaitable(found) else found
+
+    def clear(self) -> None:
+        self._bell.clear()
+
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nothing waits there any more
+            self._loop.call_soon_threadsafe(self._bell.set)
+
+    async def wait(self, seconds: float | None) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._bell.wait(), seconds)
+
+
+class InTurns(Ground):
+    """The caller's thread, shared with other tasks: each wait hands it back, also one of no length."""
+
+    def __init__(self) -> None:
+        self.is_woken = False
+
+    def clear(self) -> None:
+        self.is_woken = False
+
+    def wake(self) -> None:
+        self.is_woken = True
+
+    async def wait(self, seconds: float | None) -> None:
+        await _Turn(seconds)
+
+
+class _Turn:
+    """What a coroutine awaits that hands its thread back."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+
+    def __await__(self) -> Generator[float | None, None, None]:
+        yield self._seconds
+
+
+def drive(coroutine: Coroutine[Any, Any, Result], hint: str = "run this on a loop") -> Result:
+    """What a coroutine answers that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        answer: Result = end.value
+        return answer
+    coroutine.close()
+    raise Invalid(f"a coroutine waits for an event loop where there is none: {hint}")

@@ -20,8 +20,8 @@ from detent.bus import Outcome, SqlOutbox
 from detent.bus.envelope import Incoming
 from detent.cli import _bus_metrics
 from detent.cli._bus_metrics import BusCollector, serve_bus_metrics
-from detent.cli._bus_views import Tally
 from detent.cli.bus import bus as bus_commands
+from detent.cli.kinds.bus import Tally
 from detent.errors import Denied, Invalid
 from detent.ingest.counters import Counters
 from detent.server import metrics_state, operators
@@ -242,7 +242,7 @@ def test_metrics_port_is_refused_for_a_run_that_ends() -> None:
 
 def test_outbox_is_counted_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[object] = []
-    monkeypatch.setattr("detent.cli._bus_views.outbox_of", looks.append)
+    monkeypatch.setattr("detent.cli.kinds.bus.outbox_of", looks.append)
     with app(outbox=None) as bus:
         bus.outbox = cast(Any, object())
         collector = BusCollector([bus], Tally([bus], cast(Any, None)))

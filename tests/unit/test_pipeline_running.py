@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import detent
+from detent.cli.kinds.pipeline import part_of
 from detent.errors import Fenced, NotFound, Unavailable
-from detent.spark.liveview import cells_of
 from detent.spark.pipeline import Pipeline, queue
 from detent.spark.pipeline_stream import Stream
 from detent.spark.running import BACK_OFF, ONCE_TRIES, Runner
@@ -387,7 +387,7 @@ def test_what_goes_to_the_quarantine_is_told_and_counted(store: Store) -> None:
     )
     assert told.fields == {"messages": 2, "journal": "p/b.quarantine"}
     assert world.state("b").as_json()["quarantined"] == 2
-    assert "2" in cells_of(world.state("b"))[7]
+    assert "2" in part_of(world.state("b")).about["quarantined"]
 
 
 # -- queues ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from detent.bus.app import Bus
     from detent.bus.outbox import OutboxCounts
-    from detent.cli._bus_views import Tally
+    from detent.cli.kinds.bus import Tally
 
 LOOK_EVERY_S: Final = 5.0
 """An outbox is counted no more often than this: the count reads every message that waits."""
@@ -66,7 +66,7 @@ class BusCollector:
 
     def _counts(self) -> dict[str, OutboxCounts]:
         """What is in the outboxes, as it was a few seconds ago at most; without those that cannot be seen now."""
-        from detent.cli._bus_views import outbox_of
+        from detent.cli.kinds.bus import outbox_of
 
         with self._lock:
             if time.monotonic() - self._looked_s >= LOOK_EVERY_S:

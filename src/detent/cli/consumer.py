@@ -1,4 +1,4 @@
-"""`detent consumer`: what runs as a consumer, how far it is, and how to steer it."""
+"""`detent consumer`: what runs as a consumer, how far it is, and how to steer it; `detent consume`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,18 @@ from detent.cli._common import (
 from detent.cli._consumer_shown import consumer_fields, look, shown_error, shown_journals, shown_status, total_lag
 from detent.cli._help import Commands
 from detent.cli._output import line_text, print_fields, print_json, print_table, time_text
+from detent.cli.kinds.consumer import (
+    Consumers,
+    adjust,
+    contents,
+    delete_all,
+    load_consumer,
+    log_as_asked,
+    logs_of,
+    store_url,
+)
+from detent.cli.kinds.kind import Found
+from detent.cli.run import events_option, once_option, options_named, run_found, store_option, verbose_option
 from detent.errors import Denied, NotFound
 from detent.shard.calls import place_of
 
@@ -34,7 +46,7 @@ WAIT = "30s"
 def consumer() -> None:
     """See how far consumers are, wait for them, and pause, reset or delete them.
 
-    A consumer is an application that reads journals, keeps state and publishes; `detent consume` runs it. Its work is
+    A consumer is an application that reads journals, keeps state and publishes; `detent run` runs it. Its work is
     divided into shards, each of which one process holds at a time.
 
     \b
@@ -359,3 +371,55 @@ def _entry(shard: int, key: str, value: Any, *, as_json: bool) -> str:
     if as_json:
         return json.dumps({"shard": shard, "key": key, "value": value}, ensure_ascii=False)
     return f"{json.dumps(key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
+
+
+# -- running --------------------------------------------------------------------------------------------------------
+
+
+@click.command("consume", hidden=True, short_help="Run a consumer, as `detent run` does.")
+@click.argument("target")
+@options_named("shards", "workers", "standbys", "lease", "force")
+@store_option
+@once_option
+@verbose_option
+@click.option("--worker", "member", hidden=True, help="What a supervisor starts its processes with.")
+@events_option
+def consume(target: str, member: str | None, **given: Any) -> None:
+    """Run a consumer: an application that reads journals, keeps state and publishes, each message exactly once.
+
+    TARGET is package.module:name or path/to/file.py:name; the name may be left out where there is one consumer, or one
+    called app. Its shards are divided over processes, here and wherever else the same is run on the same store.
+
+    It runs until Ctrl-C or SIGTERM, which let the transactions under way end; a second Ctrl-C does not wait. A process
+    that dies is started again, and others take its shards at once.
+
+    \b
+    A file, words.py:
+      from detent.consumer import Consumer
+      app = Consumer("words", store="file:./data", read="lines")
+
+    \b
+      @app.consume
+      def count(message, state, publish):
+          for word in message.body.decode().split():
+              state[word] = state.get(word, 0) + 1
+
+    \b
+    Try it:
+      echo 'to be or not to be' | detent journal append file:./data lines
+      detent consume words.py --once
+      detent consumer state file:./data words
+      detent consume words.py:app --workers 2
+    """
+
+    if given["once"] and (given["workers"] or member):
+        raise click.UsageError("--once works in one process: leave --workers out, or --once")
+    log_as_asked(verbose=given["verbose"], as_json=given["as_json"])
+    app = load_consumer(target)
+    if member is None:
+        run_found(Consumers.noun, [Found(target, app)], **given)
+        return
+    from detent.consumer.supervisor import work
+
+    adjust(app, shards=given["shards"], standbys=given["standbys"], lease=given["lease"])
+    click.get_current_context().exit(work(app, store_url(app, given["url"]), member))

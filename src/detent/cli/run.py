@@ -6,19 +6,18 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
-from pathlib import Path
-from typing import Any, Final
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from typing import Any, Final, NoReturn
 
 import click
 
 from detent.cli._output import note
-from detent.cli._views import LineView, Part, View, view_of
+from detent.cli._views import Part, View, view_of
 from detent.cli.kinds import KINDS, find_all
 from detent.cli.kinds.kind import Found, Given, HandlersLate, Ready, with_options
-from detent.errors import DetentError, Invalid
-from detent.runtime import thread
 from detent.runtime.signals import stop_on_signals
+from detent.runtime.supervisor import Supervisor
+from detent.runtime.task import DONE, Next, Task
 
 INTERRUPTED: Final = 130
 """The exit code of a program that did not wait for what was under way."""
@@ -146,7 +145,8 @@ class _RunCommand(click.Command):
         titles = {name: title for title, (_, options) in OPTIONS.items() for name in options}
         rows: dict[str, list[tuple[str, str]]] = {"Options": [], **{title: [] for title in OPTIONS}}
         for parameter in self.get_params(ctx):
-            if (record := parameter.get_help_record(ctx)) is not None:
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
                 rows[titles.get(parameter.name or "", "Options")].append(record)
         for title, records in rows.items():
             with formatter.section(title):
@@ -240,7 +240,9 @@ def execute(ready: Sequence[Ready], given: Given) -> None:
 def _run_alone(one: Ready, view: View, *, once: bool) -> int:
     """One task, in this thread. Spark sets handlers of signals of its own: what uses it sets ours by itself."""
     at_once = (lambda: end_now(INTERRUPTED, view)) if one.hangs_on_threads else None
-    signals = nullcontext() if one.sets_handlers else stop_on_signals(one.stopping, at_once)
+    signals: AbstractContextManager[Any] = (
+        nullcontext() if one.sets_handlers else stop_on_signals(one.stopping, at_once)
+    )
     if once:
         with signals:
             return one.run_once(view)
@@ -249,28 +251,58 @@ def _run_alone(one: Ready, view: View, *, once: bool) -> int:
 
 
 def _run_together(ready: Sequence[Ready], view: View, *, once: bool) -> int:
-    """Several tasks, each in a thread, until all have ended or the first one fails. The stores that they share stay
-    open until the last one has ended."""
+    """Several tasks, each in a thread, until all have ended or one has failed. The last one is stopped first, and the
+    stores that they share stay open until all have ended."""
     import detent
 
     if once:
         return max(one.run_once(Part(view, one.title)) for one in ready)
     stopping = threading.Event()
-    running: list[_Running] = []
+    supervisor = Supervisor()
     with stop_on_signals(stopping, lambda: end_now(INTERRUPTED, view)), view, ExitStack() as stores:
         for url in dict.fromkeys(url for one in ready for url in one.urls):
             stores.enter_context(detent.open(url))
-        try:
-            for one in ready:
-                running.append(_Running(one, Part(view, one.title)))
-            while not stopping.wait(0.1) and all(one.thread.is_alive for one in running):
-                pass
-        finally:
-            for one_running in reversed(running):  # what reads what others write ends after them
-                one_running.ready.stop()
-            for one_running in running:
-                one_running.thread.join()
-    for one_running in running:
-        if one_running.error is not None:
-            raise one_running.error
+        running = [_Running(one, Part(view, one.title)) for one in ready]
+        for one in running:
+            supervisor.add(one)
+        supervisor.run(stopping)
     return max(one.code for one in running)
+
+
+class _Running(Task):
+    """One of several tasks of this process. What its kind tries again is tried again in there: an error that comes out
+    of it is the end of all."""
+
+    def __init__(self, ready: Ready, view: View) -> None:
+        super().__init__(ready.title)
+        self.kind = ready.kind
+        self._ready = ready
+        self._view = view
+        self.code = 0
+
+    def step(self) -> Next:
+        """All of its work."""
+        self.code = self._ready.run(self._view)
+        return DONE
+
+    def interrupt(self) -> None:
+        """It shall stop."""
+        self._ready.stop()
+
+    def is_hopeless(self, error: Exception) -> bool:
+        """Always."""
+        del error
+        return True
+
+
+def end_now(code: int, view: View | None = None) -> NoReturn:
+    """End without waiting for threads in which functions of the user's hang, as Python would. What they were at comes
+    again."""
+    if view is not None:
+        view.__exit__(None, None, None)
+        if sys.__stderr__ is not None and sys.__stderr__.isatty():
+            sys.__stderr__.write(SHOW_CURSOR)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(RuntimeError):  # a signal has come while it was written to
+            stream.flush()
+    os._exit(code)

@@ -51,7 +51,6 @@ Looking and steering:
     steering.py          list files, put them back, forget them
     resetting.py         begin anew when the table is gone
     counters.py          what a pipeline has done
-    views.py             how that is shown
 """
 
 from __future__ import annotations

@@ -68,7 +68,6 @@ Pipelines (`detent run`):
     running_goals.py    how far a run that ends reads
     running_state.py    how far, how fast, how far behind
     running_events.py   what views are told
-    liveview.py         the views: a live table, log lines, JSON
     foreground.py       silences Spark's own log under a command
 
 Starting Spark quickly, from pip alone:

@@ -78,25 +78,17 @@ def refuse_twins(buses: Iterable[Bus]) -> None:
             )
 
 
+def refuse_metrics_once(given: Given) -> None:
+    """There is nothing to be scraped of a command that ends soon."""
+    if given["once"] and given["metrics_port"] is not None:
+        raise click.UsageError("--metrics-port is for apps that go on running, and --once ends: give one of them")
+
+
 class Buses(Kind):
     """The kind."""
 
     noun = "app"
-    home = "detent.bus:Bus"
-    options = (
-        click.option("--concurrency", type=click.IntRange(1), help="How many messages each app handles at once."),
-        click.option(
-            "--transport",
-            metavar="URL",
-            help="What carries messages, instead of what the file says: file:./data, sqs:?region=R, redis://HOST/0, "
-            "pubsub:?project=P, MODULE:CLASS:?OPTION=VALUE.",
-        ),
-        click.option(
-            "--metrics-port",
-            type=click.IntRange(1, 65_535),
-            help="Serve metrics for Prometheus on this port of the loopback address.",
-        ),
-    )
+    home = "detent.bus"
 
     def sought(self) -> Sought[Any]:
         """What a file is to declare."""
@@ -258,8 +250,7 @@ class ReadyBuses(Ready):
         self._buses = buses
         self._given = given
         self.name = ",".join(bus.name for bus in buses)
-        if given["once"] and given["metrics_port"] is not None:
-            raise click.UsageError("--metrics-port is for apps that go on running, and --once ends: give one of them")
+        refuse_metrics_once(given)
         self.urls = sorted({url for bus in buses if (url := _kept_at(bus)) is not None})
 
     def check(self, *, as_json: bool) -> None:

@@ -9,12 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-import click
-
 from detent.cli._common import count_text, open_for_writing
 from detent.cli._consumer_shown import Seen, consumer_fields, look, shown_error, shown_journals, shown_status, total_lag
 from detent.cli._logs import set_up_logs
-from detent.cli._output import line_text, print_table
+from detent.cli._output import line_text, print_fields, print_json, print_table
 from detent.cli._views import LAG, Column, Look, Notice, View, said
 from detent.cli.kinds.kind import Found, Given, Kind, Known, Ready, store_of
 from detent.durations import Duration, milliseconds
@@ -78,31 +76,16 @@ def adjust(
             raise Invalid(f"a lease lasts at least {LEASE_MS_MIN} ms, not {lease}")
 
 
+def store_url(consumer: Consumer, given: str | None) -> str:
+    """Where the consumer's store is: the first of those that say it."""
+    return store_of("consumer", "Consumer", consumer.name, consumer.store, given)
+
+
 class Consumers(Kind):
     """The kind."""
 
     noun = "consumer"
-    home = "detent.consumer:Consumer"
-    options = (
-        click.option("--shards", type=click.IntRange(1), help="How many shards, instead of the consumer's own number."),
-        click.option(
-            "--workers",
-            type=click.IntRange(1),
-            help="How many processes. Left out: one a shard, but no more than there are processors, and enough for "
-            "standbys.",
-        ),
-        click.option(
-            "--standbys", type=click.IntRange(0), help="How many processes follow each shard, ready to take over."
-        ),
-        click.option(
-            "--lease", metavar="DURATION", help="How long a process that vanished keeps its shards, such as 10s."
-        ),
-        click.option(
-            "--force",
-            is_flag=True,
-            help="If another process owns the store and does not answer, end that process and take over.",
-        ),
-    )
+    home = "detent.consumer"
 
     def sought(self) -> Sought[Any]:
         """What a file is to declare."""
@@ -127,7 +110,7 @@ class Consumers(Kind):
     @contextmanager
     def declared(self, found: Any, given: Given) -> Iterator[Known]:
         """A consumer of a file, in the store that it says."""
-        url = store_of("consumer", "Consumer", found.name, found.store, given.get("url"))
+        url = store_url(found, given.get("url"))
         with open_for_writing(url, force=False) as store:
             yield KnownConsumer(store, found.name)
 
@@ -162,20 +145,21 @@ class ReadyConsumer(Ready):
         self._given = given
         self._rates = Rates()
         self.name = app.name
-        self.url = store_of("consumer", "Consumer", app.name, app.store, given["url"])
+        self.url = store_url(app, given["url"])
         self.urls = [self.url]
 
     def check(self, *, as_json: bool) -> None:
         """Its numbers and what it reads."""
         app = self._app
         fields = {"consumer": app.name, "store": self.url, "shards": app.shards, "standbys": app.standbys}
-        click.echo(", ".join(f"{key} {value}" for key, value in fields.items()))
+        print_json(fields) if as_json else print_fields({name: str(value) for name, value in fields.items()})
 
     def run(self, view: View) -> int:
         """Start its processes, and watch them until `stop`."""
         from detent.consumer.supervisor import Supervisor, run_alone, worker_count
 
         app, given, url = self._app, self._given, self.url
+        log_as_asked(verbose=given["verbose"], as_json=given["as_json"])
         count = worker_count(app, url, given["workers"])
 
         def tell(notice: Any) -> None:
@@ -213,6 +197,8 @@ class ReadyConsumer(Ready):
     def run_once(self, view: View) -> int:
         """Read what there is, in this process, then print how far it is."""
         from detent.consumer.running import opened, stopped_by
+
+        log_as_asked(verbose=self._given["verbose"], as_json=self._given["as_json"])
 
         def on_event(what: str, shard: int, text: str) -> None:
             if what == "waiting":  # for the process that holds the shard, which may take long

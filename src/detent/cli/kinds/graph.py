@@ -87,7 +87,7 @@ class Graphs(Kind):
     """The kind."""
 
     noun = "graph"
-    home = "detent.processor:Graph"
+    home = "detent.processor"
 
     def sought(self) -> Sought[Any]:
         """What a file is to declare."""

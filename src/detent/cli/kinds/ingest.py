@@ -40,21 +40,7 @@ class Ingests(Kind):
     """The kind."""
 
     noun = "ingest"
-    home = "detent.ingest:IngestConfig"
-    options = (
-        click.option(
-            "--backfill",
-            metavar="PREFIX",
-            help="Also ingest the files under a folder or s3://bucket/prefix that were not announced. Those in "
-            "subfolders are included; hidden ones (_x, .x) are left out.",
-        ),
-        click.option(
-            "--match",
-            metavar="PATTERN",
-            help="Of the files of --backfill, only those whose names (without folders) match a shell pattern, such as "
-            "'*.json.gz'.",
-        ),
-    )
+    home = "detent.ingest"
 
     def sought(self) -> Sought[Any]:
         """What a file is to declare."""
@@ -66,8 +52,8 @@ class Ingests(Kind):
             plural="ingests",
             article="an",
             example="orders.toml or shop.py:orders",
-            lines='from detent.ingest import IngestConfig; orders = IngestConfig(name="orders", queue="sqs:new-orders", '
-            'table="./lake/orders")',
+            lines="from detent.ingest import IngestConfig; "
+            'orders = IngestConfig(name="orders", queue="sqs:new-orders", table="./lake/orders")',
             usual="ingest",
         )
 
@@ -81,9 +67,15 @@ class Ingests(Kind):
     def declared(self, found: Any, given: Given) -> Iterator[Known]:
         """An ingest with its database."""
         del given
-        settings = getattr(found, "config", found)
+        settings = settings_of(found)
         with database(settings) as engine:
             yield KnownIngest(settings, engine)
+
+
+def settings_of(found: Any) -> IngestConfig:
+    """The settings of an ingest, which may be all that a file declares."""
+    settings: IngestConfig = getattr(found, "_config", found)
+    return settings
 
 
 @contextmanager
@@ -119,17 +111,18 @@ class ReadyIngest(Ready):
     """An ingest that is about to run in this process."""
 
     kind = "ingest"
+    sets_handlers = True
 
     def __init__(self, found: Any, given: Given) -> None:
         super().__init__()
         self._found = found
         self._given = given
         self._running: Any = None
-        self.name = getattr(found, "config", found).name
+        self.name = settings_of(found).name
 
     def check(self, *, as_json: bool) -> None:
         """Its queue and its table."""
-        settings = getattr(self._found, "config", self._found)
+        settings = settings_of(self._found)
         settings.check_place()
         fields = {"ingest": settings.name, "queue": settings.queue_url, "table": settings.location}
         print_json(fields) if as_json else print_fields(fields)
@@ -267,8 +260,8 @@ class KnownIngest(Known):
         "pause": "its processes ask nothing but the queue. Stop them (Ctrl-C or SIGTERM): announcements wait in the "
         "queue, and the next run goes on with them",
         "resume": "start it with `detent run`: it goes on with the announcements that wait in the queue",
-        "rm": "its database may be that of other ingests, and its table is yours. `detent reset` forgets the files of a "
-        "table that is gone",
+        "rm": "its database may be that of other ingests, and its table is yours. `detent reset` forgets the files of "
+        "a table that is gone",
     }
 
     def __init__(self, settings: IngestConfig, engine: Engine) -> None:

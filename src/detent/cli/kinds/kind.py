@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
-import click
-
 from detent.cli._common import URL_VARIABLE, check_kept
 from detent.errors import Invalid
 from detent.paths import as_url
@@ -58,6 +56,10 @@ class Ready:
     hangs_on_threads = False
     """Whether Python would wait at its end for threads in which functions of the user's hang: a second Ctrl-C ends the
     process without it."""
+
+    sets_handlers = False
+    """Whether it has SIGTERM and Ctrl-C call `stop` by itself, in the main thread: Spark sets handlers, too, when it
+    starts."""
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
@@ -130,6 +132,7 @@ class Known:
 
     def wait(self, timeout_ms: int) -> None:
         """Return when it has done all that there is now; `Unavailable` after the time."""
+        del timeout_ms
         raise self.refusal("wait")
 
     def refusal(self, verb: str) -> Invalid:
@@ -142,19 +145,16 @@ class Kind:
 
     noun: str
     home: str
-    """The module and the class of what declares one, as in ``detent.consumer:Consumer``."""
-
-    options: Sequence[Callable[[Any], Any]] = ()
-    """Options of `detent run` that only this kind has, as decorators."""
+    """The package of the class that declares one."""
 
     def sought(self) -> Sought[Any]:
         """What a file is to declare."""
         raise NotImplementedError
 
-    def declared_class(self) -> type | None:
-        """The class, if a file has imported it: else there is no object of it to be found."""
-        module, _, name = self.home.partition(":")
-        return None if module not in sys.modules else getattr(sys.modules[module], name)
+    @property
+    def is_imported(self) -> bool:
+        """Whether a file has imported what declares one: else there is nothing of this kind to be found in it."""
+        return self.home in sys.modules
 
     def ready(self, found: Sequence[Found], given: Given) -> list[Ready]:
         """What a file declares, to be run."""
@@ -168,20 +168,6 @@ class Kind:
         """All tasks of this kind that a store knows."""
         del store
         return iter(())
-
-    def option_names(self) -> set[str]:
-        """The names of its options, as commands get them."""
-        return {one.name for one in _options_of(self.options) if one.name is not None}
-
-
-def _options_of(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Option]:
-    def nothing() -> None:
-        """Carries the options."""
-
-    function: Any = nothing
-    for decorator in decorators:
-        function = decorator(function)
-    return list(getattr(function, "__click_params__", ()))
 
 
 def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Function], Function]:

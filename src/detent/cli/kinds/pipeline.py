@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import click
@@ -19,7 +21,7 @@ from detent.cli.kinds.kind import Found, Given, Kind, Known, Ready
 from detent.errors import Invalid, NotFound
 from detent.paths import as_url
 from detent.runtime.report import Report, State, Trouble, state_of
-from detent.runtime.target import MODULE, Sought, UserFile
+from detent.runtime.target import Sought, UserFile
 
 if TYPE_CHECKING:
     from detent.spark.pipeline import Pipeline
@@ -79,18 +81,7 @@ class Pipelines(Kind):
     """The kind."""
 
     noun = "pipeline"
-    home = "detent.spark:Pipeline"
-    options = (
-        click.option(
-            "--checkpoints", metavar="DIR", help="The folder of the checkpoints; beside a file: store if left out."
-        ),
-        click.option("--cores", type=click.IntRange(1), help="How many tasks run at once; all processors if left out."),
-        click.option("--memory", metavar="SIZE", help="Spark's memory, such as 4g."),
-        click.option(
-            "--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; can be given several times."
-        ),
-        click.option("--quick", is_flag=True, help="Start faster and then run slower: for little data."),
-    )
+    home = "detent.spark"
 
     def sought(self) -> Sought[Any]:
         """What a file is to declare."""
@@ -131,12 +122,11 @@ class Pipelines(Kind):
 
 def send_by_value(module: str) -> None:
     """Let functions of a module that stays imported travel to Spark's workers by value, which cannot import it."""
-    import sys
-
     from pyspark import cloudpickle
 
-    if module != MODULE and module in sys.modules:
-        cloudpickle.register_pickle_by_value(sys.modules[module])
+    register: Callable[[ModuleType], None] = cloudpickle.register_pickle_by_value
+    if module in sys.modules:
+        register(sys.modules[module])
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -146,6 +136,7 @@ class ReadyPipeline(Ready):
     """A pipeline whose streams are about to run in this process."""
 
     kind = "pipeline"
+    sets_handlers = True
 
     def __init__(self, pipeline: Pipeline, target: str, given: Given) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ class Workers(Kind):
     """The kind."""
 
     noun = "worker"
-    home = "detent.queue:Worker"
+    home = "detent.queue"
 
     def sought(self) -> Sought[Any]:
         """What a file is to declare."""
@@ -100,7 +100,7 @@ class ReadyWorker(Ready):
         return self._run(view, is_once=True)
 
     def _run(self, view: View, *, is_once: bool) -> int:
-        look = Look(self.title, self._reports, lambda: self._reports()[0].as_json())
+        look = Look(self.title, self._reports, self._fields)
         given = self._given
 
         def watch() -> None:
@@ -135,6 +135,9 @@ class ReadyWorker(Ready):
             found.close()  # a queue of an event loop, which is not this thread's
             return 1
         return int(found.available + found.delayed + found.blocked + found.in_flight)
+
+    def _fields(self) -> dict[str, Any]:
+        return self._reports()[0].as_json()
 
     def _reports(self) -> list[Report]:
         counts = {"handled": self._worker.handled, "failed": self._worker.failed}

@@ -21,9 +21,10 @@ from detent.cli._common import (
 )
 from detent.cli._output import line_text, print_fields, print_json, print_table, time_text
 from detent.cli.kinds import KINDS, find_all
+from detent.cli.kinds.ingest import settings_of
 from detent.cli.kinds.kind import Known
 from detent.durations import milliseconds
-from detent.errors import Invalid, NotFound
+from detent.errors import DetentError, Invalid, NotFound
 from detent.paths import as_url
 from detent.runtime.report import Report, State
 from detent.runtime.target import Target
@@ -61,12 +62,35 @@ def _store_url(given: str | None) -> str:
 @contextmanager
 def _declared(target: str, url: str | None) -> Iterator[list[Known]]:
     """All that a file declares, or the one that is named."""
+    given = {"url": None if url is None else as_url(url), "transport": None}
     with ExitStack() as stack:
-        found = find_all([target])
-        given = {"url": None if url is None else as_url(url), "transport": None}
-        yield [
-            stack.enter_context(kind.declared(one.what, given)) for kind in KINDS for one in found.get(kind.noun, ())
-        ]
+        known = []
+        for noun, some in find_all([target]).items():
+            kind = next(kind for kind in KINDS if kind.noun == noun)
+            for one in some:
+                try:
+                    known.append(stack.enter_context(kind.declared(one.what, given)))
+                except NotFound as error:
+                    known.append(_NeverRan(noun, settings_of(one.what).name, error))
+        yield known
+
+
+class _NeverRan(Known):
+    """A task that a file declares, and whose store or database is not there yet."""
+
+    def __init__(self, kind: str, name: str, error: NotFound) -> None:
+        self.kind = kind
+        self.name = name
+        self._error = error
+
+    def report(self) -> Report:
+        """There is nothing to say."""
+        raise self._error
+
+    def refusal(self, verb: str) -> DetentError:
+        """Why nothing can be done with it."""
+        del verb
+        return self._error
 
 
 @contextmanager
@@ -140,12 +164,20 @@ def list_tasks(place: str | None, named: str | None, force: bool, as_json: bool)
     else:
         context = _stored(_store_url(place or named), force=force)
     with context as known:
-        reports = [one.report() for one in known]
+        reports = [_report_of(one) for one in known]
     if as_json:
         print_json([report.as_json() for report in reports])
         return
     rows = [[report.title, *_cells(report)] for report in reports]
     print_table(["task", "state", "done", "lag", "error"], [list(map(line_text, row)) for row in rows])
+
+
+def _report_of(one: Known) -> Report:
+    """How a task is; one that never ran is in a list, too."""
+    try:
+        return one.report()
+    except NotFound as error:
+        return Report(one.kind, one.name, State.STOPPED, about={"never ran": str(error)})
 
 
 def _cells(report: Report) -> list[str]:

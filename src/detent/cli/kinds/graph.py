@@ -476,7 +476,12 @@ class KnownGraph(StoredGraph):
 
     def report(self) -> Report:
         """Its processors, with what became of their input sets."""
-        return whole_of(self.name, [part_of(self._live, one) for one in self._live.status(latency=False)])
+        parts = [part_of(self._live, one) for one in self._live.status(latency=False)]
+        prefix = f"graph/{self.name}/"
+        paused = {info.name.removeprefix(prefix) for info in self.store.consumers(prefix) if info.paused}
+        return whole_of(
+            self.name, [replace(part, state=State.PAUSED) if part.name in paused else part for part in parts]
+        )
 
     def _reading(self) -> list[str]:
         ran = {one.name for one in self._live.status(latency=False) if one.status != "new"}

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
 from detent.cli._common import URL_VARIABLE, check_kept
-from detent.errors import Invalid
+from detent.errors import DetentError, Invalid
 from detent.paths import as_url
 from detent.runtime.report import Report
 
@@ -135,7 +135,7 @@ class Known:
         del timeout_ms
         raise self.refusal("wait")
 
-    def refusal(self, verb: str) -> Invalid:
+    def refusal(self, verb: str) -> DetentError:
         """Why the kind has no such verb, and what to do."""
         return Invalid(f"{self.title} cannot be told to {verb}: {self.instead[verb]}")
 

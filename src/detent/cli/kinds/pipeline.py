@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import click
 
-from detent.cli._common import open_for_reading, open_for_writing
+from detent.cli._common import open_for_writing
 from detent.cli._output import print_json, print_table
 from detent.cli._views import Column, Look, Notice, View, said
 from detent.cli.kinds.kind import Found, Given, Kind, Known, Ready
@@ -107,7 +107,7 @@ class Pipelines(Kind):
         """A pipeline of a file, in the store that it says."""
         from detent.spark.running_prepare import store_url
 
-        with open_for_reading(store_url(found, given.get("url"))) as store:
+        with open_for_writing(store_url(found, given.get("url")), force=False) as store:
             yield KnownPipeline(store, found.name, [stream.name for stream in found.streams])
 
     def stored(self, store: Store) -> Iterator[Known]:
@@ -337,8 +337,7 @@ class KnownPipeline(Known):
 
     def remove(self) -> None:
         """Forget the ledger rows of its streams."""
-        with open_for_writing(self._store.url, force=False) as store:
-            for stream in self._streams:
-                store.reset_ledger(f"{self.name}/{stream}")  # forgets what the stream reads and writes, too
-                with suppress(NotFound):
-                    store.delete_ledger(f"{self.name}/{stream}")
+        for stream in self._streams:
+            self._store.reset_ledger(f"{self.name}/{stream}")  # forgets what the stream reads and writes, too
+            with suppress(NotFound):
+                self._store.delete_ledger(f"{self.name}/{stream}")

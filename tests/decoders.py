@@ -34,9 +34,9 @@ from detent.kv.commitrecord import LogName, decode_record, encode_record
 from detent.kv.environment import State
 from detent.kv.loghead import LogHead, decode_log_head
 from detent.kv.oldlog import read_readable
-from detent.processor.places_kept import SavedPlace
 from detent.queue.message import Receipt
 from detent.remote import wire
+from detent.stream.kept_place import SavedPlace
 from world import World
 
 

@@ -22,8 +22,8 @@ import detent
 from detent import crash
 from detent.journal import Message
 from detent.processor import Graph, LiveGraph, Processor, provenance_of
-from detent.processor.checks import errors_of
 from detent.processor.outcome import ERROR_TYPE, TYPE
+from detent.processor.plan import errors_of
 from detent.processor.records import Mark, Record
 from detent.processor.runner import Runner
 from detent.shard import operations as ops

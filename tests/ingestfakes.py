@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 from pyspark.sql.types import StructType
 from sqlalchemy import select, update
 
-from detent.ingest import metastore, source, steering
+from detent.ingest import metastore, ownership, steering
 from detent.ingest.commit_manifest import ManifestCommitter
 from detent.ingest.committer import Output
 from detent.ingest.config import IngestConfig
@@ -202,7 +202,7 @@ class World:
         self.config = IngestConfig(**given)
         self.queue, self.bucket = Queue(self), Bucket()
         self.engine = metastore.connect(self.config.state_url)
-        source.register(self.engine, self.config)
+        ownership.register(self.engine, self.config)
 
     def pipeline(self, token: str = "p1") -> Pipeline:
         return Pipeline(self, token.ljust(32, "0"))

@@ -28,7 +28,7 @@ import pytest
 
 import detent
 import zygote
-from detent.ingest.source import OWNER_FILE
+from detent.ingest.ownership import OWNER_FILE
 from processes import Child, Io, Processes, eventually
 
 MARKS = [pytest.mark.xdist_group("ingest-processes")]

@@ -39,7 +39,7 @@ MODULES = (
     "detent.cli",
     "detent.runtime.target",
     "detent.consumer.supervisor",
-    "detent.processor.live",
+    "detent.processor.live_graph",
     "detent.kv.file",
     "detent.kv.memory",
     "detent.server.serving",

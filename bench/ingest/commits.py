@@ -17,8 +17,7 @@ from bench.harness import INFORMATIVE, Plan, Row, Size, ours_at_most
 from bench.ingest.suite import SUITE
 from bench.place import Place
 from detent.ingest import IngestConfig, metastore
-from detent.ingest.committer import Committer, DataFile, Output
-from detent.ingest.running import committer_of
+from detent.ingest.committer import Committer, DataFile, Output, committer_of
 from detent.ingest.shared_state import QueueSharedState, Shard
 
 KINDS = ("manifest", "delta", "iceberg")

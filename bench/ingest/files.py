@@ -16,7 +16,7 @@ from bench.harness import INFORMATIVE, Plan, Row, Size, ratio_at_least
 from bench.ingest.suite import SUITE
 from bench.place import Place
 from detent.ingest import Ingest, IngestConfig
-from detent.ingest.running import Progress
+from detent.ingest.progress import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

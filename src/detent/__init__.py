@@ -20,6 +20,7 @@ The layers inside, from the top down; each package's docstring says which file d
     consumer/       applications with state that read journals
     transports/     queues of other systems, for ingest and for the bus
     state/          where these keep it
+    stream/         what consumers and processors stand on: places, fences, leases
     store.py        `detent.open(url)`: `Store` and `AsyncStore`
     transaction.py  `store.transaction()`
     verify.py       `store verify`
@@ -32,6 +33,7 @@ The layers inside, from the top down; each package's docstring says which file d
     message/        message ids, clocks, sequencing: pure rules
     codec/          byte formats
     kv/             the only code that touches a disk
+    settings/       what can be set of a queue and of a journal, said once
     sql/            SQLite and PostgreSQL: engines, transactions, errors
     runtime/        what runs, rests and starts over: tasks, supervisor, leases
 
@@ -49,7 +51,6 @@ What several layers share:
     lazy.py         packages whose names are imported when they are first used
     extras.py       the command that installs a missing extra beside this Detent
     forks.py        tells a forked child from its parent
-    growth.py       waiting for several journals at once
     scraped.py      metrics of a process without a server
     sqs_client.py   a client of SQS
     __main__.py     `python -m detent`
@@ -122,6 +123,8 @@ if TYPE_CHECKING:
         Receipt,
         Worker,
     )
+    from detent.settings.journal import JournalSettings
+    from detent.settings.queue import QueueSettings
     from detent.shard import (
         AsyncConsumerHandle,
         AsyncShardState,
@@ -197,6 +200,8 @@ _HOMES = {
         "Receipt",
         "Worker",
     ),
+    "detent.settings.journal": ("JournalSettings",),
+    "detent.settings.queue": ("QueueSettings",),
     "detent.shard": (
         "AsyncConsumerHandle",
         "AsyncShardState",
@@ -248,6 +253,7 @@ __all__ = [
     "Invalid",
     "Journal",
     "JournalInfo",
+    "JournalSettings",
     "LedgerInfo",
     "LimitExceeded",
     "MemberInfo",
@@ -266,6 +272,7 @@ __all__ = [
     "Queue",
     "QueueInfo",
     "QueuePage",
+    "QueueSettings",
     "QueuedMessage",
     "ReaderInfo",
     "Receipt",

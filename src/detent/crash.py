@@ -50,6 +50,7 @@ POINTS: frozenset[str] = frozenset(
         "state.sql.after_restore",
         "state.sql.before_commit",
         "state.sql.after_commit",
+        "spark.plan.before_step",
         "spark.plan.after_step",
         "spark.sink.after_fragment",
         "spark.sink.before_commit",

@@ -18,9 +18,9 @@ import pytest
 from click.testing import CliRunner
 
 from acceptance.test_cli import PATIENCE_S, detent_command, environment, ok, refused
-from detent.ingest import metastore, source
+from detent.ingest import metastore, ownership
 from detent.ingest.config import IngestConfig
-from detent.ingest.counters import Counters
+from detent.ingest.progress import Counters
 from detent.ingest.shared_state import QueueSharedState, Shard
 
 COMMANDS = ["run", "status", "files", "quarantine", "redrive", "prune", "reset"]
@@ -36,7 +36,7 @@ def config(tmp_path: Path) -> str:
     settings = IngestConfig.read(path)
     engine = metastore.connect(settings.state_url)
     try:
-        source.register(engine, settings)
+        ownership.register(engine, settings)
         shared = QueueSharedState(engine, settings.name, "pipeline", 1_000)
         shards = [Shard(name.encode() * 16, f"file:///landing/{name}.json", "etag:1", 2_048) for name in "abcd"]
         shared.open(shards)

@@ -22,8 +22,8 @@ from zygote import Forked
 
 pytestmark = [*sparkling.PROCESS_MARKS, pytest.mark.timeout(600)]
 
-PLANNED = "spark.plan.after_step"  # in the process of the source: the driver sees its query fail
-POINTS = sorted({PLANNED, *(point for point in crash.POINTS if point.startswith("spark.once."))})
+PLANNING = "spark.plan."  # in the process of the source: the driver sees its query fail
+POINTS = sorted(point for point in crash.POINTS if point.startswith((PLANNING, "spark.once.")))
 FED = 40
 PATIENCE_S = 180
 
@@ -37,7 +37,7 @@ DRIVER = textwrap.dedent(
     folder = Path(sys.argv[1])
     url = f"file:{folder / 'store'}"
     spark = detent.spark.session(store=url, cores=1, quick=True)
-    orders = spark.readStream.format("detent").options(journals="in").load(url)
+    orders = spark.readStream.format("detent").options(journals="in", maxMessagesPerTrigger=sys.argv[2]).load(url)
     write = once(
         url,
         "shop",
@@ -53,13 +53,13 @@ DRIVER = textwrap.dedent(
 )
 
 
-def drive(folder: Path, crash_at: str = "") -> tuple[int, str]:
+def drive(folder: Path, crash_at: str = "", *, rows_max: int = 1000) -> tuple[int, str]:
     """Run the driver until it ends, or dies at the point. Nobody of its process group is left."""
     program, log = folder / "driver.py", folder / "driver.log"
     program.write_text(DRIVER)
     with log.open("wb") as out:
         process = Forked(
-            [sys.executable, str(program), str(folder)],
+            [sys.executable, str(program), str(folder), str(rows_max)],
             stdout=out,
             stderr=out,
             env={**os.environ, "DETENT_CRASH_AT": crash_at},
@@ -113,16 +113,22 @@ class Shop:
         return {int(entry.name) for entry in path.iterdir() if entry.name.isdigit()} if path.exists() else set()
 
 
-def test_every_sink_has_every_row_once_whatever_the_driver_died_of(tmp_path: Path) -> None:
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
     with detent.open(f"file:{tmp_path / 'store'}") as store:
         store.queue("mail").create()
     with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
         connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
-    shop = Shop(tmp_path)
+    return Shop(tmp_path)
+
+
+def test_every_sink_has_every_row_once_whatever_the_driver_died_of(tmp_path: Path, shop: Shop) -> None:
     for point in POINTS:
         shop.feed()
         code, log = drive(tmp_path, point)  # in the batch that the last one left undone, or in the next
-        assert code == (1 if point == PLANNED else -signal.SIGKILL), f"the driver did not come to {point}: {log}"
+        assert code == (1 if point.startswith(PLANNING) else -signal.SIGKILL), (
+            f"the driver did not come to {point}: {log}"
+        )
         rows, published = shop.engine()
         assert rows == list(range(published)), point
         for found in (shop.delta(), shop.sql()):
@@ -133,5 +139,24 @@ def test_every_sink_has_every_row_once_whatever_the_driver_died_of(tmp_path: Pat
     code, log = drive(tmp_path)
     assert code == 0, log
     expected = list(range(FED * (len(POINTS) + 1)))
+    assert shop.engine() == (expected, len(expected))
+    assert shop.delta() == shop.sql() == expected
+
+
+@pytest.mark.parametrize("point", sorted(point for point in crash.POINTS if point.startswith(PLANNING)))
+def test_batch_whose_plan_was_sent_ahead_survives_a_kill(tmp_path: Path, shop: Shop, point: str) -> None:
+    """The third batch of a process: its plan is sent while Spark writes its log."""
+    for _ in range(4):
+        shop.feed()
+    code, log = drive(tmp_path, f"{point}:3", rows_max=FED)
+    assert code == 1, log
+    rows, published = shop.engine()
+    assert rows == list(range(2 * FED))
+    assert published == 2 * FED
+    shop.lose_newest()
+    shop.feed()
+    code, log = drive(tmp_path, rows_max=FED)
+    assert code == 0, log
+    expected = list(range(5 * FED))
     assert shop.engine() == (expected, len(expected))
     assert shop.delta() == shop.sql() == expected

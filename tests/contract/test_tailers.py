@@ -10,9 +10,9 @@ import pytest
 
 from contract.backends import OWNERS
 from detent import Fenced, NotFound, Store
-from detent.processor.appender import Appender, delete_appender
-from detent.processor.tailer import Tailer, any_of, delete_tailer
 from detent.remote import LocalOwner
+from detent.stream.appender import Appender, delete_appender
+from detent.stream.tailer import Tailer, any_of, delete_tailer
 from processes import PATIENCE_S, eventually
 
 

@@ -27,10 +27,10 @@ from detent.bus.sql_port import port_of
 from detent.bus.tracker_sql import SqlTracker
 from detent.bus.unit_dbapi import DbApiUnitOfWork
 from detent.bus.unit_of_work import TransactionEnded
-from detent.bus.unit_rules import committing, guard_of
+from detent.bus.unit_rules import guard_of
 from detent.bus.unit_sqlalchemy import SqlAlchemyUnitOfWork
 from detent.errors import Invalid, OutcomeUnknown
-from detent.sql.dialects import ends_transaction
+from detent.sql.dialects import committing, ends_transaction
 
 
 class Place:

@@ -17,9 +17,7 @@ import pytest
 import detent
 from detent.errors import Busy, Denied, NotFound
 from detent.journal import AsyncJournal
-from detent.journal.calls import Settings as JournalSettingNames
 from detent.queue import AsyncQueue, QueueInfo
-from detent.queue.calls import Settings as QueueSettingNames
 from detent.queue.operations import PAYLOAD_BYTES_MAX
 from detent.remote.wire import PROBLEM_TYPE
 from detent.server import api_journals, api_queues
@@ -41,6 +39,8 @@ from detent.server.metrics import Metrics
 from detent.server.models import JournalSettings, NewQueue, QueueSettings
 from detent.server.models_queues import QueueDescription
 from detent.server.route import ARROW
+from detent.settings.journal import JournalSettings as JournalSettingNames
+from detent.settings.queue import QueueSettings as QueueSettingNames
 from httpserver import HOST, HttpServer, Posing, serve
 from processes import eventually
 

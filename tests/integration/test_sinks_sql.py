@@ -23,7 +23,9 @@ from detent.processor import sink_sql
 from detent.processor.delivery_rows import delivery_rows
 from detent.processor.sink_sql import SqlSink
 from detent.processor.step import Step
-from detent.sql import databases
+from detent.sql import databases, transactions
+from detent.sql.dialects import CommitUnclear
+from detent.sql.transactions import OwnTransaction
 from processes import Io, Processes, eventually
 
 POSTGRES = pytest.mark.xdist_group("postgres")
@@ -358,15 +360,15 @@ class TestZombies:
         slow, other = adding(postgres.sink()), adding(postgres.sink())
         other("before", step_of(0))
         has_confirmed, may_commit = threading.Event(), threading.Event()
-        commit = sink_sql._commit
+        commit = OwnTransaction.commit
 
-        def wait(transaction: Any) -> None:
+        def wait(transaction: OwnTransaction) -> None:
             if not has_confirmed.is_set():
                 has_confirmed.set()
                 assert may_commit.wait(30)
             commit(transaction)
 
-        monkeypatch.setattr(sink_sql, "_commit", wait)
+        monkeypatch.setattr(OwnTransaction, "commit", wait)
         delivering = threads.submit(slow, "slow", step_of(1))
         assert has_confirmed.wait(30)
         raising = threads.submit(other, "after", step_of(2, floor=2))
@@ -434,20 +436,20 @@ def test_a_function_that_goes_on_after_an_error_is_told(postgres: Database) -> N
 
 
 def test_a_commit_without_an_answer_is_not_done_again(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit, lost = sink_sql._commit, DBAPIError("COMMIT", {}, RuntimeError("gone"), connection_invalidated=True)
+    commit = OwnTransaction.commit
     silent = [True]
 
-    def lose(transaction: Any) -> None:
+    def lose(transaction: OwnTransaction) -> None:
         commit(transaction)
         if silent[0]:
             silent[0] = len(silent) > 1
-            raise sink_sql._CommitLost(lost)
+            raise CommitUnclear("gone")
 
-    monkeypatch.setattr(sink_sql, "_commit", lose)
+    monkeypatch.setattr(OwnTransaction, "commit", lose)
     add = adding(database.sink())
     add("a", step_of(0))
     assert database.effects == ["a"]
-    monkeypatch.setattr(sink_sql, "ATTEMPTS", 2)
+    monkeypatch.setattr(transactions, "ATTEMPTS", 2)
     silent[:] = [True, True]
     with pytest.raises(OutcomeUnknown):
         add("b", step_of(1))

@@ -26,7 +26,7 @@ import postgresserver
 from detent import crash
 from detent.errors import Fenced, Invalid, OutcomeUnknown, Unavailable
 from detent.runtime.backoff import Backoff
-from detent.sql import databases
+from detent.sql import databases, transactions
 from detent.state import sql
 from detent.state.base import ShardName, State
 from detent.state.sql import SqlHandle, SqlShard, SqlState
@@ -581,7 +581,7 @@ def test_shards_of_sqlite_take_turns_from_their_first_reading(sqlite: Database, 
 
 def test_a_lock_that_nobody_gives_back_is_unavailable(sqlite: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases, "BUSY_MS", 50)
-    monkeypatch.setattr(databases, "RETRY", Backoff(0.0, 0.0))
+    monkeypatch.setattr(transactions, "RETRY", Backoff(0.0, 0.0))
     first, second = sqlite.shard(shard=0), sqlite.shard(shard=1)
     handle = first.begin(at_once)
     put(handle, "a", 1)
@@ -876,3 +876,22 @@ def test_comments_do_not_hide_an_ending(database: Database, statement: str) -> N
     with pytest.raises(Invalid, match="ended the transaction"):
         handle.execute(statement)
     shard.discard(handle)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_sqlite_that_rolls_back_by_itself_commits_no_checkpoint(sqlite: Database, given: bool) -> None:
+    """What the application did before would be lost, and what comes after would be committed by itself."""
+    sqlite.execute("CREATE TABLE taken (id INTEGER PRIMARY KEY)")
+    sqlite.execute("INSERT INTO taken VALUES (1)")
+    shard = sqlite.shard((lambda: sqlalchemy.create_engine(sqlite.url)) if given else None)
+    commit(shard, 1, a=5)
+    handle = shard.begin(at_once)
+    put(handle, "a", 6)
+    with pytest.raises(sqlalchemy.exc.IntegrityError):
+        handle.execute("INSERT OR ROLLBACK INTO taken VALUES (1)")
+    with pytest.raises(Invalid, match="ended the transaction"):
+        put(handle, "b", 1)
+    with pytest.raises(Invalid, match="ended the transaction"):
+        shard.commit(shard.seal(handle), numbered(2), [])
+    assert (sqlite.value("a"), sqlite.value("b")) == (5, None)
+    assert sqlite.state().open(STORE, SHARD).restore() == numbered(1)

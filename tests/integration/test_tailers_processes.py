@@ -12,8 +12,8 @@ import pytest
 
 import detent
 from detent import Store
-from detent.processor.appender import Appender
-from detent.processor.tailer import Tailer, any_of
+from detent.stream.appender import Appender
+from detent.stream.tailer import Tailer, any_of
 from processes import PATIENCE_S, Child, Io, Processes, arm, eventually
 from remoteserver import server_process
 

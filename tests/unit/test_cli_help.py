@@ -61,7 +61,7 @@ def test_list_of_commands_is_not_cut(path: tuple[str, ...]) -> None:
             assert name not in {line.split()[0] for line in listed.splitlines() if line.strip()}
             continue
         summary = one.short_help or words_of(cleandoc(one.help or "")).partition(". ")[0].rstrip(".")
-        (line,) = [line for line in listed.splitlines() if line.split()[0] == name and line.startswith("  ")]
+        (line,) = [line for line in listed.splitlines() if line.split()[:1] == [name] and line.startswith("  ")]
         assert line.split(maxsplit=1)[1].rstrip(".") == summary.rstrip("."), "say it in one line"
 
 

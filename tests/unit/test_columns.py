@@ -16,7 +16,6 @@ from detent import Invalid, LimitExceeded, Message, Store
 from detent.codec import block
 from detent.codec.one_header import header_column, header_values
 from detent.journal.columns import Columns, Rows
-from detent.journal.following import Following
 from detent.journal.message import messages_of
 from detent.processor import Out, Processor, stream
 from detent.processor.calling import Caller
@@ -24,6 +23,7 @@ from detent.processor.inputs import Singles
 from detent.processor.outcome import STEP_BYTES_MAX, Outcome
 from detent.processor.place import place
 from detent.processor.provenance import HEADER
+from detent.stream.following import Following
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 NAMES = st.sampled_from([HEADER, "dete", "ntdetent", "det", "", "ü"])

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 from detent.errors import Invalid, Unavailable
 from detent.runtime.backoff import Backoff
-from detent.sql import databases
+from detent.sql import databases, dialects, transactions
 
 
 class Failure(Exception):
@@ -37,17 +37,17 @@ class Failure(Exception):
     ],
 )
 def test_an_error_passes_if_the_same_may_succeed_later(state: str | None, is_passing: bool) -> None:
-    assert databases.is_passing(OperationalError("x", {}, Failure(state))) is is_passing
+    assert dialects.is_passing(OperationalError("x", {}, Failure(state))) is is_passing
 
 
 def test_an_error_passes_only_if_it_is_of_the_database_and_not_of_the_statement() -> None:
-    assert not databases.is_passing(ProgrammingError("x", {}, Failure(None)))
-    assert not databases.is_passing(IntegrityError("x", {}, Failure("23505")))
+    assert not dialects.is_passing(ProgrammingError("x", {}, Failure(None)))
+    assert not dialects.is_passing(IntegrityError("x", {}, Failure("23505")))
 
 
 def test_what_sqlite_does_not_understand_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases, "BUSY_MS", 10)
-    monkeypatch.setattr(databases, "RETRY", Backoff(0.0, 0.0))
+    monkeypatch.setattr(transactions, "RETRY", Backoff(0.0, 0.0))
     parsed = databases.parse(f"sqlite:///{tmp_path}/some.db", "it", "some.db")
     engine = databases.open_engine(parsed)
     calls: list[int] = []
@@ -57,12 +57,12 @@ def test_what_sqlite_does_not_understand_is_not_tried_again(tmp_path: Path, monk
         connection.exec_driver_sql("SELECT 1 FROM nowhere")
 
     with pytest.raises(OperationalError, match="nowhere"):
-        databases.transact(engine, work)
+        transactions.transact(engine, work)
     assert len(calls) == 1
     blocker = sqlite3.connect(tmp_path / "some.db", isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     with pytest.raises(Unavailable, match="locked"):
-        databases.transact(engine, work)
+        transactions.transact(engine, work)
     assert len(calls) == 1
     blocker.close()
     engine.dispose()

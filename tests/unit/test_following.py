@@ -14,7 +14,7 @@ import detent
 from detent import NotFound, Store
 from detent.journal import following
 from detent.journal import reader as journal_reader
-from detent.journal.following import Following
+from detent.stream.following import Following
 from remoteserver import serving
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import detent
-from detent import Invalid, Store, Unavailable, growth
-from detent.growth import Growth
+from detent import Invalid, Store, Unavailable
 from detent.journal import watch
 from detent.remote import LocalOwner
+from detent.stream import bell as growth
+from detent.stream.bell import Growth
 from processes import PATIENCE_S, eventually
 from remoteserver import serving
 

@@ -15,11 +15,10 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from detent.errors import Invalid, NotFound
 from detent.ingest import csv_headers
-from detent.ingest.announced import Announced
-from detent.ingest.batching import BatchLimits, next_batch
+from detent.ingest.announcements import Announced
 from detent.ingest.config import IngestConfig
 from detent.ingest.identity import POLICIES, announced_of, check_policy, key_of, missing, shard_of, version_of
-from detent.ingest.local_state import File, Message
+from detent.ingest.local_state import BatchLimits, File, Message, next_batch
 from detent.ingest.shared_state import Shard
 from detent.ingest.staging import FilesFailed, StagedFile, staged_name
 from detent.ingest.visibility import VisibilitySchedule

@@ -19,9 +19,8 @@ from sqlalchemy.exc import OperationalError
 
 from detent.errors import Unavailable
 from detent.ingest import steering
-from detent.ingest.announced import Announced
+from detent.ingest.announcements import Announced, canonical_uri
 from detent.ingest.committer import Output
-from detent.ingest.envelope import canonical_uri
 from detent.ingest.job import BatchFailed, SparkEnded
 from detent.ingest.local_state import File
 from detent.ingest.shard_sql import SHARDS

@@ -11,9 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from detent.errors import Invalid
-from detent.ingest import envelope
-from detent.ingest.announced import Announced, Malformed
-from detent.ingest.envelope import announced, canonical_uri
+from detent.ingest import announcements
+from detent.ingest.announcements import Announced, Malformed, announced, canonical_uri
 
 
 def record(key: str = "in/a.json", event: str = "ObjectCreated:Put", **about: Any) -> dict[str, Any]:
@@ -171,7 +170,7 @@ def test_stores_that_speak_like_s3() -> None:
         record(size="12"),
         record(eTag=5),
         record(versionId={}),
-        record("k" * envelope.URI_BYTES_MAX),
+        record("k" * announcements.URI_BYTES_MAX),
         None,
         "text",
         [],
@@ -196,12 +195,12 @@ def test_what_is_no_notification() -> None:
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = notification(*(record(str(number)) for number in range(envelope.RECORDS_MAX)))
-    assert len(files_of(many)) == envelope.RECORDS_MAX
-    refused(notification(*[record()] * (envelope.RECORDS_MAX + 1)), "records")
-    refused(b" " * (envelope.BODY_BYTES_MAX + 1), "bytes")
-    assert uris(b"s3://b/k" + b" " * (envelope.BODY_BYTES_MAX - 8)) == ["s3://b/k"]
-    monkeypatch.setattr(envelope, "DATA_BYTES_MAX", 4)
+    many = notification(*(record(str(number)) for number in range(announcements.RECORDS_MAX)))
+    assert len(files_of(many)) == announcements.RECORDS_MAX
+    refused(notification(*[record()] * (announcements.RECORDS_MAX + 1)), "records")
+    refused(b" " * (announcements.BODY_BYTES_MAX + 1), "bytes")
+    assert uris(b"s3://b/k" + b" " * (announcements.BODY_BYTES_MAX - 8)) == ["s3://b/k"]
+    monkeypatch.setattr(announcements, "DATA_BYTES_MAX", 4)
     assert files_of(b"1234", "data")
     refused(b"12345", "limit", "data")
 
@@ -311,7 +310,7 @@ def test_uris(text: str, uri: str, kind: str) -> None:
         "s3://b/a\x00",
         "s3://b/k\ns3://b/l",
         "s3://b/a\x85b",
-        pytest.param("s3://b/" + "k" * envelope.URI_BYTES_MAX, id="long"),
+        pytest.param("s3://b/" + "k" * announcements.URI_BYTES_MAX, id="long"),
     ],
 )
 def test_what_is_no_uri(text: str) -> None:
@@ -352,7 +351,7 @@ VALUES = st.recursive(
     ),
     max_leaves=20,
 )
-KINDS = st.sampled_from([kind for kind in envelope.KINDS if kind != "data"])
+KINDS = st.sampled_from([kind for kind in announcements.KINDS if kind != "data"])
 
 
 def checked(body: bytes, kind: str) -> None:
@@ -364,7 +363,7 @@ def checked(body: bytes, kind: str) -> None:
     assert all(one.reason and json.dumps(json.loads(one.record)) == one.record for one in bad)
     assert len(set(files)) == len(files)
     for file in files:
-        assert file.uri.partition(":")[0] in envelope.SCHEMES
+        assert file.uri.partition(":")[0] in announcements.SCHEMES
         assert "\0" not in file.uri
         assert file.data is None
         assert file.size is None or file.size >= 0

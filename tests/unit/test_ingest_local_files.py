@@ -10,7 +10,7 @@ import pytest
 
 from detent.errors import Denied, DetentError, Invalid, NotFound, Unavailable
 from detent.ingest import local_files
-from detent.ingest.announced import Announced
+from detent.ingest.announcements import Announced
 from detent.ingest.identity import POLICIES
 from detent.ingest.objects import Objects, Superseded
 from ingestfakes import RETRY_S, World

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from detent.ingest import local_state
-from detent.ingest.announced import Announced
+from detent.ingest.announcements import Announced
 from detent.ingest.local_state import Message, QueueLocalState
 from detent.ingest.shared_state import Shard
 from detent.transports.contract import Delivery

@@ -18,12 +18,11 @@ from sqlalchemy import Engine, delete, select
 
 import postgresserver
 from detent.errors import Conflict, DetentError, Fenced, Invalid
-from detent.ingest import metastore, resetting, source, steering
-from detent.ingest.committer import Committer, Output
+from detent.ingest import forgetting, metastore, ownership, steering
+from detent.ingest.committer import Committer, Output, committer_of
 from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
 from detent.ingest.ownership import MARKED, TABLE, note, noted
-from detent.ingest.running import committer_of
 from detent.ingest.shard_sql import FILES, SOURCES
 from detent.ingest.shared_state import BatchRecord, QueueSharedState, Shard
 from detent.tables.files import DataFile
@@ -51,7 +50,7 @@ class Lake:
 
     def pipeline(self) -> Committer:
         """What a pipeline does before Spark starts."""
-        source.register(self.engine, self.config)
+        ownership.register(self.engine, self.config)
         shared = QueueSharedState(self.engine, "orders", uuid.uuid4().hex, 60_000)
         committer = committer_of(self.config, shared)
         committer.require_owned()
@@ -153,7 +152,7 @@ def lose_table(lake: Lake) -> None:
     elif lake.config.committer == "delta":
         shutil.rmtree(lake.table / "_delta_log")
     else:
-        (lake.table / "data" / source.OWNER_FILE).unlink()
+        (lake.table / "data" / ownership.OWNER_FILE).unlink()
 
 
 def test_run_is_refused_when_the_data_is_there_and_the_table_is_gone(lake: Lake) -> None:
@@ -187,7 +186,7 @@ def test_pipeline_that_runs_is_refused_when_its_table_goes(lake: Lake) -> None:
 def replace_table(lake: Lake) -> None:
     """Another table, in the place of the one that was noted."""
     if lake.config.committer == "manifest":
-        mark = lake.table / "data" / source.OWNER_FILE
+        mark = lake.table / "data" / ownership.OWNER_FILE
         mark.write_text('{"ingest": "events", "owner": "another"}')
         return
     lose_table(lake)
@@ -234,7 +233,7 @@ def test_files_are_ingested_into_a_new_table_after_a_reset(make: Callable[..., L
     before = lake.pipeline()
     lake.publish(before, "a", 1, 2)
     shutil.rmtree(lake.table)
-    found = resetting.reset(lake.engine, lake.config)
+    found = forgetting.reset(lake.engine, lake.config)
     assert (found.files, found.batches, found.rows, found.table) == (1, 1, 2, str(lake.table))
     pipeline = lake.pipeline()
     lake.publish(pipeline, "a", 1, 2)
@@ -247,33 +246,33 @@ def test_files_are_ingested_into_a_new_table_after_a_reset(make: Callable[..., L
 
 def test_reset_leaves_other_ingests_alone(lake: Lake) -> None:
     events = IngestConfig(name="events", queue="sqs:new", table="events", folder=str(lake.folder))
-    source.register(lake.engine, events)
+    ownership.register(lake.engine, events)
     other = QueueSharedState(lake.engine, "events", "p", 60_000)
     other.open([Shard(b"a", "file:///a", "", 1)])
     shutil.rmtree(lake.table)
-    resetting.reset(lake.engine, lake.config)
+    forgetting.reset(lake.engine, lake.config)
     assert steering.status(lake.engine, "events").open == 1
 
 
 def test_reset_is_refused_while_the_table_is_there(lake: Lake) -> None:
     with pytest.raises(Invalid, match="would come twice"):
-        resetting.reset(lake.engine, lake.config)
+        forgetting.reset(lake.engine, lake.config)
     assert steering.status(lake.engine, "orders").done == 1
 
 
 def test_reset_is_refused_while_data_of_the_table_is_there(lake: Lake) -> None:
     lose_table(lake)
     with pytest.raises(Invalid, match="still has data"):
-        resetting.reset(lake.engine, lake.config)
+        forgetting.reset(lake.engine, lake.config)
     shutil.rmtree(lake.table)
-    resetting.reset(lake.engine, lake.config)
+    forgetting.reset(lake.engine, lake.config)
     lake.pipeline()
 
 
 def test_ingest_may_name_another_table_after_a_reset(lake: Lake) -> None:
     shutil.rmtree(lake.table)
-    resetting.reset(lake.engine, lake.config)
-    resetting.reset(lake.engine, lake.config)
+    forgetting.reset(lake.engine, lake.config)
+    forgetting.reset(lake.engine, lake.config)
     lake.config = IngestConfig(
         name="orders", queue="sqs:new", table="other", committer=lake.config.committer, folder=str(lake.folder)
     )
@@ -285,7 +284,7 @@ def test_ingest_may_name_another_table_after_a_reset(lake: Lake) -> None:
 def test_pipeline_from_before_a_reset_makes_and_notes_no_table(lake: Lake) -> None:
     before = lake.pipeline()
     shutil.rmtree(lake.table)
-    resetting.reset(lake.engine, lake.config)
+    forgetting.reset(lake.engine, lake.config)
     with pytest.raises(Fenced, match="was reset"):
         before.prepare(SCHEMA)
     assert not lake.table.exists()
@@ -297,7 +296,7 @@ def test_pipeline_from_before_a_reset_changes_no_shard(make: Callable[..., Lake]
     lake = make("manifest", url)
     before = lake.pipeline().state
     shutil.rmtree(lake.table)
-    resetting.reset(lake.engine, lake.config)
+    forgetting.reset(lake.engine, lake.config)
     shard = Shard(b"a", "file:///a", "", 1)
     calls: dict[str, Callable[[], object]] = {
         "open": lambda: before.open([shard]),

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from detent.errors import Invalid
-from detent.ingest import source, steering
-from detent.ingest.batching import DEATHS_MAX
+from detent.ingest import forgetting, steering
+from detent.ingest.local_state import DEATHS_MAX
 from detent.ingest.steering import FileStatus
 from ingestfakes import RECEIVE_S, Bucket, World
 
@@ -224,10 +224,10 @@ def test_malformed_record_cannot_be_redriven_and_is_forgotten_after_the_window(w
     (bad,) = quarantined(world)
     with pytest.raises(Invalid, match="announce the file anew"):
         steering.redrive(world.engine, "orders", [bad.uri])
-    source.prune(world.engine, world.config, None)
+    forgetting.prune(world.engine, world.config, None)
     assert quarantined(world) == [bad]
     world.sleep(16 * DAYS_S)
-    source.prune(world.engine, world.config, None)
+    forgetting.prune(world.engine, world.config, None)
     assert quarantined(world) == []
 
 
@@ -237,10 +237,10 @@ def test_refused_file_is_forgotten_after_the_window_and_one_that_failed_stays(ma
     pipeline = world.pipeline()
     pipeline.work()
     names = ["s3://landing/bad/k", "s3://landing/good/gone"]
-    source.prune(world.engine, world.config, None)
+    forgetting.prune(world.engine, world.config, None)
     assert [file.uri for file in quarantined(world)] == names
     world.sleep(16 * DAYS_S)
-    source.prune(world.engine, world.config, None)
+    forgetting.prune(world.engine, world.config, None)
     assert [file.uri for file in quarantined(world)] == names[1:]
 
 
@@ -255,7 +255,7 @@ def test_file_over_which_pipelines_died_is_not_forgotten(world: World) -> None:
     world.pipeline("last").work()
     assert len(quarantined(world)) == 1
     world.sleep(16 * DAYS_S)
-    source.prune(world.engine, world.config, None)
+    forgetting.prune(world.engine, world.config, None)
     assert len(quarantined(world)) == 1
 
 

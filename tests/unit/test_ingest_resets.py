@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from detent.errors import Fenced
-from detent.ingest import resetting, source
+from detent.ingest import forgetting, ownership
 from ingestfakes import GRACE_S, RETRY_S, World
 
 
@@ -23,11 +23,11 @@ def world(tmp_path: Path) -> Iterator[World]:
 def reset(world: World) -> None:
     """What a person does whose table is gone for good."""
     shutil.rmtree(world.config.location)
-    resetting.reset(world.engine, world.config)
+    forgetting.reset(world.engine, world.config)
 
 
 def land_anew(world: World) -> list[str]:
-    source.register(world.engine, world.config)
+    ownership.register(world.engine, world.config)
     world.pipeline("new").work()
     return world.landed()
 

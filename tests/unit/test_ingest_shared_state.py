@@ -24,7 +24,7 @@ from detent.ingest.metastore import transact
 from detent.ingest.shard_sql import BATCHES, METADATA, SHARDS, SOURCES
 from detent.ingest.shared_state import REASON_MAX, BatchRecord, Opened, QueueSharedState, Shard
 from detent.runtime.backoff import Backoff
-from detent.sql import databases
+from detent.sql import transactions
 
 GRACE_MS = 60_000
 LONG_AGO_MS = GRACE_MS + 5_000
@@ -516,7 +516,7 @@ def test_a_database_of_somebody_elses_is_looked_at_and_left_alone(url: str) -> N
 def test_a_transaction_that_others_came_in_the_way_of_is_tried_again(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(databases, "RETRY", Backoff(0.0, 0.0))
+    monkeypatch.setattr(transactions, "RETRY", Backoff(0.0, 0.0))
     calls: list[int] = []
 
     def work(connection: sqlalchemy.Connection, failures: int) -> str:

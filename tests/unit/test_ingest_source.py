@@ -14,7 +14,7 @@ from sqlalchemy import Engine, event, insert, select, update
 
 import postgresserver
 from detent.errors import Corrupt, Invalid, NotFound
-from detent.ingest import metastore, schemas, source, steering
+from detent.ingest import forgetting, metastore, ownership, schemas, steering
 from detent.ingest.config import IngestConfig
 from detent.ingest.metastore import transact
 from detent.ingest.schemas import check_fits, kept_schema, widen
@@ -81,20 +81,20 @@ def left(engine: Engine, name: str = "orders") -> list[str]:
 @pytest.mark.parametrize("damaged", [b"", b"[]", b"{", b'{"owner": 1}', b'"\\xff"', b"[" * 100_000], ids=len)
 def test_mark_of_a_table_that_cannot_be_read_is_corrupt(engine: Engine, tmp_path: Path, damaged: bytes) -> None:
     mine = config(table=str(tmp_path / "marked"))
-    source.register(engine, mine)
-    (mark,) = (tmp_path / "marked").rglob(source.OWNER_FILE)
+    ownership.register(engine, mine)
+    (mark,) = (tmp_path / "marked").rglob(ownership.OWNER_FILE)
     mark.write_bytes(damaged)
     with pytest.raises(Corrupt, match="cannot be read"):
-        source.register(engine, mine)
+        ownership.register(engine, mine)
 
 
 # -- what may not change ---------------------------------------------------------------------------------------------
 
 
 def test_a_source_may_come_back_with_other_settings_that_change_no_file(engine: Engine) -> None:
-    source.register(engine, config())
-    source.register(engine, config(batch_files=7, window="30d", format="csv", queue="sqs:other"))
-    source.register(engine, config(name="events", identity="uri"))
+    ownership.register(engine, config())
+    ownership.register(engine, config(batch_files=7, window="30d", format="csv", queue="sqs:other"))
+    ownership.register(engine, config(name="events", identity="uri"))
     assert steering.status(engine, "events").done == 0
 
 
@@ -109,10 +109,10 @@ def test_a_source_may_come_back_with_other_settings_that_change_no_file(engine: 
 def test_a_source_that_would_take_its_files_twice_is_refused(
     engine: Engine, change: dict[str, str], shown: str
 ) -> None:
-    source.register(engine, config())
+    ownership.register(engine, config())
     with pytest.raises(Invalid, match=shown):
-        source.register(engine, config(**change))
-    source.register(engine, config())
+        ownership.register(engine, config(**change))
+    ownership.register(engine, config())
 
 
 class Keeping:
@@ -122,7 +122,7 @@ class Keeping:
 
 
 def check_window(window: str, retention_s: float | None) -> None:
-    source.check_window(config(window=window), cast("MessageQueue", Keeping()), retention_s)
+    forgetting.check_window(config(window=window), cast("MessageQueue", Keeping()), retention_s)
 
 
 @pytest.mark.parametrize(("days", "wanted"), [(4.0, "4d"), (14.0, "14d"), (3.5, "4d")])
@@ -149,48 +149,48 @@ def test_window_shorter_than_visibility_is_refused_where_queue_does_not_say_its_
 
 
 def test_finished_files_are_forgotten_by_age_and_no_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "PRUNE_ROWS", 3)  # so that it takes several transactions
-    source.register(engine, config())
-    source.register(engine, config(name="events"))
+    monkeypatch.setattr(forgetting, "PRUNE_ROWS", 3)  # so that it takes several transactions
+    ownership.register(engine, config())
+    ownership.register(engine, config(name="events"))
     states = ("open", "redriven", "quarantined")
     enter(engine, *[(f"old-{number}", "done", 16) for number in range(7)], *[(state, state, 99) for state in states])
     enter(engine, ("young", "done", 14))
     enter(engine, ("old", "done", 99), name="events")
-    assert source.forgotten_to(engine, "orders") == 0
-    assert source.prune(engine, config(), 4 * 86_400) == 7
+    assert forgetting.forgotten_to(engine, "orders") == 0
+    assert forgetting.prune(engine, config(), 4 * 86_400) == 7
     assert left(engine) == ["open", "quarantined", "redriven", "young"]
     assert left(engine, "events") == ["old"]
-    assert source.prune(engine, config(), 4 * 86_400) == 0
+    assert forgetting.prune(engine, config(), 4 * 86_400) == 0
 
 
 def test_with_a_count_the_oldest_go_earlier_but_none_that_the_queue_may_still_have(engine: Engine) -> None:
-    source.register(engine, config())
+    ownership.register(engine, config())
     enter(engine, *[(f"done-{days}", "done", days) for days in range(1, 10)], ("open", "open", 9))
     counted = config(window_files=7)
-    assert source.prune(engine, counted, 4 * 86_400) == 2
+    assert forgetting.prune(engine, counted, 4 * 86_400) == 2
     assert left(engine) == [*[f"done-{days}" for days in range(1, 8)], "open"]
-    assert source.prune(engine, counted, 4 * 86_400) == 0
-    assert source.prune(engine, config(window_files=1), 4.5 * 86_400) == 3
+    assert forgetting.prune(engine, counted, 4 * 86_400) == 0
+    assert forgetting.prune(engine, config(window_files=1), 4.5 * 86_400) == 3
     assert left(engine) == ["done-1", "done-2", "done-3", "done-4", "open"]
-    assert source.prune(engine, config(window_files=1), None) == 0, "a queue that does not say keeps them for ever"
+    assert forgetting.prune(engine, config(window_files=1), None) == 0, "a queue that does not say keeps them for ever"
 
 
 def test_it_is_known_up_to_when_files_were_forgotten(engine: Engine) -> None:
-    source.register(engine, config())
+    ownership.register(engine, config())
     enter(engine, ("a", "done", 20), ("b", "done", 18), ("c", "done", 1))
     with engine.connect() as connection:
         b = connection.execute(select(SHARDS.c.updated_at).where(SHARDS.c.uri == "b")).scalar_one()
-    source.prune(engine, config(), None)
-    assert source.forgotten_to(engine, "orders") == steering.status(engine, "orders").forgotten_to == b
+    forgetting.prune(engine, config(), None)
+    assert forgetting.forgotten_to(engine, "orders") == steering.status(engine, "orders").forgotten_to == b
     enter(engine, ("d", "done", 19))  # one that is older than the horizon does not move it back
-    assert source.prune(engine, config(), None) == 1
-    assert source.forgotten_to(engine, "orders") == b
-    assert source.forgotten_to(engine, "nobody") == 0
+    assert forgetting.prune(engine, config(), None) == 1
+    assert forgetting.forgotten_to(engine, "orders") == b
+    assert forgetting.forgotten_to(engine, "nobody") == 0
 
 
 def test_a_file_that_was_put_back_meanwhile_is_not_forgotten(engine: Engine) -> None:
     """Between looking and deleting, a person may come: the state is looked at again."""
-    source.register(engine, config())
+    ownership.register(engine, config())
     enter(engine, ("a", "done", 20), ("b", "done", 20))
 
     @event.listens_for(engine, "after_cursor_execute")
@@ -198,12 +198,12 @@ def test_a_file_that_was_put_back_meanwhile_is_not_forgotten(engine: Engine) -> 
         if statement.startswith("UPDATE detent_ingest_sources"):
             connection.execute(update(SHARDS).where(SHARDS.c.uri == "a").values(state="redriven"))
 
-    assert source.prune(engine, config(), None) == 1
+    assert forgetting.prune(engine, config(), None) == 1
     assert left(engine) == ["a"]
 
 
 def test_records_of_commits_are_forgotten_unless_a_manifest_names_their_files(engine: Engine) -> None:
-    source.register(engine, config())
+    ownership.register(engine, config())
     with engine.begin() as connection:
         now = now_ms(connection)
         shared = {"source": "orders", "token": "t", "shards": 1, "files": 1, "rows": 1, "bytes": 1}
@@ -213,7 +213,7 @@ def test_records_of_commits_are_forgotten_unless_a_manifest_names_their_files(en
         connection.execute(
             insert(FILES).values(source="orders", path="p", batch="old-live", rows=1, bytes=1, committed_at=0)
         )
-    source.prune(engine, config(), None)
+    forgetting.prune(engine, config(), None)
     with engine.connect() as connection:
         assert set(connection.execute(select(BATCHES.c.batch)).scalars()) == {"old-live", "young"}
 
@@ -224,7 +224,7 @@ def test_records_of_commits_are_forgotten_unless_a_manifest_names_their_files(en
 def test_the_status_counts_files_pipelines_and_commits(engine: Engine) -> None:
     with pytest.raises(NotFound, match="orders"):
         steering.status(engine, "orders")
-    source.register(engine, config())
+    ownership.register(engine, config())
     enter(engine, ("q", "quarantined", 3), ("r", "redriven", 1))
     for number, token in enumerate(("p1", "p2")):
         state = QueueSharedState(engine, "orders", token, 1_000)
@@ -361,13 +361,13 @@ def test_rows_of_other_types_than_the_tables_are_refused(engine: Engine) -> None
 
 
 def test_a_folder_belongs_to_one_source_of_one_database(engine: Engine, tmp_path: Path) -> None:
-    source.register(engine, config())
-    source.register(engine, config())
+    ownership.register(engine, config())
+    ownership.register(engine, config())
     with pytest.raises(Invalid, match="is that of the ingest 'orders'"):
-        source.register(engine, config(name="other", table="orders"))
+        ownership.register(engine, config(name="other", table="orders"))
     elsewhere = metastore.connect(f"sqlite:///{tmp_path}/elsewhere.db")
     with pytest.raises(Invalid, match="is that of the ingest 'orders'"):
-        source.register(elsewhere, config())
+        ownership.register(elsewhere, config())
     elsewhere.dispose()
 
 
@@ -375,20 +375,20 @@ def test_a_folder_with_data_of_nobody_is_not_taken(engine: Engine, tmp_path: Pat
     batch = tmp_path / "orders" / "data" / f"{'a' * 32}-000001"
     batch.mkdir(parents=True)
     with pytest.raises(Invalid, match="data of an ingest that this database does not know"):
-        source.register(engine, config())
+        ownership.register(engine, config())
     batch.rmdir()
     (batch.parent / "day=1").mkdir()  # another program's
-    source.register(engine, config())
+    ownership.register(engine, config())
 
 
 def test_an_iceberg_table_keeps_its_name(engine: Engine) -> None:
-    source.register(engine, config(committer="iceberg", iceberg_table="lake.a"))
+    ownership.register(engine, config(committer="iceberg", iceberg_table="lake.a"))
     with pytest.raises(Invalid, match=r"iceberg_table was 'lake\.a', now 'lake\.b'"):
-        source.register(engine, config(committer="iceberg", iceberg_table="lake.b"))
+        ownership.register(engine, config(committer="iceberg", iceberg_table="lake.b"))
 
 
 def test_data_of_messages_that_failed_is_forgotten_with_the_window(engine: Engine) -> None:
-    source.register(engine, config())
+    ownership.register(engine, config())
     enter(engine, ("message:q/1", "open", 20), ("message:q/2", "open", 1), ("file:///a", "open", 20))
-    source.prune(engine, config(), None)
+    forgetting.prune(engine, config(), None)
     assert left(engine) == ["file:///a", "message:q/2"]

@@ -11,7 +11,7 @@ import pytest
 
 from detent.errors import Invalid, NotFound
 from detent.ingest.config import IngestConfig
-from detent.ingest.transforms import find_transform
+from detent.ingest.job import find_transform
 
 SPARK: Any = SimpleNamespace(sparkContext=SimpleNamespace(environment={}))
 """As much of a session as is needed to load a file."""

@@ -10,8 +10,7 @@ import pytest
 
 from detent.cli._views import JsonView, LineView
 from detent.cli.kinds.ingest import Shown, line_of, metrics_view, report_of, summary_of
-from detent.ingest.counters import Counters
-from detent.ingest.running import Progress
+from detent.ingest.progress import Counters, Progress
 
 
 def progress(**counters: int) -> Progress:

@@ -23,7 +23,7 @@ from detent.cli._bus_metrics import BusCollector, serve_bus_metrics
 from detent.cli.bus import bus as bus_commands
 from detent.cli.kinds.bus import Tally
 from detent.errors import Denied, Invalid
-from detent.ingest.counters import Counters
+from detent.ingest.progress import Counters
 from detent.server import metrics_state, operators
 from detent.server.access import Caller
 from detent.server.keys import parse_grant

@@ -605,7 +605,7 @@ def test_a_processor_is_renamed_and_dies_at_every_commit(
     renamed = {"name": "sieve", "formerly": "sort"}
     with monkeypatch.context() as patch, suppress(Died):
         patch.setattr(Store, "commit", dying_after(at))
-        renaming.take_over(_live(world, **renamed), _live(world, **renamed).graph.processors)
+        renaming.take_over(_live(world, **renamed).opened, _live(world, **renamed).graph.processors)
     with _running(_live(world, **renamed)) as live:
         live.settle()
     at_b = "@b" if far else ""

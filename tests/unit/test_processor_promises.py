@@ -16,7 +16,7 @@ from detent import Conflict, Invalid, Store, Unavailable, crash
 from detent.processor import FileSink, Graph, Message, Out, Step, resetting, sink, source, stream
 from detent.processor.runner import Runner, consumer_name
 from detent.shard import operations as ops
-from detent.shard.members import has_died, new_member
+from detent.stream.members import has_died, new_member
 from processes import eventually
 from smallgraphs import graph_of, ran, values
 

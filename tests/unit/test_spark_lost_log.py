@@ -25,7 +25,7 @@ from detent.tables.marks import BatchKey, is_done
 from ledgerworld import LedgerWorld
 
 FED = 3
-STEPS = ("planned", "logged", "delta", "sql", "entered", "committed")
+STEPS = ("planned", "logged", "kept", "delta", "sql", "entered", "committed")
 KEPT, DELETED, EMPTIED = range(3)
 
 
@@ -52,11 +52,16 @@ class Mark:
 
 
 class Spark:
-    """A query from one journal into four sinks, its checkpoint in a dictionary."""
+    """A query from one journal into four sinks, its checkpoint in a dictionary. A source that sends its plans knows
+    the store's answer after its own newest step: that step comes to the store when Spark has logged the batch."""
 
-    def __init__(self, *, plans: bool) -> None:
+    def __init__(self, *, plans: bool, sends: bool = False) -> None:
         self.world = LedgerWorld()
         self.plans = plans
+        self.sends = sends
+        self.newest: int | None = None
+        self.rows_max: int | None = None
+        self.reached = 0
         self.files: dict[str, str] = {}
         self.end = 0
         self.run_number = 0
@@ -65,7 +70,7 @@ class Spark:
     def read(self, name: str) -> str | None:
         return self.files.get(name)
 
-    def newest(self, folder: str) -> int:
+    def newest_of(self, folder: str) -> int:
         return max((int(name.split("/")[1]) for name in self.files if name.startswith(f"{folder}/")), default=-1)
 
     def offset(self, batch: int) -> int:
@@ -79,17 +84,19 @@ class Spark:
     def run(self, kill_at: str = "") -> None:
         """One start of the driver, until nothing is left to read."""
         self.run_number += 1
-        last, done = self.newest("offsets"), self.newest("commits")
+        self.newest = None
+        last, done = self.newest_of("offsets"), self.newest_of("commits")
         if done >= 0 and not self.files[f"commits/{done}"]:
             raise BrokenError(f"commits/{done}")
         if last >= 0:
             before, reached = self.offset(last - 1), self.offset(last)
             if done != last:
+                self.reached = reached
                 self.batch(last, before, reached, kill_at)
         while True:
             last += 1
             start = self.offset(last - 1)
-            end = self.plan(start)
+            end = self.reached = self.plan(start)
             if end == start:
                 return
             self.step("planned", kill_at)
@@ -98,14 +105,24 @@ class Spark:
             self.batch(last, start, end, kill_at)
 
     def plan(self, start: int) -> int:
-        offsets, ends = {"in": start}, {"in": self.end}
-        if not self.plans or start == self.end:
-            return self.end
+        end = self.end if self.rows_max is None else min(self.end, start + self.rows_max)
+        if not self.plans or start == end:
+            return end
+        return end if self.sends and self.newest == start else self.keep(start, end)
+
+    def keep(self, start: int, end: int) -> int:
+        offsets, ends = {"in": start}, {"in": end}
         step = ops.PlanOffsets("p", digest(offsets), digest(ends), bytes(16), moved_of(offsets, ends))
         planned: ops.Planned = self.world.commit(step)[0]
-        return planned.moved["in"]
+        known = planned.moved["in"]
+        if planned.new or self.newest != known:
+            self.newest = known if planned.new else None
+        return known
 
     def batch(self, number: int, start: int, end: int, kill_at: str) -> None:
+        if self.plans:
+            self.keep(start, end)
+            self.step("kept", kill_at)
         key = BatchKey("l", "q", number, f"run{self.run_number}", input_of(self, number))
         if not is_entered(self.store(), key):  # type: ignore[arg-type]
             rows = range(start, end)
@@ -123,9 +140,9 @@ class Spark:
     def store(self) -> Any:
         return SimpleNamespace(describe_ledger=self.world.row)
 
-    @staticmethod
-    def step(name: str, kill_at: str) -> None:
-        if name == kill_at:
+    def step(self, name: str, kill_at: str) -> None:
+        """A kill comes in the newest batch."""
+        if name == kill_at and self.reached == self.end:
             raise KilledError(name)
 
     def feed(self) -> None:
@@ -137,15 +154,21 @@ class Spark:
         yield [int(body) for body in self.world.bodies("out")]
 
 
-def fed_three_times(kill_at: str, *, plans: bool) -> Spark:
-    """Three batches, of which the last one may have been cut short."""
-    spark = Spark(plans=plans)
-    for kill in ("", "", kill_at):
+def fed_three_times(kill_at: str, *, plans: bool, sends: bool = False) -> Spark:
+    """Three batches, of which the last one may have been cut short. A source that sends its plans has all three in one
+    life."""
+    spark = Spark(plans=plans, sends=sends)
+    if sends:
+        spark.feed()
+        spark.feed()
+        spark.rows_max = FED
+    for kill in (kill_at,) if sends else ("", "", kill_at):
         spark.feed()
         try:
             spark.run(kill)
         except KilledError:
             assert kill
+    spark.rows_max = None
     return spark
 
 
@@ -163,13 +186,13 @@ def ends_well(spark: Spark) -> bool:
     return True
 
 
-@pytest.mark.parametrize("plans", [True, False])
+@pytest.mark.parametrize(("plans", "sends"), [(True, False), (True, True), (False, False)])
 @pytest.mark.parametrize("kill_at", ["", *STEPS])
-def test_no_subset_of_lost_entries_loses_a_message_without_a_word(kill_at: str, plans: bool) -> None:
+def test_no_subset_of_lost_entries_loses_a_message_without_a_word(kill_at: str, plans: bool, sends: bool) -> None:
     went_on = 0
     for states in itertools.product((KEPT, DELETED, EMPTIED), repeat=4):
-        spark = fed_three_times(kill_at, plans=plans)
-        newest = spark.newest("offsets")
+        spark = fed_three_times(kill_at, plans=plans, sends=sends)
+        newest = spark.newest_of("offsets")
         names = [f"{folder}/{batch}" for folder in ("offsets", "commits") for batch in (newest - 1, newest)]
         for name, state in zip(names, states, strict=True):
             if state == DELETED:
@@ -180,29 +203,45 @@ def test_no_subset_of_lost_entries_loses_a_message_without_a_word(kill_at: str, 
     assert went_on
 
 
+@pytest.mark.parametrize("sends", [False, True])
 @pytest.mark.parametrize("kill_at", ["", *STEPS])
 @pytest.mark.parametrize("batches", [1, 2])
-def test_a_stream_whose_source_plans_goes_on_without_its_newest_entries(kill_at: str, batches: int) -> None:
-    spark = fed_three_times(kill_at, plans=True)
-    newest = spark.newest("offsets")
+def test_a_stream_whose_source_plans_goes_on_without_its_newest_entries(
+    kill_at: str, batches: int, sends: bool
+) -> None:
+    spark = fed_three_times(kill_at, plans=True, sends=sends)
+    newest = spark.newest_of("offsets")
     for batch in range(newest - batches + 1, newest + 1):
         spark.files.pop(f"offsets/{batch}")
         spark.files.pop(f"commits/{batch}", None)
     assert ends_well(spark)
 
 
+@pytest.mark.parametrize("sends", [False, True])
 @pytest.mark.parametrize("kill_at", ["", *STEPS])
 @pytest.mark.parametrize("batches", [0, 1, 2])
-def test_a_stream_whose_source_plans_goes_on_from_an_older_copy(kill_at: str, batches: int) -> None:
-    spark = fed_three_times(kill_at, plans=True)
+def test_a_stream_whose_source_plans_goes_on_from_an_older_copy(kill_at: str, batches: int, sends: bool) -> None:
+    spark = fed_three_times(kill_at, plans=True, sends=sends)
     spark.files = {name: text for name, text in spark.files.items() if int(name.split("/")[1]) < batches}
+    assert ends_well(spark)
+
+
+@pytest.mark.parametrize("kill_at", ["kept", "delta", "sql", "entered", "committed"])
+def test_batch_that_was_logged_without_its_plan_is_planned_when_it_runs(kill_at: str) -> None:
+    """A kill comes between Spark's entry and the store's step, and another one later, with the loss of the entry."""
+    spark = fed_three_times("logged", plans=True, sends=True)
+    with pytest.raises(KilledError):
+        spark.run(kill_at)
+    newest = spark.newest_of("offsets")
+    spark.files.pop(f"offsets/{newest}")
+    spark.files.pop(f"commits/{newest}", None)
     assert ends_well(spark)
 
 
 @pytest.mark.parametrize("kill_at", ["", "delta", "sql", "entered", "committed"])
 def test_a_source_that_plans_anew_is_refused(kill_at: str) -> None:
     spark = fed_three_times(kill_at, plans=False)
-    newest = spark.newest("offsets")
+    newest = spark.newest_of("offsets")
     spark.files.pop(f"offsets/{newest}")
     spark.files.pop(f"commits/{newest}", None)
     assert not ends_well(spark)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 import detent
 from detent.cli.ledger import ledger
-from detent.errors import Denied, DetentError, Invalid, NotFound
+from detent.errors import Denied, DetentError, Invalid, NotFound, Unavailable
+from detent.ledger import Planned, PlanOffsets
 from detent.spark.journal_reading import JournalStreamReader, ReadSettings
 from detent.spark.journals import JournalDataSource
 from detent.spark.opened import close_all, opened
@@ -291,4 +294,130 @@ def test_a_reader_whose_grants_do_not_cover_plans_goes_on(
     reader = stream(store)
     for _ in range(2):
         assert reader.latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 10}
+    assert caplog.text.count("is not kept in the store") == 1
+
+
+# -- plans that are sent while Spark writes its log ---------------------------------------------------------------
+
+
+class Slow:
+    """The store's answers to plans wait until they are let through."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+        self.steps: list[dict[str, int]] = []
+        plan = detent.Store.plan
+
+        def slow(store: detent.Store, step: PlanOffsets) -> Planned:
+            assert self.gate.wait(30)
+            if self.error is not None:
+                raise self.error
+            self.steps.append(step.moved)
+            return plan(store, step)
+
+        monkeypatch.setattr(detent.Store, "plan", slow)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    return Slow(monkeypatch)
+
+
+def going_on(store: detent.Store, **options: str) -> JournalStreamReader:
+    """A stream that has planned to the journal's end, where a message has come since."""
+    reader = stream(store, **options)
+    assert reader.latestOffset({"a": 0}, ReadAllAvailable()) == {"a": 10}
+    store.journal("a").append(b"next")
+    return reader
+
+
+def test_batch_does_not_run_before_its_plan_is_in_the_store(store: detent.Store, slow: Slow) -> None:
+    reader = going_on(store)
+    slow.gate.clear()
+    assert reader.latestOffset({"a": 10}, ReadAllAvailable()) == {"a": 11}  # before the store has answered
+    with ThreadPoolExecutor(1) as pool:
+        partitions = pool.submit(reader.partitions, {"a": 10}, {"a": 11})
+        with pytest.raises(TimeoutError):
+            partitions.result(0.2)
+        assert slow.steps == [{"a": 10}]
+        slow.gate.set()
+        assert read(reader, partitions.result()) == [b"next"]
+    assert slow.steps == [{"a": 10}, {"a": 11}]
+    store.journal("a").append(b"later")
+    assert stream(store).latestOffset({"a": 10}, ReadAllAvailable()) == {"a": 11}
+
+
+def test_next_batch_is_not_planned_before_the_plan_of_the_last_one_is_in_the_store(
+    store: detent.Store, slow: Slow
+) -> None:
+    reader = going_on(store)
+    for end in (11, 12, 13):
+        assert reader.latestOffset({"a": end - 1}, ReadAllAvailable()) == {"a": end}
+        assert slow.steps[1 : end - 10] == [{"a": before} for before in range(11, end)]
+        store.journal("a").append(b"x")
+
+
+def test_batch_that_spark_has_logged_is_planned_by_the_next_process_before_it_runs(
+    store: detent.Store, slow: Slow
+) -> None:
+    reader = going_on(store)
+    slow.error = Unavailable("killed")
+    assert reader.latestOffset({"a": 10}, ReadAllAvailable()) == {"a": 11}
+    with pytest.raises(Unavailable, match="killed"):
+        reader.partitions({"a": 10}, {"a": 11})
+    slow.error = None
+    store.journal("a").append(b"later")
+    again = stream(store)
+    assert read(again, again.partitions({"a": 10}, {"a": 11})) == [b"next"]
+    assert slow.steps == [{"a": 10}, {"a": 11}]
+    assert stream(store).latestOffset({"a": 10}, ReadAllAvailable()) == {"a": 11}
+
+
+def test_stream_whose_plan_is_shared_waits_for_the_store_from_then_on(store: detent.Store, slow: Slow) -> None:
+    reader = going_on(store)
+    assert stream(store).latestOffset({"a": 10}, ReadAllAvailable()) == {"a": 11}
+    store.journal("a").append(b"later")
+    assert reader.latestOffset({"a": 10}, ReadAllAvailable()) == {"a": 12}
+    assert read(reader, reader.partitions({"a": 10}, {"a": 12})) == [b"next", b"later"]
+    store.journal("a").append(b"last")
+    for start, end in ((12, 13), (13, 14)):
+        assert reader.latestOffset({"a": start}, ReadAllAvailable()) == {"a": end}
+        assert slow.steps[-1] == {"a": end}  # the store has answered
+        store.journal("a").append(b"x")
+
+
+def test_stream_that_goes_on_is_refused_in_the_middle_of_a_journal_made_anew(store: detent.Store, slow: Slow) -> None:
+    reader = going_on(store)
+    store.journal("a").delete()
+    store.journal("a").append_many([b"%d" % number for number in range(20)])
+    slow.gate.clear()
+    with pytest.raises(NotFound, match="deleted and made anew"):
+        reader.latestOffset({"a": 10}, ReadAllAvailable())
+    slow.gate.set()
+
+
+def test_step_on_a_journal_that_is_gone_makes_room_for_one_that_was_sent(store: detent.Store, slow: Slow) -> None:
+    going_on(store).latestOffset({"a": 10}, ReadAllAvailable())
+    store.journal("a").delete()
+    store.journal("a").append_many([b"%d" % number for number in range(10)])
+    reader = stream(store)
+    assert reader.latestOffset(reader.initialOffset(), ReadAllAvailable()) == {"a": 10}
+    store.journal("a").append_many([b"x", b"y"])
+    assert reader.latestOffset({"a": 10}, ReadAllAvailable()) == {"a": 12}
+    assert len(reader.partitions({"a": 10}, {"a": 12})) == 1
+    store.journal("a").append(b"later")
+    assert stream(store).latestOffset({"a": 10}, ReadAllAvailable()) == {"a": 12}
+
+
+def test_denial_that_comes_later_is_said_once(
+    store: detent.Store, slow: Slow, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = going_on(store)
+    slow.error = Denied("not you")
+    for end in (11, 12):
+        assert reader.latestOffset({"a": end - 1}, ReadAllAvailable()) == {"a": end}
+        assert len(reader.partitions({"a": end - 1}, {"a": end})) == 1
+        store.journal("a").append(b"x")
     assert caplog.text.count("is not kept in the store") == 1

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 import detent
 from detent import Conflict, Corrupt, Fenced, Invalid, NotFound, OutcomeUnknown, Store, Unavailable
 from detent.processor import tailer as tailers
-from detent.processor.appender import Appender, delete_appender
-from detent.processor.places_kept import AT_MAX, PLACE_BYTES_MAX, SavedPlace, consumer_name
-from detent.processor.tailer import Tailer, any_of, delete_tailer
 from detent.remote import LocalOwner
 from detent.shard import operations as shards
+from detent.stream.appender import Appender, delete_appender
+from detent.stream.kept_place import AT_MAX, PLACE_BYTES_MAX, SavedPlace, consumer_name
+from detent.stream.tailer import Tailer, any_of, delete_tailer
 from processes import PATIENCE_S, eventually
 
 

@@ -23,7 +23,7 @@ from detent.bus.unit_of_work import Begun, Unit, UnitOfWork
 from detent.errors import DetentError, Fenced, Invalid, LimitExceeded, Unavailable
 from detent.queue.message import reason_of
 from detent.runtime.backoff import Backoff, Failures
-from detent.sql.dialects import is_passing_error
+from detent.sql.dialects import is_passing
 
 BATCH: Final = 200
 """Messages of one claim. They are sent in one go, and their lease has to last for that."""
@@ -154,7 +154,7 @@ class Forwarder:
             try:
                 return self._calling.run(self._next, done)
             except Exception as error:
-                passes = isinstance(error, Unavailable) or is_passing_error(error)
+                passes = isinstance(error, Unavailable) or is_passing(error)
                 if done is None or not passes or time.monotonic() > deadline:
                     raise
             self._stopping.wait(SETTLE.pause_s(failures))

@@ -18,13 +18,13 @@ from detent.bus.statements import (
     numbered,
     outbox_named,
     outbox_statements,
-    within,
 )
 from detent.bus.tracker_sql import make_tables, sql_of
 from detent.bus.unit_of_work import Unit
 from detent.durations import Duration, milliseconds
 from detent.errors import Corrupt, Fenced, Invalid
 from detent.sql.dialects import POSTGRESQL, SQLITE
+from detent.sql.tables import within
 
 AHEAD_MS_MAX: Final = 1 << 61
 """What "however late" is in milliseconds: with the time added, the sum still fits the database's numbers."""

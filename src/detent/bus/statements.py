@@ -6,7 +6,6 @@ update, and a key that is not found again is a message handled twice.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -23,13 +22,11 @@ from detent.bus.lane_statements import (
 )
 from detent.errors import Invalid
 from detent.sql.dialects import DIALECTS, DURABLE, NOW, POSTGRESQL, SQLITE
+from detent.sql.tables import TableName, table_named
 
 HANDLED: Final = "detent_handled"
 CONSUMERS: Final = "detent_consumers"
 OUTBOX: Final = "detent_outbox"
-
-NAME_MAX: Final = 48
-"""Letters of a table's name: PostgreSQL cuts names after 63, and indexes are called after their table."""
 
 LANE_IDLE_MS: Final = 3_600_000
 """How long a lane is remembered that nothing waits in: making it anew at each message would cost a write."""
@@ -38,37 +35,6 @@ SAVED_AT_ONCE: Final = 100
 """Rows of one insert: SQLite takes 999 values in a statement where it is old, and these are 5 each."""
 
 _LANES: Final = "_lanes"
-
-_PART: Final = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{NAME_MAX - 1}}}")
-
-_LOCK: Final = 5_499_847_031_290_881_351
-"""Of PostgreSQL's advisory locks, the one for making tables: two who make the same one at once both fail otherwise."""
-
-
-class Table(NamedTuple):
-    """A table's name as statements say it, and the names of what belongs to it."""
-
-    schema: str
-    name: str
-
-    @property
-    def quoted(self) -> str:
-        return f'"{self.schema}"."{self.name}"' if self.schema else f'"{self.name}"'
-
-    def beside(self, name: str) -> Table:
-        """Another table in the same schema."""
-        return Table(self.schema, name)
-
-
-def table_named(name: str) -> Table:
-    """The table of that name, with its schema before it if need be; `Invalid` for what is no name."""
-    parts = name.split(".") if isinstance(name, str) else []
-    if len(parts) not in (1, 2) or not all(_PART.fullmatch(part) for part in parts):
-        raise Invalid(
-            f"{name!r} is no name of a table: write up to {NAME_MAX} letters, digits and underscores, with the name of "
-            "a schema and a dot before it if need be"
-        )
-    return Table(parts[0] if len(parts) == 2 else "", parts[-1])
 
 
 class TrackerStatements(NamedTuple):
@@ -93,7 +59,7 @@ class OutboxStatements(NamedTuple):
     another token by now."""
 
     dialect: str
-    table: Table
+    table: TableName
     tables: tuple[str, ...]
     make: tuple[str, ...]
     candidates: str
@@ -138,29 +104,6 @@ class OutboxStatements(NamedTuple):
 # -- making tables ----------------------------------------------------------------------------------------------
 
 
-def make_lock(dialect: str) -> str | None:
-    """What comes before tables are made, so that of several who do so at once one does."""
-    return f"SELECT pg_advisory_xact_lock({_LOCK})" if dialect == POSTGRESQL else None
-
-
-def schema_of(dialect: str) -> str | None:
-    """The schema in which the table :name is found; none if it is not there. Not asked of SQLite: a transaction that
-    reads first may not come to write."""
-    if dialect == SQLITE:
-        return None
-    return (
-        "SELECT (SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE c.oid = to_regclass(CAST(:name AS text)))"
-    )
-
-
-def within(schema: str | None, table: str) -> str:
-    """A table's name with the schema that it was found in, unless it names one, or that is a name which is not written
-    here, such as the one of temporary tables."""
-    is_plain = schema is not None and _PART.fullmatch(schema) is not None and not schema.startswith("pg_")
-    return f"{schema}.{table}" if is_plain and "." not in table else table
-
-
 def schema(dialect: str, *, tracker: str | None = HANDLED, outbox: str | None = OUTBOX) -> str:
     """The statements that make the tables of a tracker and an outbox, for those who have migrations of their own."""
     if dialect not in DIALECTS:
@@ -175,26 +118,16 @@ def schema(dialect: str, *, tracker: str | None = HANDLED, outbox: str | None = 
     return "".join(f"{statement};\n" for statement in made)
 
 
-def _index(dialect: str, table: Table, suffix: str, what: str) -> str:
+def _index(dialect: str, table: TableName, suffix: str, what: str) -> str:
     """An index is in the schema of its table; SQLite wants that said of the index, PostgreSQL of the table."""
-    index = Table(table.schema if dialect == SQLITE else "", f"{table.name}_{suffix}").quoted
-    on = Table("" if dialect == SQLITE else table.schema, table.name).quoted
+    index = TableName(table.schema if dialect == SQLITE else "", f"{table.name}_{suffix}").quoted
+    on = TableName("" if dialect == SQLITE else table.schema, table.name).quoted
     return f"CREATE INDEX IF NOT EXISTS {index} ON {on} {what}"
 
 
-def _checked(dialect: str, name: str) -> Table:
-    table = table_named(name)
-    if dialect == SQLITE and table.schema not in ("", "main"):
-        raise Invalid(
-            f"{name!r} would be in another file than the rest of the transaction, and SQLite does not commit to two "
-            "files at once: leave the schema out"
-        )
-    return table
-
-
-def outbox_named(name: str, dialect: str = POSTGRESQL) -> Table:
+def outbox_named(name: str, dialect: str | None = None) -> TableName:
     """The table of an outbox; `Invalid` for a name that is one of lanes, or no name."""
-    table = _checked(dialect, name)
+    table = table_named(name, dialect)
     if table.name.casefold().endswith(_LANES):
         raise Invalid(f"{name!r} would be where the lanes of another outbox are: leave {_LANES} out of its name")
     return table
@@ -210,7 +143,7 @@ def _text(dialect: str) -> str:
 @lru_cache
 def tracker_statements(dialect: str, name: str) -> TrackerStatements:
     """The statements on the marks in the table of that name. The names of consumers are beside it."""
-    table = _checked(dialect, name)
+    table = table_named(name, dialect)
     if table.name.casefold() == CONSUMERS:
         raise Invalid(f"{CONSUMERS} is where the names of consumers are: call the table of a tracker otherwise")
     consumers = table.beside(CONSUMERS)
@@ -294,7 +227,7 @@ def outbox_statements(dialect: str, name: str) -> OutboxStatements:
     )
 
 
-def _make_outbox(dialect: str, table: Table, lanes: Table) -> tuple[str, ...]:
+def _make_outbox(dialect: str, table: TableName, lanes: TableName) -> tuple[str, ...]:
     """Positions and tokens are never used twice, whatever was deleted meanwhile: a lane that is made anew must not have
     a token again that somebody still holds."""
     text = _text(dialect)
@@ -340,7 +273,7 @@ def _among(dialect: str) -> str:
 
 
 @lru_cache(4 * SAVED_AT_ONCE)
-def _save(dialect: str, table: Table, rows: int) -> str:
+def _save(dialect: str, table: TableName, rows: int) -> str:
     now = NOW[dialect]
     values = ", ".join(
         f"(:lane_{row}, :id_{row}, :headers_{row}, :body_{row}, CAST(:visible_{row} AS bigint), {now})"

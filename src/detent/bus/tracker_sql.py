@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -11,19 +10,16 @@ from detent.bus.sql_port import SqlPort, answer, call, port_of
 from detent.bus.statements import (
     HANDLED,
     TrackerStatements,
-    make_lock,
-    schema_of,
-    table_named,
     tracker_statements,
-    within,
 )
 from detent.bus.unit_of_work import Unit
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid
 from detent.sql.dialects import POSTGRESQL
+from detent.sql.tables import make_lock, schema_of, table_named, within
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import Engine
 
 RETENTION: Final = "29d"
 """How long a mark is kept: longer than transports keep a message, which may come again until then: 14 days in the app's
@@ -195,36 +191,17 @@ class SqlTracker:
 class _Elsewhere:
     """A database of the tracker's own. Each call is a transaction there."""
 
-    def __init__(self, engine: Engine | str) -> None:
-        from detent.sql import databases
+    def __init__(self, given: Engine | str) -> None:
+        from detent.sql.databases import Database, adopt, place_of
 
-        self._databases = databases
-        self._is_ours = isinstance(engine, str)
-        self._lock = threading.Lock()
-        if isinstance(engine, str):
-            self._url = databases.parse(engine, _WHAT, "handled.db")
-            self._engine: Engine | None = None
-        else:
-            self._engine = databases.adopt(engine, _WHAT)
-            self._url = self._engine.url
-        self.place = databases.place_of(self._url)
+        if not isinstance(given, str):
+            adopt(given, _WHAT)  # refused now, and not at the first message
+        self._database: Database[None] = Database(given, _WHAT, "handled.db")
+        self.place = place_of(self._database.url)
+        self.close = self._database.close
 
     def run(self, work: _Work[Result]) -> Result:
         """What `work` answers for a port, in a transaction that is tried again when others came in the way."""
+        from detent.sql.transactions import transact
 
-        def one(connection: Connection) -> Result:
-            return drive(work(port_of(connection)))
-
-        return self._databases.transact(self._opened(), one)
-
-    def _opened(self) -> Engine:
-        with self._lock:
-            if self._engine is None:
-                self._engine = self._databases.open_engine(self._url, pool_pre_ping=True)
-            return self._engine
-
-    def close(self) -> None:
-        with self._lock:
-            if self._is_ours and self._engine is not None:
-                self._engine.dispose()
-                self._engine = None
+        return transact(self._database.opened()[0], lambda connection: drive(work(port_of(connection))))

@@ -17,17 +17,22 @@ from detent.bus.unit_psycopg import AsyncPsycopgUnit, PsycopgUnit
 from detent.bus.unit_rules import (
     ENDED,
     IN_TRANSACTION,
-    MEMORY,
     SQLITE_FILE,
     SQLITE_SAFETY,
     Guard,
     check_sqlite_file,
-    committing,
     settling,
-    sqlite_place,
 )
 from detent.errors import Invalid
-from detent.sql.dialects import POSTGRESQL, check_sqlite, is_no_savepoint
+from detent.sql.dialects import (
+    MEMORY,
+    POSTGRESQL,
+    check_sqlite,
+    committing,
+    is_no_savepoint,
+    place_of_file,
+    place_of_server,
+)
 
 _ANOTHER: Final = (
     "a unit of work needs a function that answers a new sqlite3.Connection, psycopg.Connection or "
@@ -291,7 +296,7 @@ def _async_kind() -> type[Any]:
 def _place_of(connection: Any) -> str | None:
     if isinstance(connection, sqlite3.Connection):
         ((file,),) = SqlitePort(connection).execute(SQLITE_FILE, {})
-        return sqlite_place(file)
+        return place_of_file(file)
     if (info := getattr(connection, "info", None)) is None:
         return None
-    return f"{POSTGRESQL}://{info.host or 'localhost'}:{info.port}/{info.dbname}"
+    return place_of_server(POSTGRESQL, info.host, info.port, info.dbname)

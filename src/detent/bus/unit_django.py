@@ -12,19 +12,26 @@ from detent.bus.unit_of_work import TransactionEnded
 from detent.bus.unit_rules import (
     BROKEN,
     ENDED,
-    MEMORY,
     SQLITE_SAFETY,
     check_sqlite_file,
-    committing,
     guard_of,
     is_over,
     is_psycopg,
     say,
     settling,
-    sqlite_place,
 )
 from detent.errors import Invalid
-from detent.sql.dialects import DIALECTS, SQLITE, check_sqlite, ends_transaction, is_no_savepoint
+from detent.sql.dialects import (
+    DIALECTS,
+    MEMORY,
+    SQLITE,
+    check_sqlite,
+    committing,
+    ends_transaction,
+    is_no_savepoint,
+    place_of_file,
+    place_of_server,
+)
 
 
 class DjangoUnit:
@@ -163,9 +170,9 @@ class DjangoUnitOfWork:
         settings = self._connection().settings_dict
         if self._connection().vendor == SQLITE:
             name = str(settings["NAME"])
-            return sqlite_place(None if ":memory:" in name or "mode=memory" in name else name)
-        host, port = settings.get("HOST") or "localhost", settings.get("PORT") or 5432
-        return f"{self._connection().vendor}://{host}:{port}/{settings['NAME']}"
+            return place_of_file(None if ":memory:" in name or "mode=memory" in name else name)
+        host, port = settings.get("HOST"), settings.get("PORT")
+        return place_of_server(self._connection().vendor, host, port, settings["NAME"])
 
     @cached_property
     def _is_file(self) -> bool:

@@ -10,21 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from detent.errors import Invalid
-from detent.runtime.backoff import Backoff
-from detent.sql.dialects import is_passing_error
+from detent.sql.dialects import ATTEMPTS, RETRY, is_passing
 
 if TYPE_CHECKING:
     from detent.bus.calling import Caller
     from detent.bus.sql_port import SqlPort
     from detent.bus.transport import Transport
-
-
-ATTEMPTS: Final = 8
-RETRY: Final = Backoff(0.02, 2.56, jitter=1)
-"""How often, and after how long, something is done again that others came in the way of."""
 
 
 class TransactionEnded(Invalid):
@@ -136,6 +130,6 @@ async def patiently(caller: Caller, unit_of_work: UnitOfWork, work: Callable[[Un
                 await caller.unit(work, unit)
             return
         except Exception as error:
-            if attempt == ATTEMPTS or not is_passing_error(error):
+            if attempt == ATTEMPTS or not is_passing(error):
                 raise
         await caller.blocking(time.sleep, RETRY.pause_s(attempt))

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from detent.bus.sql_port import SqlPort, port_of
 from detent.bus.unit_of_work import TransactionEnded
-from detent.bus.unit_rules import ENDED, IN_TRANSACTION, committing, guard_of, is_over, settling
+from detent.bus.unit_rules import ENDED, IN_TRANSACTION, guard_of, is_over, settling
 from detent.errors import Invalid
-from detent.sql.dialects import is_no_savepoint, is_passing_error
+from detent.sql.dialects import committing, is_no_savepoint, is_passing
 
 _ENDINGS: Final = ("commit", "rollback", "close")
 
@@ -105,7 +105,7 @@ class PsycopgUnit(_Guarded):
             try:
                 self._connection.rollback()
             except Exception as error:
-                if not is_passing_error(error):
+                if not is_passing(error):
                     raise
                 self._connection.close()
         if has_ended:
@@ -148,7 +148,7 @@ class AsyncPsycopgUnit(_Guarded):
             try:
                 await self._connection.rollback()
             except Exception as error:
-                if not is_passing_error(error):
+                if not is_passing(error):
                     raise
                 await self._connection.close()
         if has_ended:

@@ -12,20 +12,17 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 from detent.bus.transport import Transport
 from detent.bus.unit_of_work import TransactionEnded
-from detent.errors import DetentError, Invalid, OutcomeUnknown
+from detent.errors import Invalid
 from detent.sql.dialects import (
     ABORTED,
     DURABLE,
     POSTGRESQL,
     check_sqlite,
     is_no_savepoint,
-    is_not_applied,
-    is_passing_error,
     state_of,
 )
 
@@ -39,8 +36,6 @@ BROKEN: Final = (
     "a statement of a handler failed and the handler went on, and nothing is committed of such a transaction: let the "
     "error out, or try such statements in a savepoint"
 )
-
-AUTOCOMMIT: Final = "the engine commits each statement (AUTOCOMMIT): what belongs together needs a transaction"
 
 IN_TRANSACTION: Final = (
     "the connection is in a transaction already, which is not this unit's: it has to come from its pool, or from the "
@@ -60,8 +55,6 @@ _IDLE: Final = 0
 """libpq's status of a connection in no transaction."""
 
 _GUARD: Final = "_detent_guard"
-
-MEMORY: Final = "sqlite:///:memory:"
 
 
 # -- the guard --------------------------------------------------------------------------------------------------
@@ -129,20 +122,14 @@ def settling() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause = getattr(error, "orig", None) or error.__cause__ or error
-        if state_of(cause) == ABORTED:
+        if state_of(error) == ABORTED:
             raise Invalid(BROKEN) from error
-        if is_no_savepoint(cause):
+        if is_no_savepoint(error):
             raise TransactionEnded(ENDED) from error
         raise
 
 
 # -- databases --------------------------------------------------------------------------------------------------
-
-
-def sqlite_place(file: str | None) -> str:
-    """The place of a SQLite database, as `databases.place_of` has it."""
-    return f"sqlite:///{Path(file).resolve()}" if file else MEMORY
 
 
 def check_sqlite_file(ask: Callable[[str], Any], transport: Transport | None) -> None:
@@ -156,21 +143,3 @@ def check_sqlite_file(ask: Callable[[str], Any], transport: Transport | None) ->
             )
         return
     check_sqlite(ask("PRAGMA synchronous"), ask("PRAGMA journal_mode"))
-
-
-@contextmanager
-def committing() -> Iterator[None]:
-    """Says `OutcomeUnknown` of errors that pass: who has lost the connection does not know what became of a COMMIT.
-    What the database has refused in so many words is raised as it is."""
-    try:
-        yield
-    except DetentError:
-        raise
-    except Exception as error:
-        cause = getattr(error, "orig", None) or error.__cause__ or error
-        if is_not_applied(cause):
-            raise
-        is_lost = bool(getattr(error, "connection_invalidated", False))
-        if is_lost or is_passing_error(cause) or (not state_of(cause) and is_passing_error(error)):
-            raise OutcomeUnknown(f"nobody said whether a transaction was committed: {cause}") from error
-        raise

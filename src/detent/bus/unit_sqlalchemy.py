@@ -21,21 +21,18 @@ from detent.bus.unit_connections import arm, drop, is_autocommit, settle, sqlite
 from detent.bus.unit_connections import driver_of as _driver_of
 from detent.bus.unit_of_work import TransactionEnded
 from detent.bus.unit_rules import (
-    AUTOCOMMIT,
     BROKEN,
     ENDED,
     IN_TRANSACTION,
-    MEMORY,
     check_sqlite_file,
-    committing,
     guard_of,
     is_over,
     is_psycopg,
     settling,
 )
 from detent.errors import Invalid, OutcomeUnknown
-from detent.sql.databases import DIALECTS, place_of
-from detent.sql.dialects import SQLITE, check_sqlite, ends_transaction
+from detent.sql.databases import place_of
+from detent.sql.dialects import AUTOCOMMIT, DIALECTS, MEMORY, SQLITE, check_sqlite, committing, ends_transaction
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

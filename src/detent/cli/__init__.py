@@ -33,6 +33,7 @@ What commands share:
     _common.py         the store's URL, common options, opening a store
     _help.py           help texts: whole sentences, whatever the width
     _output.py         tables for people, JSON for programs
+    _settings.py       settings of queues and journals: options, and lines of `info`
     _logs.py           logs of long-running commands
     _views.py          the frame in which tasks are shown while they run
     _messages.py       messages as text, in and out

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from detent.processor.declaration import Processor
-    from detent.processor.live import LiveGraph
+    from detent.processor.live_graph import LiveGraph
     from detent.processor.place import Place
     from detent.processor.status import ProcessorStatus
 

@@ -17,7 +17,7 @@ from detent.errors import DetentError, Invalid
 if TYPE_CHECKING:
     from detent.journal import Appended
     from detent.processor.graph import Graph
-    from detent.processor.live import LiveGraph
+    from detent.processor.live_graph import LiveGraph
 
 STDIN = "-"
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def print_options(graph: Graph) -> None:
     """Each processor with what was said of it."""
-    from detent.processor.checks import errors_of
     from detent.processor.drawing import JOINED, rows_of
+    from detent.processor.plan import errors_of
 
     rows = []
     for one in rows_of(graph):
@@ -86,7 +86,7 @@ def graph_fields(graph: Graph) -> dict[str, Any]:
 
 
 def _processor_fields(graph: Graph, one: Processor) -> dict[str, Any]:
-    from detent.processor.checks import errors_of
+    from detent.processor.plan import errors_of
 
     errors = errors_of(one, graph.errors)
     return {

@@ -263,14 +263,14 @@ def prune_files(config: Path, orphans: bool, older_than: str | None, yes: bool, 
 
 def _prune(settings: IngestConfig, orphan_s: float | None) -> tuple[int, int]:
     """How many files were forgotten, and how many batches were deleted because they are orphans of that age."""
-    from detent.ingest import source
-    from detent.ingest.running import committer_of
+    from detent.ingest import forgetting, ownership
+    from detent.ingest.committer import committer_of
     from detent.ingest.shared_state import QueueSharedState
     from detent.ingest.staging import sweep_staging
 
     with database(settings) as engine:
-        epoch = source.register(engine, settings)
-        pruned = source.prune(engine, settings, None)
+        epoch = ownership.register(engine, settings)
+        pruned = forgetting.prune(engine, settings, None)
         if orphan_s is None:
             return pruned, 0
         shared = QueueSharedState(engine, settings.name, uuid.uuid4().hex, round(settings.grace_s * 1000), epoch)
@@ -296,15 +296,15 @@ def reset_ingest(config: Path, confirmed: str | None, as_json: bool) -> None:
       detent ingest reset orders.toml --yes orders
       detent ingest run orders.toml --backfill s3://bucket/orders/
     """
-    from detent.ingest import resetting
+    from detent.ingest import forgetting
 
     settings = read_config(config)
     with database(settings) as engine:
-        found = resetting.look(engine, settings)
+        found = forgetting.look_for_reset(engine, settings)
         if not as_json:
             note(f"the table was {found.table}, with {found.rows:,} rows of {found.batches:,} commits")
         confirm_name(f"forgets {found.files:,} files of {settings.name}", settings.name, confirmed)
-        found = resetting.reset(engine, settings)
+        found = forgetting.reset(engine, settings)
     if as_json:
         print_json({"ingest": settings.name, **found._asdict()})
         return

@@ -26,7 +26,6 @@ from detent.cli._common import (
 )
 from detent.cli._help import Commands
 from detent.cli._output import (
-    duration_text,
     note,
     print_fields,
     print_json,
@@ -34,7 +33,9 @@ from detent.cli._output import (
     progress_bar,
     time_text,
 )
+from detent.cli._settings import given_settings, settings_lines, settings_options
 from detent.errors import DetentError, NotFound
+from detent.settings.journal import JOURNAL
 from detent.sizes import size_text
 
 if TYPE_CHECKING:
@@ -129,9 +130,6 @@ def show_info(url: str, name: str, as_json: bool) -> None:
     if as_json:
         print_json(_info_fields(info))
         return
-    retention = duration_text(info.retention_ms)
-    if info.retention_bytes:
-        retention += f", {size_text(info.retention_bytes)}"
     print_fields(
         {
             "name": info.name,
@@ -141,9 +139,7 @@ def show_info(url: str, name: str, as_json: bool) -> None:
             "fragments": f"{info.fragments} ({size_text(info.fragment_bytes)})",
             "created": time_text(info.created_ms),
             "updated": time_text(info.updated_ms),
-            "retention": retention,
-            "transaction deadline": duration_text(info.span_deadline_ms),
-            "producers remembered": duration_text(info.producer_horizon_ms),
+            **settings_lines(JOURNAL, JOURNAL.shown(info)),
             "transactions": f"{info.open_spans} open, {info.aborted_spans} rolled back after their deadline",
             **{f"register {key}": value for key, value in sorted(info.registers.items())},
         }
@@ -155,22 +151,20 @@ def show_info(url: str, name: str, as_json: bool) -> None:
 
 @journal.command()
 @takes_store("NAME")
-@click.option("--retention", metavar="DURATION", help="Forget messages older than this, such as 7d.")
-@click.option("--retention-bytes", type=click.IntRange(1), help="Forget the oldest beyond so many bytes.")
-@click.option("--transaction-deadline", metavar="DURATION", help="Roll back transactions left open so long.")
-@click.option("--producer-horizon", metavar="DURATION", help="Remember idle producers for so long.")
+@settings_options(JOURNAL)
 @click.option("--exist-ok", is_flag=True, help="It is fine if the journal exists; its settings stay.")
 @force_option
 @json_option
-def create(url: str, name: str, force: bool, as_json: bool, **settings: Any) -> None:
+def create(url: str, name: str, exist_ok: bool, force: bool, as_json: bool, **settings: Any) -> None:
     """Create a journal with settings of its own. Without any, the first append creates it as well.
 
     \b
     Example:
       detent journal create file:./data orders --retention 7d
     """
+    wanted: Any = given_settings(JOURNAL, settings)
     with open_for_writing(url, force=force, create=True) as store:
-        store.journal(name).create(**{name: value for name, value in settings.items() if value is not None})
+        store.journal(name).create(exist_ok=exist_ok, **wanted)
         info = store.journal(name).info()
     if as_json:
         print_json(_info_fields(info))

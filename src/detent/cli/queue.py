@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from detent.cli._common import (
-    Function,
     confirm,
     count_text,
     dry_run_option,
@@ -19,13 +18,11 @@ from detent.cli._common import (
     json_option,
     listing,
     open_for_writing,
-    parse_labels,
     takes_store,
 )
 from detent.cli._help import Commands
 from detent.cli._output import (
     age_text,
-    duration_text,
     line_text,
     note,
     print_fields,
@@ -33,14 +30,12 @@ from detent.cli._output import (
     print_table,
     time_text,
 )
-from detent.cli._publish import FOREVER
-from detent.durations import milliseconds
+from detent.cli._settings import given_settings, settings_lines, settings_options
+from detent.settings.queue import QUEUE
 
 if TYPE_CHECKING:
     from detent.queue import QueueInfo
 
-NONE = "none"
-DURATIONS = ("lease", "max_lease", "backoff", "max_backoff", "done_retention", "dead_letter_retention")
 COUNTERS = ("total_routed", "total_acked", "total_failed", "total_dead_lettered", "total_expired", "total_purged")
 _LABELS = {"total_dead_lettered": "dead lettered"}
 NUMBERS = ("available", "delayed", "blocked", "blocked_delayed", "in_flight", "failed", "done", *COUNTERS)
@@ -66,76 +61,11 @@ def queue() -> None:
 
 # -- creating, changing, deleting -----------------------------------------------------------------------------------
 
-_SETTINGS = (
-    click.option(
-        "--filter",
-        metavar="CEL",
-        help="Which messages it gets, by their headers: 'headers.tier == \"gold\"'; 'true' for all. Without a filter, "
-        "those that are published to it by name.",
-    ),
-    click.option("--max-attempts", type=click.IntRange(0), help="Give a message up after so many [5]; 0 for never."),
-    click.option("--lease", metavar="DURATION", help="How long a claim lasts that does not say it [30s]."),
-    click.option("--max-lease", metavar="DURATION", help="How long a claim may last [12h]."),
-    click.option("--backoff", metavar="DURATION", help="Wait so long after a first failure, then twice as long [1s]."),
-    click.option("--max-backoff", metavar="DURATION", help="Wait at most so long after a failure [5m]."),
-    click.option(
-        "--done-retention",
-        metavar="DURATION",
-        help="Remember so long which messages are done [1h]; 'forever' for always, '0s' for never.",
-    ),
-    click.option("--failed", type=click.Choice(["keep", "discard"]), help="What becomes of messages given up [keep]."),
-    click.option(
-        "--priority-header", metavar="NAME", help="The header with the priority, 0 (first) to 255 [priority]."
-    ),
-    click.option(
-        "--dead-letter",
-        metavar="QUEUE",
-        help="Messages given up go to this queue instead of being kept or discarded [none]; '' for none.",
-    ),
-    click.option(
-        "--dead-letter-retention",
-        metavar="DURATION",
-        help="What comes here as a dead letter stays for so long at least [its own retention]; 'none' for that.",
-    ),
-    click.option(
-        "--group-header",
-        metavar="NAME",
-        help="The header with the group, within which messages are given out one after another, in the order in which "
-        "they came [none]; '' for none. It can be changed while the queue is empty.",
-    ),
-    click.option("--description", help="What the queue is for."),
-    click.option(
-        "--label",
-        "labels",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="A label to keep with the queue; repeat it for more. They replace all that there were.",
-    ),
-)
-
-
-def settings_options(function: Function) -> Function:
-    """What can be set of a queue."""
-    decorated: Any = function
-    for option in reversed(_SETTINGS):
-        decorated = option(decorated)
-    result: Function = decorated
-    return result
-
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """The settings that were given, as the library takes them; what is wrong with them is said before a store is opened
     or made."""
-    settings = {name: value for name, value in given.items() if value is not None and value != ()}
-    if "labels" in settings:
-        settings["labels"] = parse_labels(settings["labels"])
-    if settings.get("done_retention") == FOREVER:
-        settings["done_retention"] = None
-    if settings.get("dead_letter_retention") == NONE:
-        settings["dead_letter_retention"] = None
-    for name in DURATIONS:
-        if settings.get(name) is not None:
-            milliseconds(settings[name])
+    settings = given_settings(QUEUE, given)
     if "filter" in settings:
         from detent.queue.filters import Filter
 
@@ -145,8 +75,7 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
 
 @queue.command()
 @takes_store("QUEUE")
-@settings_options
-@click.option("--paused", is_flag=True, default=None, help="Give nothing out until `detent queue resume`.")
+@settings_options(QUEUE)
 @click.option("--earliest", is_flag=True, help="It also gets the messages that are stored already and match.")
 @click.option("--exist-ok", is_flag=True, help="It is fine if the queue exists; its settings stay.")
 @force_option
@@ -176,8 +105,7 @@ def create(url: str, queue: str, earliest: bool, exist_ok: bool, force: bool, as
 
 @queue.command()
 @takes_store("QUEUE")
-@settings_options
-@click.option("--paused/--no-paused", default=None, help="The same as `detent queue pause` and `resume`.")
+@settings_options(QUEUE, changes=True)
 @click.option("--no-labels", is_flag=True, help="Take all labels away.")
 @force_option
 @json_option
@@ -321,13 +249,11 @@ def _state(info: QueueInfo) -> str:
 
 def _info_fields(info: QueueInfo) -> dict[str, Any]:
     """A queue for programs: times and durations in milliseconds; null is no time, and for ever."""
+    names = {setting.shown_as: setting.ms_name for setting in QUEUE} | {"created": "created_ms", "oldest": "oldest_ms"}
     values: dict[str, Any] = {}
     for field in fields_of(info):
-        value = getattr(info, field.name)
-        if field.name in (*DURATIONS, "created", "oldest"):
-            values[f"{field.name}_ms"] = ms_of(value)
-        else:
-            values[field.name] = value
+        name, value = names.get(field.name, field.name), getattr(info, field.name)
+        values[name] = value if name == field.name else ms_of(value)
     return values
 
 
@@ -336,11 +262,6 @@ def ms_of(value: datetime | timedelta | None) -> int | None:
     if value is None:
         return None
     return round((value.total_seconds() if isinstance(value, timedelta) else value.timestamp()) * 1000)
-
-
-def _duration(value: timedelta | None) -> str:
-    milliseconds = ms_of(value)
-    return FOREVER if milliseconds is None else duration_text(milliseconds) if milliseconds else "0s"
 
 
 @queue.command("info")
@@ -365,16 +286,7 @@ def show_info(url: str, queue: str, force: bool, as_json: bool) -> None:
             **({"description": line_text(info.description)} if info.description else {}),
             "state": _state(info),
             "created": time_text(ms_of(info.created) or 0),
-            "filter": line_text(info.filter),
-            "attempts": f"up to {info.max_attempts}" if info.max_attempts else "no limit",
-            "lease": f"{_duration(info.lease)}, at most {_duration(info.max_lease)}",
-            "back-off": f"{_duration(info.backoff)}, at most {_duration(info.max_backoff)}",
-            "done retention": _duration(info.done_retention),
-            "failed messages": "discarded" if info.failed_policy == "discard" else "kept",
-            "dead letters": f"to {line_text(info.dead_letter)}" if info.dead_letter else "none",
-            **_dead_letter_lines(info),
-            "priority header": line_text(info.priority_header),
-            "group header": line_text(info.group_header) if info.group_header else "none",
+            **settings_lines(QUEUE, {setting.shown_as: getattr(info, setting.shown_as) for setting in QUEUE}),
             **{f"label {line_text(name)}": line_text(value) for name, value in info.labels.items()},
             **_number_lines(info),
         }
@@ -387,11 +299,6 @@ def _number_lines(info: QueueInfo) -> dict[str, str]:
     for priority, count in info.available_by_priority.items():
         lines[f"available at priority {priority}"] = str(count)
     return lines
-
-
-def _dead_letter_lines(info: QueueInfo) -> dict[str, str]:
-    kept = info.dead_letter_retention
-    return {} if kept is None else {"dead letters stay": f"at least {_duration(kept)}"}
 
 
 def _age_ms(info: QueueInfo) -> int | None:

@@ -4,6 +4,7 @@
 
     keys.py        keys whose bytes compare as their values do
     values.py      values: a cursor that reads them, a builder that writes them
+    settings.py    settings at the end of a record, as pairs of key and value
     log.py         the log's records: entries, sequence blocks, segments
 
 Journals:

@@ -10,8 +10,10 @@ import struct
 from typing import Final, NamedTuple
 
 from detent.codec.keys import SUBSYSTEM_JOURNAL, Prefix, u32, u64
+from detent.codec.settings import read_pairs, read_setting, write_settings
 from detent.codec.values import ByteReader, ByteWriter
 from detent.errors import Corrupt
+from detent.settings.journal import JOURNAL, StoredJournal
 
 LISTING: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x01)
 NEXT_ID: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x02)
@@ -52,30 +54,30 @@ def number_at_end(key: bytes) -> int:
     return int.from_bytes(key[-8:], "big")
 
 
-class Listing(NamedTuple):
-    """A journal's name leads to this: its number, and what was configured. Zero means "no limit"."""
+class Listing(StoredJournal):
+    """A journal's name leads to this. Its first fields are fixed, the settings of later releases a list of pairs."""
 
-    journal: int
-    created_ms: int
-    retention_ms: int
-    retention_bytes: int
-    span_deadline_ms: int
-    producer_horizon_ms: int
+    __slots__ = ()
 
     def encode(self) -> bytes:
-        return _LISTING.pack(*self) + b"\x00\x00"
+        return write_settings(
+            ByteWriter().pack(_LISTING, *self[:_FIXED]), JOURNAL, self._asdict(), self._fields[_FIXED:]
+        )
 
     @classmethod
     def decode(cls, value: bytes) -> Listing:
         reader = ByteReader(value, "journal listing")
-        listing = cls(*reader.unpack(_LISTING))
-        # Settings of later releases follow as (name, value) pairs; this one knows none, and keeps none.
-        reader.array(lambda r: (r.utf8(), r.var_bytes()), element_bytes=6)
-        reader.finish()
-        return listing
+        fixed = reader.unpack(_LISTING)
+        # One of a later release is left out, and not kept.
+        later = {
+            key: read_setting(reader, JOURNAL.by_key[key], data) for key, data in read_pairs(reader) if key in _LATER
+        }
+        return cls(*fixed, **later)
 
 
 _LISTING: Final = struct.Struct("<Iqqqqq")
+_FIXED: Final = 6
+_LATER: Final[frozenset[str]] = frozenset(StoredJournal._fields[_FIXED:])
 
 
 class Head(NamedTuple):

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from detent.codec.group import read_group, write_group
 from detent.codec.keys import SUBSYSTEM_QUEUE, Prefix, u32, u64
+from detent.codec.settings import read_pairs, read_setting, write_settings
 from detent.codec.values import U16_MAX, U32_MAX, ByteReader, ByteWriter
 from detent.errors import Corrupt, LimitExceeded
+from detent.settings.queue import NOT_KEPT as NOT_KEPT
+from detent.settings.queue import QUEUE, StoredQueue
 
 ACTIVE: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x02)
 DONE: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x03)
@@ -32,15 +35,12 @@ NEXT_QUEUE: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x0E)
 DEDUP_WINDOW: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x0F)
 ORIGIN: Final = Prefix(SUBSYSTEM_QUEUE, 1, 0x11)
 
-BUCKET_EXPONENT: Final = 3
+BUCKET_EXPONENT: Final[int] = StoredQueue._field_defaults["bucket_exponent"]
 BUCKET_EXPONENT_MAX: Final = 4
 """A bucket holds 10 to this power messages; its arrays have u16 counts, so 4 is the end."""
 
 ATTEMPTS_KEPT: Final = 100
 """The attempts of a message that are kept: the first one, which says since when it is tried, and the newest ones."""
-
-NOT_KEPT: Final = U32_MAX
-"""The done retention of a queue that keeps no done messages. (Zero is: for ever.)"""
 
 
 # -- active messages --------------------------------------------------------------------------------------------
@@ -256,40 +256,15 @@ def decode_attempts(value: bytes) -> list[Attempt]:
 # -- settings, cursors, counters --------------------------------------------------------------------------------
 
 
-Labels = tuple[tuple[str, str], ...]
-"""Free pairs of name and value that are kept with a queue's settings, in the order of their names."""
-
-
-class Config(NamedTuple):
+class Config(StoredQueue):
     """What was configured of a queue. The first three fields are the fixed ones, the others a list of pairs."""
 
-    filter: str
-    max_attempts: int
-    done_retention_s: int
-    number: int
-    created_ms: int
-    bucket_exponent: int = BUCKET_EXPONENT
-    lease_ms: int = 30_000
-    lease_max_ms: int = 12 * 3600 * 1000
-    backoff_ms: int = 1_000
-    backoff_max_ms: int = 300_000
-    failed_policy: str = "keep"
-    priority_header: str = "priority"
-    paused: bool = False
-    generation: int = 0
-    description: str = ""
-    labels: Labels = ()
-    dead_letter: str = ""
-    group_header: str = ""
-    dead_letter_retention_s: int = 0
+    __slots__ = ()
 
     def encode(self) -> bytes:
-        """The record's value. Settings that came with a later release are written once they are used, so that the one
-        before it goes on reading the queues that do without."""
+        """The record's value."""
         writer = ByteWriter().var_bytes(self.filter.encode()).u16(self.max_attempts).u32(self.done_retention_s)
-        used = [name for name in self._fields[3:] if name not in _LATER or getattr(self, name)]
-        pairs = [(name, _setting(getattr(self, name))) for name in used]
-        return writer.array(pairs, lambda w, pair: w.utf8(pair[0]).var_bytes(pair[1])).finish()
+        return write_settings(writer, QUEUE, self._asdict(), self._fields[_FIXED:])
 
     @classmethod
     def decode(cls, value: bytes) -> Config:
@@ -300,60 +275,18 @@ class Config(NamedTuple):
         except UnicodeDecodeError:
             raise reader.corrupt("the filter is not UTF-8") from None
         fixed = (text, reader.u16(), reader.u32())
-        pairs = reader.array(lambda r: (r.utf8(), r.var_bytes()), element_bytes=6)
-        reader.finish()
-        settings: dict[str, int | str | bool | Labels] = {}
-        for name, data in pairs:
-            if name not in cls._fields[3:] or name in settings:
-                raise reader.corrupt(f"the setting {name!r} is unknown, or there twice")
-            settings[name] = _read_setting(name, data, reader)
+        settings: dict[str, Any] = {}
+        for key, data in read_pairs(reader):
+            if key not in cls._fields[_FIXED:] or key in settings:
+                raise reader.corrupt(f"the setting {key!r} is unknown, or there twice")
+            settings[key] = read_setting(reader, QUEUE.by_key.get(key), data, _HIGHEST.get(key))
         if "number" not in settings or "created_ms" not in settings:
             raise reader.corrupt("a queue without its number or its time of creation")
-        return cls(*fixed, **settings)  # type: ignore[arg-type]
+        return cls(*fixed, **settings)
 
 
-_TEXTS: Final = frozenset({"failed_policy", "priority_header", "description", "dead_letter", "group_header"})
-_FLAGS: Final = frozenset({"paused"})
-_LATER: Final = frozenset({"labels", "dead_letter", "group_header", "dead_letter_retention_s"})
-_HIGHEST: Final = {
-    "number": U32_MAX,
-    "generation": U32_MAX,
-    "bucket_exponent": BUCKET_EXPONENT_MAX,
-    "paused": 1,
-    "dead_letter_retention_s": U32_MAX,
-}
-
-
-def _setting(value: int | str | bool | Labels) -> bytes:
-    if isinstance(value, tuple):
-        return ByteWriter().array(value, lambda w, label: w.utf8(label[0]).utf8(label[1])).finish()
-    return value.encode() if isinstance(value, str) else int(value).to_bytes(8, "little", signed=True)
-
-
-def _read_labels(data: bytes) -> Labels:
-    reader = ByteReader(data, "labels")
-    labels = tuple(reader.array(lambda r: (r.utf8(), r.utf8()), element_bytes=4))
-    reader.finish()
-    names = [name for name, _ in labels]
-    if not labels or names != sorted(set(names)):
-        raise reader.corrupt("labels are at least one, and stand in the order of their names, each once")
-    return labels
-
-
-def _read_setting(name: str, data: bytes, reader: ByteReader) -> int | str | bool | Labels:
-    if name == "labels":
-        return _read_labels(data)
-    try:
-        if name in _TEXTS:
-            return data.decode()
-    except UnicodeDecodeError:
-        raise reader.corrupt("a setting is not UTF-8") from None
-    if len(data) != 8:
-        raise reader.corrupt(f"a number of {len(data)} bytes")
-    number = int.from_bytes(data, "little", signed=True)
-    if not 0 <= number <= _HIGHEST.get(name, number):
-        raise reader.corrupt(f"the setting {number} is out of range")
-    return bool(number) if name in _FLAGS else number
+_FIXED: Final = 3
+_HIGHEST: Final = {"number": U32_MAX, "generation": U32_MAX, "bucket_exponent": BUCKET_EXPONENT_MAX}
 
 
 class Cursor(NamedTuple):

@@ -15,6 +15,7 @@ from detent.journal import calls as journal_calls
 from detent.shard.operations import SHARDS_MAX
 from detent.state.base import State
 from detent.state.engine import EngineState
+from detent.stream.following import Start
 
 if TYPE_CHECKING:
     from detent.store import Store
@@ -35,7 +36,6 @@ LEASE_MS_MIN: Final = 500
 """A lease is renewed three times before it runs out; a shorter one would be all that its holder does."""
 
 Partition = Literal["journal", "key"]
-Start = Literal["earliest", "latest"] | int
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

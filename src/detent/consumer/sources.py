@@ -8,58 +8,33 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 
 from detent.consumer.application import Source
 from detent.errors import Conflict, NotFound
-from detent.growth import Growth, close_all, wait_for_any
 from detent.journal import JournalInfo, Message
 from detent.journal.message import messages_of
 from detent.message import Checkpoint as RawCheckpoint
 from detent.message import Envelope, Sequencer
 from detent.state.checkpoint import Checkpoint, RawPosition, raw_checkpoint, raw_positions
+from detent.stream.bell import Growth, close_all, wait_for_any
+from detent.stream.following import Following, start_of
 
 if TYPE_CHECKING:
     from detent.store import Store
 
 READ_ROWS: Final = 65_536
-"""Messages that one look at a journal plans for."""
+"""Messages that are taken at once, at most."""
+
+REMEDY: Final = "Reset the consumer"
+"""What a user can do when what a shard has read is gone."""
 
 Mine = Callable[[Message], bool]
 
 
-class _Place:
-    """A journal that is read, and which one of that name it is."""
-
-    def __init__(self, store: Store, journal: str, number: int | None) -> None:
-        self._store = store
-        self.journal = journal
-        self.number = number
-        """The journal's number; None until it exists."""
-
-    def _info(self, at: int) -> JournalInfo | None:
-        """The journal as it is; None if it does not exist yet. `NotFound` if it is not the one that was read."""
-        try:
-            info = self._store.reader.info(self.journal)
-        except NotFound:
-            if self.number is not None or at:
-                raise self._vanished(at) from None
-            return None
-        self.number = info.id if self.number is None else self.number
-        if info.id != self.number:
-            raise self._vanished(at)
-        return info
-
-    def _vanished(self, at: int) -> NotFound:
-        return NotFound(
-            f"this shard has read {self.journal!r} to {at}, which is not there: the journal was deleted, or is another "
-            "one of that name. Reset the consumer to an offset that exists to go on"
-        )
-
-
-class CommittedSource(_Place):
+class CommittedSource:
     """A journal by its committed offsets."""
 
     has_pending = False
@@ -67,61 +42,25 @@ class CommittedSource(_Place):
     def __init__(
         self, store: Store, journal: str, source: Source, at: int | None, number: int | None, mine: Mine | None
     ) -> None:
-        super().__init__(store, journal, number)
+        if at is None:
+            at, number = start_of(store.reader, journal, source.start)
+        self._following = Following(store.reader, journal, at, number, remedy=REMEDY)
         self._mine = mine
-        self._batches: Iterator[tuple[int, Any]] = iter(())
-        self.at = self._start(source) if at is None else at
+        self.at = at
         """Offset after the last message that was consumed or passed over."""
-        self.read_to = self.at
-        """Offset after what was read and not yet handed out."""
-        self._ready: list[Message] = []
 
-    def _start(self, source: Source) -> int:
-        if isinstance(source.start, int):
-            return source.start
-        info = self._info(0)
-        if info is None:
-            return 0
-        return info.next_offset if source.start == "latest" else info.first_offset
+    @property
+    def number(self) -> int | None:
+        """The journal's number; None until it exists."""
+        return self._following.number
 
     def take(self) -> list[Message]:
         """Messages that are there, some at a time; none if there are none."""
-        if self._ready:
-            ready, self._ready = self._ready, []
-            return ready
-        while (found := self._next_batch()) is not None:
-            offset, batch = found
-            self.read_to = offset + batch.num_rows
-            messages = list(messages_of(batch, offset=offset, journal=self.journal))
-            if self._mine is not None:
-                messages = [message for message in messages if self._mine(message)]
-            if messages:
+        while messages := self._following.take(READ_ROWS):
+            if self._mine is None or (messages := list(filter(self._mine, messages))):
                 return messages
-            self.at = self.read_to
+            self.at = self._following.at
         return []
-
-    def _next_batch(self) -> tuple[int, Any] | None:
-        found = next(self._batches, None)
-        if found is None:
-            self._batches = self._look()
-            found = next(self._batches, None)
-        return found
-
-    def _look(self) -> Iterator[tuple[int, Any]]:
-        """What the journal has by now."""
-        info = self._info(self.at)
-        if info is None:
-            return iter(())
-        if self.at < info.first_offset:
-            raise NotFound(
-                f"the journal {self.journal!r} begins at {info.first_offset} now, and this shard has read to "
-                f"{self.at}: messages were forgotten before they were consumed. Reset the consumer to "
-                f"{info.first_offset} to go on without them"
-            )
-        if self.at > info.next_offset:
-            raise self._vanished(self.at)
-        end = min(info.next_offset, self.at + READ_ROWS)
-        return self._store.reader.committed(self.journal, self.at, end, journal=info.id)
 
     @property
     def done(self) -> int:
@@ -131,25 +70,32 @@ class CommittedSource(_Place):
     @property
     def awaited(self) -> int:
         """The committed offset that would be news."""
-        return self.read_to
+        return self._following.at
 
     def drained(self) -> None:
         """All messages that were handed out are consumed."""
-        self.at = self.read_to
+        self.at = self._following.at
 
     def put_back(self, messages: list[Message]) -> None:
         """These were handed out and will be consumed in the next transaction; those before them are consumed."""
         self.at = messages[0].offset
-        self._ready = messages
+        self._following.move(self.at)
+
+    def close(self) -> None:
+        """Let go of a read that is under way."""
+        self._following.close()
 
 
-class RawSource(_Place):
+class RawSource:
     """A journal by its stored rows: duplicates, pending messages and acknowledgements, sequenced here."""
 
     def __init__(
         self, store: Store, journal: str, position: RawPosition | None, number: int | None, mine: Mine | None
     ) -> None:
-        super().__init__(store, journal, number)
+        self._store = store
+        self.journal = journal
+        self.number = number
+        """The journal's number; None until it exists."""
         self._mine = mine
         known = {} if position is None else {journal: position}
         start = self._start() if position is None else position.position
@@ -166,6 +112,25 @@ class RawSource(_Place):
     def _start(self) -> int:
         info = self._info(0)
         return 0 if info is None else info.first_position
+
+    def _info(self, at: int) -> JournalInfo | None:
+        """The journal as it is; None if it does not exist yet. `NotFound` if it is not the one that was read."""
+        try:
+            info = self._store.reader.info(self.journal)
+        except NotFound:
+            if self.number is not None or at:
+                raise self._vanished(at) from None
+            return None
+        self.number = info.id if self.number is None else self.number
+        if info.id != self.number:
+            raise self._vanished(at)
+        return info
+
+    def _vanished(self, at: int) -> NotFound:
+        return NotFound(
+            f"{self.journal!r} was read to {at}, which is not there: the journal was deleted, or is another one of "
+            f"that name. {REMEDY} to an offset that exists to go on"
+        )
 
     @property
     def has_pending(self) -> bool:
@@ -245,6 +210,10 @@ class RawSource(_Place):
         """Where to resume."""
         return raw_positions(self._sequencer.checkpoint())[self.journal]
 
+    def close(self) -> None:
+        """Let go of a read that is under way."""
+        self._rows = iter(())
+
 
 class Sources:
     """All journals of a shard."""
@@ -313,8 +282,10 @@ class Sources:
         wait_for_any(awaited, self._bell, seconds)
 
     def close(self) -> None:
-        """Stop waiting, for good."""
+        """Stop waiting and reading, for good."""
         close_all(self._growths.values())
+        for source in self._sources.values():
+            source.close()
 
 
 def key_filter(shard: int, shards: int) -> Mine:

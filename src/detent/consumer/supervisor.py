@@ -29,7 +29,7 @@ from detent.kv import parse_url
 from detent.remote import server_address
 from detent.runtime.backoff import Backoff, Failures
 from detent.shard import operations as ops
-from detent.shard.members import new_member
+from detent.stream.members import new_member
 
 if TYPE_CHECKING:
     from detent.store import Store

@@ -24,10 +24,10 @@ from detent.consumer.shard import Assignment, Caller
 from detent.consumer.sources import shard_journals
 from detent.errors import Busy, Conflict, Fenced, NotFound, Unavailable
 from detent.shard import operations as ops
-from detent.shard.members import new_member
 from detent.shard.operations import ConsumerDescription
 from detent.state.base import ShardName, ShardState
 from detent.state.recovery_log import log_prefix
+from detent.stream.members import new_member
 
 if TYPE_CHECKING:
     from detent.store import Store

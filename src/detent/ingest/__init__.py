@@ -15,28 +15,23 @@ The pipeline; the queue that it reads is in `detent.transports`:
 
 A file, in the order in which things happen:
 
-    envelope.py          finds the files in a message: S3 notification, URI, or the data itself
-    announced.py         one announced file
+    announcements.py     the files in a message: S3 notification, URI, or the data itself
     understanding.py     each record of a message: a file to ask for, one to refuse, one to wait for
     identity.py          what makes it this file: its name, and by policy its version
     objects.py           looks it up, fetches it, lists what was never announced
     local_files.py       opens and copies a local file, through no link
-    local_state.py       what this pipeline knows of recent messages
+    local_state.py       what this pipeline knows of recent messages, and which files are in the next batch
     shared_state.py      which pipeline has which file, and which are finished
     shard_sql.py         the tables and statements for that
     metastore.py         the database that they are in
     epoch.py             which pipelines are from before a reset
-    source.py            what all pipelines of a source agree on, and what is forgotten
-    ownership.py         which table a source has, and what it had if that is gone
+    ownership.py         what all pipelines of a source agree on, and which table it has
     visibility.py        extends messages while their files are in work
-    batching.py          when a batch is due, and which files are in it
     staging.py           the batch's files in one folder
-    job.py               Spark's part: read, transform, write Parquet
-    reading.py           the files as one DataFrame
+    job.py               Spark's part: read, apply the user's function, write Parquet
+    reading.py           the files as one DataFrame, with the column that says where a row came from
     schemas.py           the schemas that pipelines share
     csv_headers.py       the columns of each CSV file
-    origins.py           the column that says which file a row came from
-    transforms.py        finds the user's function
 
 The commit, of data files and finished shards together; `detent.tables` does the tables' part:
 
@@ -47,10 +42,9 @@ The commit, of data files and finished shards together; `detent.tables` does the
 
 Looking and steering:
 
-    log.py               the log, a line a record
     steering.py          list files, put them back, forget them
-    resetting.py         begin anew when the table is gone
-    counters.py          what a pipeline has done
+    forgetting.py        finished files after the window; all of them when the table is gone
+    progress.py          what a pipeline says of itself: counters, how far it is, its log
 """
 
 from __future__ import annotations
@@ -60,26 +54,26 @@ from typing import TYPE_CHECKING
 from detent.lazy import attributes
 
 if TYPE_CHECKING:
-    from detent.ingest.announced import Announced
+    from detent.ingest.announcements import Announced
     from detent.ingest.commit_manifest import read_table
     from detent.ingest.committer import Committer, Output
     from detent.ingest.config import IngestConfig
-    from detent.ingest.counters import Counters
-    from detent.ingest.running import Ingest, Progress
+    from detent.ingest.progress import Counters, Progress
+    from detent.ingest.running import Ingest
     from detent.tables.files import DataFile
     from detent.transports.contract import Delivery, FileQueue
     from detent.transports.urls import open_queue
 
 _HOMES = {
-    "detent.ingest.announced": ("Announced",),
+    "detent.ingest.announcements": ("Announced",),
     "detent.ingest.commit_manifest": ("read_table",),
     "detent.ingest.committer": ("Committer", "Output"),
     "detent.ingest.config": ("IngestConfig",),
-    "detent.ingest.counters": ("Counters",),
+    "detent.ingest.progress": ("Counters", "Progress"),
     "detent.tables.files": ("DataFile",),
     "detent.transports.urls": ("open_queue",),
     "detent.transports.contract": ("Delivery", "FileQueue"),
-    "detent.ingest.running": ("Ingest", "Progress"),
+    "detent.ingest.running": ("Ingest",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

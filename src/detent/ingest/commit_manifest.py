@@ -17,10 +17,10 @@ from detent.errors import NotFound, ShardsLost
 from detent.ingest.committer import Committer, Output
 from detent.ingest.config import IngestConfig
 from detent.ingest.metastore import connect_existing, transact
+from detent.ingest.ownership import owner_of
 from detent.ingest.schemas import check_fits, kept_schema
 from detent.ingest.shard_sql import BY_DIALECT, FILES
 from detent.ingest.shared_state import Shard, in_portions
-from detent.ingest.source import owner_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,9 +14,9 @@ from urllib.parse import unquote
 
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid, NotFound
-from detent.ingest.batching import BatchLimits
-from detent.ingest.envelope import KINDS
+from detent.ingest.announcements import KINDS
 from detent.ingest.identity import check_policy
+from detent.ingest.local_state import BatchLimits
 from detent.ingest.objects import S3Options
 from detent.sizes import size_of
 

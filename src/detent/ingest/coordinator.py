@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 from detent import crash
 from detent.errors import Denied, DetentError, Fenced, Invalid, NotFound, ShardsLost, Unavailable
-from detent.ingest.announced import Announced
-from detent.ingest.batching import DEATHS_MAX, next_batch
+from detent.ingest.announcements import Announced
 from detent.ingest.committer import Committer, Output
 from detent.ingest.config import IngestConfig
-from detent.ingest.counters import Counters
 from detent.ingest.identity import MISSING, REFUSED, announced_of
-from detent.ingest.local_state import File, Message, QueueLocalState
-from detent.ingest.log import log
+from detent.ingest.local_state import DEATHS_MAX, File, Message, QueueLocalState, next_batch
 from detent.ingest.objects import Objects, Superseded
+from detent.ingest.progress import Counters, log
 from detent.ingest.shared_state import Opened, QueueSharedState, Shard
 from detent.ingest.staging import FilesFailed
 from detent.ingest.understanding import Refusal, identified, understand

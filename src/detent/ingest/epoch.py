@@ -21,7 +21,7 @@ EPOCH: Final = "epoch"
 
 
 class Epoch:
-    """The epoch that a pipeline began in. `known` is the one that :func:`detent.ingest.source.register` found; left
+    """The epoch that a pipeline began in. `known` is the one that :func:`detent.ingest.ownership.register` found; left
     out, it is the first one that is seen."""
 
     def __init__(self, engine: Engine, source: str, known: str | None = None) -> None:

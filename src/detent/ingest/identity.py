@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Final
 
 from detent.errors import Invalid
-from detent.ingest.announced import Announced
+from detent.ingest.announcements import Announced
 from detent.ingest.shared_state import MESSAGE_SCHEME, Shard
 
 POLICIES: Final = ("etag", "version", "sequencer", "uri")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -22,6 +23,7 @@ from detent.ingest.local_state import File
 from detent.ingest.objects import Objects
 from detent.ingest.reading import Reader
 from detent.ingest.staging import Staging
+from detent.runtime.target import UserFile, find_function
 from detent.tables.files import DataFile, made_durable
 
 if TYPE_CHECKING:
@@ -219,3 +221,29 @@ def _place_of(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     mine = [frame for frame in frames[1:] if "site-packages" not in frame.filename]
     return f"{Path(mine[-1].filename).name}, line {mine[-1].lineno}: " if mine else ""
+
+
+# -- the user's function ----------------------------------------------------------------------------------------------
+
+
+def find_transform(config: IngestConfig) -> Callable[[SparkSession], Transform | None]:
+    """What loads the function that the configuration names: itself, "file.py:function" or "module:function".
+
+    What can be known to be wrong is raised here. The file is run later, when there is a Spark session: functions of
+    Spark's, such as a UDF whose type is a text, cannot be made before.
+    """
+    wanted = config.transform
+    if wanted is None or callable(wanted):
+        return lambda _spark: wanted
+    if not isinstance(wanted, str):
+        raise Invalid(f'transform is "file.py:function" or "module:function", not {wanted!r}')
+    load = find_function(wanted, "transform", path_of=config.path)
+    return lambda spark: cast(Transform, load(lambda file: _names_of(file, spark)))
+
+
+def _names_of(file: UserFile, spark: SparkSession) -> dict[str, object]:
+    """The names of a file. What lies beside it can be imported by it, and so by its functions in Spark's workers."""
+    environment = spark.sparkContext.environment
+    paths = [str(file.path.resolve().parent), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
+    return file.run()

@@ -2,7 +2,7 @@
 
 A file goes from *ready for read* to *read in progress* to *awaiting commit* to *completed*. A message announces one or
 more files, and is acknowledged when all of them are completed, by whomever. It has no clock, no queue and no lock of
-its own: the coordinator brings them.
+its own: the coordinator brings them. What is ready for read is put into batches here, by bytes, count and age.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from detent.ingest.announced import Announced
+from detent.ingest.announcements import Announced
 from detent.ingest.shared_state import Shard
 from detent.transports.contract import Delivery
 
@@ -21,6 +21,12 @@ COMPLETED_MAX: Final = 100_000
 
 MESSAGES_A_FILE_MAX: Final = 100
 """Messages that wait for one file. Further ones are left to the queue, which delivers them again later."""
+
+SHRINK_BITS: Final = 4
+"""A batch over which a pipeline died has a sixteenth of the files the next time."""
+
+DEATHS_MAX: Final = 6
+"""A file over which so many pipelines died was alone the last times, in batches of up to 65,536."""
 
 Stage = Literal["ready", "reading", "committing"]
 
@@ -59,6 +65,15 @@ class File:
     def is_abandoned(self) -> bool:
         """Whether every message that announced it was lost."""
         return bool(self.messages) and all(message.is_lost for message in self.messages)
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """How large a batch gets, and how long a file waits for others. One file alone is always a batch."""
+
+    files: int
+    bytes: int
+    age_s: float
 
 
 class QueueLocalState:
@@ -187,3 +202,30 @@ class QueueLocalState:
         """Messages that wait for nothing any more; they are forgotten here."""
         found, self._acknowledgeable = self._acknowledgeable, []
         return found
+
+
+def next_batch(ready: Iterable[File], limits: BatchLimits, now: float, *, is_draining: bool) -> list[File]:
+    """The files of the next batch, oldest first; none while it is worth waiting for more.
+
+    A file over which a pipeline died may have killed it. Such files go in batches of their own, smaller with each
+    death, so that in the end the one to blame is alone, and the others are done.
+    """
+    chosen: list[File] = []
+    size = 0
+    is_full = False
+    most = limits.files
+    for file in ready:
+        if not chosen:
+            most = max(1, limits.files >> (SHRINK_BITS * file.deaths))
+        elif file.deaths != chosen[0].deaths:
+            continue
+        elif len(chosen) >= most or size + file.shard.size > limits.bytes:
+            is_full = True
+            break
+        chosen.append(file)
+        size += file.shard.size
+    if not chosen:
+        return []
+    is_full = is_full or len(chosen) >= most or size >= limits.bytes
+    is_old = now - chosen[0].since >= limits.age_s
+    return chosen if is_full or is_old or is_draining else []

@@ -9,7 +9,8 @@ from sqlalchemy import Engine
 
 from detent.errors import NotFound
 from detent.ingest.shard_sql import METADATA, SOURCES
-from detent.sql.databases import file_of, open_engine, parse, read, transact
+from detent.sql.databases import file_of, open_engine, parse
+from detent.sql.transactions import read, transact
 
 __all__ = ["connect", "connect_existing", "read", "transact"]
 
@@ -19,17 +20,13 @@ _NAMED: Final = ("state", "ingest.db")
 
 def connect(url: str) -> Engine:
     """The database at a URL of SQLAlchemy's, with Detent's tables in it, which are made where there are none."""
-    parsed = parse(url, *_NAMED)
-    file = file_of(parsed)
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    engine = open_engine(parsed)
+    engine = open_engine(parse(url, *_NAMED))
     transact(engine, METADATA.create_all)
     return engine
 
 
 def connect_existing(url: str) -> Engine:
-    """The database at a URL, for somebody who looks; `NotFound` if no pipeline has made its tables."""
+    """The database at a URL, to look at; `NotFound` if no pipeline has made its tables."""
     parsed = parse(url, *_NAMED)
     file = file_of(parsed)
     if file is None or file.exists():

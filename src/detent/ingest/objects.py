@@ -20,10 +20,9 @@ from typing import Any, Final
 from detent.errors import Denied, DetentError, Invalid, NotFound, Unavailable
 from detent.extras import install_command
 from detent.ingest import local_files
-from detent.ingest.announced import Announced
-from detent.ingest.envelope import object_uri, path_uri
+from detent.ingest.announcements import Announced, object_uri, path_uri
 from detent.ingest.identity import version_of
-from detent.ingest.log import log
+from detent.ingest.progress import log
 
 FETCH_BYTES: Final = 1 << 20
 """What is read from an object at a time."""

@@ -1,4 +1,4 @@
-"""Which table a source owns, as its database remembers it.
+"""Which table a source owns: as its database remembers it, and by a mark in the table's folder.
 
 The rows of the database say which files are finished. They are true only as long as the table is there that has these
 files. So a source notes what tells its table from every other in its place: the id of a Delta table, the UUID of an
@@ -9,24 +9,37 @@ no table any more, or another one, a pipeline is refused until the table is back
 from __future__ import annotations
 
 import json
+import os
+import uuid
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, select, update
+import msgspec
+from sqlalchemy import Connection, Engine, insert, select, update
 
-from detent.errors import Conflict
+from detent.engine import MALFORMED as UNREADABLE
+from detent.errors import Conflict, Corrupt, Invalid
 from detent.ingest import steering
+from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
 from detent.ingest.metastore import read, transact
 from detent.ingest.shard_sql import SOURCES
 from detent.ingest.shared_state import QueueSharedState
+from detent.kv.localobjects import sync_directory
+from detent.tables.orphans import BATCH, DATA_FOLDER
 
 TABLE: Final = "table_id"
 """What tells the table from others, among the settings of its source."""
 
 MARKED: Final = "marked"
 """Whether the table's folder has the mark of its owner."""
+
+
+OWNER_FILE: Final = "_detent_owner.json"
+"""The file in the folder of the data that says whose they are. Readers of tables pass over such names."""
 
 
 def noted(connection: Connection, source: str) -> dict[str, Any] | None:
@@ -90,3 +103,114 @@ def had(engine: Engine, source: str) -> str:
         f"The ingest {source!r} remembers {found['batches']:,} commits to it, of {found['rows']:,} rows from "
         f"{found['files']:,} files, the last one at {last}. These files count as done."
     )
+
+
+# -- the source and the mark of its table ---------------------------------------------------------------------------
+
+
+def register(engine: Engine, config: IngestConfig) -> str:
+    """Note the source, or check that it is the same: with another identity or table, files would come twice. And mark
+    the table's folder as this source's, or check that it is: what one source sweeps would be another's data. `Conflict`
+    if the folder had the mark and has it no more: what it had counts as done. The epoch of the source, which a reset
+    ends."""
+    fixed = {
+        "identity": config.identity,
+        "committer": config.committer,
+        "table": config.location,
+        "iceberg_table": config.iceberg_table,
+    }
+
+    def enter(connection: Connection) -> tuple[str, bool, str]:
+        before = noted(connection, config.name)
+        if before is None:
+            owner = uuid.uuid4().hex
+            values = {"source": config.name, "settings": json.dumps({**fixed, "owner": owner})}
+            connection.execute(insert(SOURCES).values(**values, pruned_at=0, swept_at=0, forgotten_to=0))
+            return owner, False, ""
+        changed = [
+            f"{name} was {before[name]!r}, now {value!r}"
+            for name, value in fixed.items()
+            if before.get(name, value) != value
+        ]
+        if changed:
+            raise Invalid(
+                f"the ingest {config.name} is another one in this database: {'; '.join(changed)}. Give it another name "
+                "and another table"
+            )
+        if not fixed.keys() <= before.keys():  # it was reset
+            note(connection, config.name, {**before, **fixed})
+        return str(before["owner"]), bool(before.get(MARKED)), str(before.get(EPOCH, ""))
+
+    owner, is_marked, epoch = transact(engine, enter)
+    location = Path(config.location)
+    if owner_of(location) is None:
+        if is_marked:
+            raise lost(engine, config.name, f"the folder of the table {location} is gone, or its mark is")
+        require_nothing_lost(engine, config.name, config.location)
+    _own(location, config.name, owner)
+    if not is_marked:
+        transact(engine, partial(_note_mark, source=config.name))
+    return epoch
+
+
+def _note_mark(connection: Connection, source: str) -> None:
+    settings = noted(connection, source)
+    if settings is not None:
+        note(connection, source, {**settings, MARKED: True})
+
+
+def owner_of(location: Path) -> str | None:
+    """The owner that a table's folder is marked with; None if there is no mark."""
+    found = _read_mark(location)
+    return None if found is None else str(found.get("owner"))
+
+
+def _read_mark(location: Path) -> dict[str, str] | None:
+    mark = location / DATA_FOLDER / OWNER_FILE
+    try:
+        return msgspec.json.decode(mark.read_bytes(), type=dict[str, str])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except UNREADABLE as error:
+        raise Corrupt(f"{mark} says whose table this is, and cannot be read: {error}") from error
+
+
+def _own(location: Path, name: str, owner: str) -> None:
+    """Mark a folder; `Invalid` if it has the mark of another ingest, or data without a mark."""
+    folder = location / DATA_FOLDER
+    mark = folder / OWNER_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Invalid(f"the table {location} cannot be made: {error}") from error
+    found = _read_mark(location)
+    if found is None:
+        if has_batches(location):
+            raise Invalid(
+                f"{folder} has data of an ingest that this database does not know: name another table, or the database "
+                "that it was made with"
+            )
+        _write_mark(mark, json.dumps({"ingest": name, "owner": owner}).encode())
+        found = _read_mark(location) or {}  # another pipeline may have been faster
+    if found.get("owner") != owner:
+        raise Invalid(f"the table {location} is that of the ingest {found.get('ingest')!r}: name another folder")
+
+
+def has_batches(location: Path) -> bool:
+    """Whether a table's folder has data of batches in it, be they committed or not."""
+    folder = location / DATA_FOLDER
+    return folder.is_dir() and any(BATCH.fullmatch(path.name) for path in folder.iterdir())
+
+
+def _write_mark(mark: Path, content: bytes) -> None:
+    """All of it at once, for good, and only if there is none."""
+    temporary = mark.with_name(f".{uuid.uuid4().hex}")
+    with temporary.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    with suppress(FileExistsError):
+        os.link(temporary, mark)
+    temporary.unlink()
+    for folder in (mark.parent, mark.parent.parent, mark.parent.parent.parent):
+        sync_directory(folder)

@@ -27,9 +27,12 @@ from sqlalchemy import Engine
 from detent.errors import Invalid
 from detent.ingest import csv_headers
 from detent.ingest.config import IngestConfig
-from detent.ingest.origins import METADATA, with_origins
 from detent.ingest.schemas import kept_schema, widen
 from detent.ingest.staging import StagedFile
+
+METADATA: Final = "_metadata"
+_NAME, _URI, _VERSION = "_detent_name", "_detent_uri", "_detent_version"
+"""The column that says which file a row came from, and what it is joined by."""
 
 _READERS: Final = {"json": "json", "csv": "csv", "parquet": "parquet", "text": "text", "binary": "binaryFile"}
 _RESCUES: Final = ("json", "csv")
@@ -143,7 +146,7 @@ class Reader:
             if not schema.fields:
                 return None
             frame = self._read_with(schema, folder)
-        return with_origins(frame, self._spark, files, config) if self._is_told else frame
+        return _with_origins(frame, self._spark, files, config) if self._is_told else frame
 
     def _read_with(self, schema: StructType, folder: Path) -> DataFrame:
         if self._config.evolution == "rescue" and self._config.format == "json":
@@ -236,3 +239,35 @@ class Reader:
 def _without(schema: StructType, known: StructType) -> StructType:
     names = {field.name.lower() for field in known}
     return StructType([field for field in schema if field.name.lower() not in names])
+
+
+# -- where rows came from -------------------------------------------------------------------------------------------
+
+
+def _with_origins(
+    frame: DataFrame, spark: SparkSession, files: Sequence[StagedFile], config: IngestConfig
+) -> DataFrame:
+    """Rows that bring Spark's own `_metadata` along, which names staged files, with the files' own names in it."""
+    rows = [(one.name, one.file.shard.uri, one.file.shard.version) for one in files]
+    origins = spark.createDataFrame(rows, f"{_NAME} string, {_URI} string, {_VERSION} string")
+    joined = frame.join(F.broadcast(origins), frame[METADATA]["file_name"] == F.col(_NAME))
+    others: list[Any] = [F.col(f"`{name}`") for name in frame.columns if name != METADATA]
+    if config.format == "binary":
+        others = [
+            F.col(_URI).alias("path") if name == "path" else F.col(name) for name in frame.columns if name != METADATA
+        ]
+    return joined.select(*others, *([_told(config.format).alias(METADATA)] if config.metadata else []))
+
+
+def _told(kind: str) -> Any:
+    native = F.col(METADATA)
+    fields = [
+        F.col(_URI).alias("file_path"),
+        F.element_at(F.split(_URI, "/"), -1).alias("file_name"),
+        F.col(_VERSION).alias("file_version"),
+        *[native[name].alias(name) for name in ("file_size", "file_modification_time")],
+        *[native[name].alias(name) for name in ("file_block_start", "file_block_length")],
+    ]
+    if kind == "parquet":
+        fields.append(native["row_index"].alias("row_index"))  # Spark counts the rows of no other format
+    return F.struct(*fields)

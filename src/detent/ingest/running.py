@@ -7,24 +7,21 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from detent.durations import milliseconds
 from detent.errors import Busy, DetentError, NotFound, Unavailable
-from detent.ingest import metastore, source
-from detent.ingest.announced import Announced
-from detent.ingest.committer import Committer
+from detent.ingest import forgetting, metastore, ownership
+from detent.ingest.announcements import Announced
+from detent.ingest.committer import Committer, committer_of
 from detent.ingest.config import IngestConfig, Transform
 from detent.ingest.coordinator import QueueCoordinator
-from detent.ingest.counters import Counters
-from detent.ingest.job import Job, SparkEnded, has_ended
-from detent.ingest.log import log
+from detent.ingest.job import Job, SparkEnded, find_transform, has_ended
 from detent.ingest.objects import Objects
+from detent.ingest.progress import Counters, Progress, log
 from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.staging import sweep_staging
-from detent.ingest.transforms import find_transform
 from detent.runtime.backoff import Backoff, Failures
 from detent.runtime.signals import stop_on_signals
 from detent.spark.foreground import silence
@@ -52,18 +49,6 @@ ADOPT_MAX: Final = 1_000
 BACKFILL_FILES: Final = 1_000
 SWEEP_EVERY_MS: Final = 3_600_000
 SWEEP_LOOK_S: Final = 60.0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a pipeline is: what it has done, what waits in it, and how old the oldest of that is."""
-
-    counters: Counters
-    ready: int
-    in_progress: int
-    lag_s: float
-    seconds: float
-    """How long ago the first batch began; 0 before it."""
 
 
 class Ingest:
@@ -111,12 +96,12 @@ class Ingest:
             load_transform = find_transform(self._config)
             engine = metastore.connect(self._config.state_url)
             closing.callback(engine.dispose)
-            epoch = source.register(engine, self._config)
+            epoch = ownership.register(engine, self._config)
             queue = _checked(self._given_queue) or open_queue(self._config.queue_url)
             if self._given_queue is None:
                 closing.callback(queue.close)
             retention_s = _retention_s(queue)
-            source.check_window(self._config, queue, retention_s)
+            forgetting.check_window(self._config, queue, retention_s)
             grace_ms = round(self._config.grace_s * 1000)
             shared = QueueSharedState(engine, self._config.name, uuid.uuid4().hex, grace_ms, epoch)
             committer = committer_of(self._config, shared)
@@ -179,21 +164,6 @@ def _retention_s(queue: MessageQueue) -> float | None:
         if not getattr(queue, "receive_creates", False):
             raise
         return None
-
-
-def committer_of(config: IngestConfig, shared: QueueSharedState) -> Committer:
-    """The committer that a configuration names."""
-    if config.committer == "delta":
-        from detent.ingest.commit_delta import DeltaCommitter
-
-        return DeltaCommitter(config.location, shared, config.window_s)
-    if config.committer == "iceberg":
-        from detent.ingest.commit_iceberg import IcebergCommitter
-
-        return IcebergCommitter(config.location, shared, config.iceberg_table or f"detent.{config.name}")
-    from detent.ingest.commit_manifest import ManifestCommitter
-
-    return ManifestCommitter(config.location, shared)
 
 
 class _Until(NamedTuple):
@@ -374,13 +344,13 @@ class _Run:
             self._listing = None
             return
         self._listing = chain(files, listing)  # until they were asked for
-        self._worker.announce(files, lambda: source.forgotten_to(self._engine, self._config.name))
+        self._worker.announce(files, lambda: forgetting.forgotten_to(self._engine, self._config.name))
         self._listing = listing
 
     def _prune(self) -> None:
         interval_ms = milliseconds(self._config.prune_interval)
         if self._is_due("prune", interval_ms / 1000) and self._worker.shared.take_turn("pruned_at", interval_ms):
-            self._worker.counters.pruned += source.prune(self._engine, self._config, self._retention_s)
+            self._worker.counters.pruned += forgetting.prune(self._engine, self._config, self._retention_s)
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import TextClause
 
-from detent.sql.databases import NOW
+from detent.sql.dialects import NOW
 
 METADATA: Final = MetaData()
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from detent.errors import Denied, Invalid, NotFound, Unavailable
-from detent.ingest.announced import Announced
+from detent.ingest.announcements import Announced, announced
 from detent.ingest.config import IngestConfig
-from detent.ingest.envelope import announced
 from detent.ingest.identity import key_of, malformed, missing, refused, shard_of, version_of
-from detent.ingest.log import log
 from detent.ingest.objects import Objects
+from detent.ingest.progress import log
 from detent.ingest.shared_state import MESSAGE_SCHEME, Shard
 from detent.transports.contract import Delivery
 

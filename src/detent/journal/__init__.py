@@ -23,7 +23,6 @@ An append, in the order in which things happen:
 A read, from any process, without the owner:
 
     reader.py         finds the range in the committed index, then walks runs and blocks
-    following.py      reads on from an offset, some messages at a time, forward or back
     columns.py        what was read, column by column, without making an object a message
     message.py        one message as a reader sees it
     fragments.py      Arrow files beside the store: written here, adopted by reference

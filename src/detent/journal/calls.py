@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from detent.durations import Duration, milliseconds
 from detent.engine import Operation
 from detent.errors import Invalid
 from detent.journal import operations as ops
+from detent.settings.journal import JOURNAL, JournalSettings
 
 NUMBER_MAX = 1 << 62
 PACKED_FROM = 64
@@ -77,39 +78,6 @@ def append_table(journal: str, table: Any) -> Operation:
     return ops.AppendBatch(journal, block.content_from_arrow(table))
 
 
-class Settings(TypedDict, total=False):
-    """What can be set on a journal. A duration is a `timedelta` or text such as "7d"; zero means: no limit."""
-
-    retention: Duration
-    """How long committed messages are kept."""
-    retention_bytes: int
-    """How many bytes of them are kept."""
-    transaction_deadline: Duration
-    """How long messages may stay pending before they are rolled back and their producer refused. Default: an hour."""
-    producer_horizon: Duration
-    """How long an idle producer is remembered, on the journal's own clock. Default: a day."""
-
-
-_SETTINGS = {
-    "retention": "retention_ms",
-    "retention_bytes": "retention_bytes",
-    "transaction_deadline": "span_deadline_ms",
-    "producer_horizon": "producer_horizon_ms",
-}
-
-
-def _fields(settings: Settings) -> dict[str, int]:
-    fields = {}
-    for name, value in settings.items():
-        if name not in _SETTINGS:
-            raise Invalid(f"a journal has no setting {name!r}; it has {', '.join(_SETTINGS)}")
-        if name == "retention_bytes":
-            fields[name] = _number(value, "retention_bytes")
-        else:
-            fields[_SETTINGS[name]] = milliseconds(value)  # type: ignore[arg-type]
-    return fields
-
-
 def publisher_deadline(value: Duration) -> int:
     """How long a publisher's pending messages may wait, in milliseconds."""
     deadline_ms = milliseconds(value)
@@ -119,14 +87,16 @@ def publisher_deadline(value: Duration) -> int:
     return deadline_ms
 
 
-def create(journal: str, exist_ok: bool, settings: Settings) -> Operation:
+def create(journal: str, exist_ok: bool, settings: JournalSettings) -> Operation:
     """A new journal."""
-    return ops.CreateJournal(journal, exist_ok=exist_ok, **_fields(settings))
+    operation: Operation = ops.CreateJournal(journal, exist_ok=exist_ok, **JOURNAL.stored(journal, settings))
+    return operation
 
 
-def configure(journal: str, settings: Settings) -> Operation:
+def configure(journal: str, settings: JournalSettings) -> Operation:
     """New settings; what is not named stays."""
-    return ops.ConfigureJournal(journal, **_fields(settings))
+    operation: Operation = ops.ConfigureJournal(journal, **JOURNAL.stored(journal, settings))
+    return operation
 
 
 def trim(journal: str, before: int) -> Operation:

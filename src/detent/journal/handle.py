@@ -15,10 +15,11 @@ from detent.engine import Operation
 from detent.errors import Invalid, NotFound, Unavailable
 from detent.journal import calls, fragments
 from detent.journal import operations as ops
-from detent.journal.calls import Entry, Settings
+from detent.journal.calls import Entry
 from detent.journal.message import Message, messages_of
 from detent.journal.reader import JournalInfo, JournalReader
 from detent.kv import Objects
+from detent.settings.journal import JournalSettings
 
 Isolation = Literal["committed", "uncommitted"]
 
@@ -132,14 +133,14 @@ class Journal(_JournalBase):
 
     _store: Committer
 
-    def create(self, *, exist_ok: bool = False, **settings: Unpack[Settings]) -> None:
+    def create(self, *, exist_ok: bool = False, **settings: Unpack[JournalSettings]) -> None:
         """Create the journal with its settings; `Exists` if it is there, unless `exist_ok`.
 
-        Settings: `retention` ("7d"), `retention_bytes`, `transaction_deadline` ("1h"), `producer_horizon` ("1d").
+        Its settings are those of :class:`detent.JournalSettings`.
         """
         self._commit(calls.create(self.name, exist_ok, settings))
 
-    def configure(self, **settings: Unpack[Settings]) -> None:
+    def configure(self, **settings: Unpack[JournalSettings]) -> None:
         """Change settings; what is not named stays. A retention of "0s", or of 0 bytes, means: no limit."""
         self._commit(calls.configure(self.name, settings))
 
@@ -265,14 +266,14 @@ class AsyncJournal(_JournalBase):
 
     _store: AsyncCommitter
 
-    async def create(self, *, exist_ok: bool = False, **settings: Unpack[Settings]) -> None:
+    async def create(self, *, exist_ok: bool = False, **settings: Unpack[JournalSettings]) -> None:
         """Create the journal with its settings; `Exists` if it is there, unless `exist_ok`.
 
-        Settings: `retention` ("7d"), `retention_bytes`, `transaction_deadline` ("1h"), `producer_horizon` ("1d").
+        Its settings are those of :class:`detent.JournalSettings`.
         """
         await self._commit(calls.create(self.name, exist_ok, settings))
 
-    async def configure(self, **settings: Unpack[Settings]) -> None:
+    async def configure(self, **settings: Unpack[JournalSettings]) -> None:
         """Change settings; what is not named stays. A retention of "0s", or of 0 bytes, means: no limit."""
         await self._commit(calls.configure(self.name, settings))
 

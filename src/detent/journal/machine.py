@@ -19,6 +19,7 @@ from detent.journal.state import JournalState, set_undoably
 from detent.journal.watch import Watch
 from detent.kv import Batch, Reader, View
 from detent.message import TICK, clock_of_ns, new_producer_id
+from detent.settings.journal import JOURNAL
 
 JOURNALS_LOADED_MAX: Final = 10_000
 """Journals with their end in memory; beyond this all are let go and read again when they are used."""
@@ -204,9 +205,7 @@ class JournalMachine:
         if len(self.names) >= ops.JOURNALS_MAX:
             raise LimitExceeded(f"there are {ops.JOURNALS_MAX} journals already")
         name, number = op.journal, self.next_id
-        listing = Listing(
-            number, context.now_ms, op.retention_ms, op.retention_bytes, op.span_deadline_ms, op.producer_horizon_ms
-        )
+        listing = Listing(number, context.now_ms, **{key: getattr(op, key) for key in JOURNAL.by_key})
         self.next_id += 1
         self.names[name] = listing
         self.by_id[number] = name
@@ -225,11 +224,7 @@ class JournalMachine:
 
     def _configure(self, op: ops.ConfigureJournal, context: Context) -> Result:
         state, old = self.state(op.journal), self.names[op.journal]
-        changes = {
-            field: value
-            for field in ("retention_ms", "retention_bytes", "span_deadline_ms", "producer_horizon_ms")
-            if (value := getattr(op, field)) is not None
-        }
+        changes = {key: value for key in JOURNAL.by_key if (value := getattr(op, key)) is not None}
         listing = old._replace(**changes)
 
         def replace(new: Listing) -> None:

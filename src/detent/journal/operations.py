@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Optional
 
 import msgspec
 import numpy as np
@@ -10,9 +10,12 @@ import numpy as np
 from detent import names
 from detent.codec import block
 from detent.codec.block import HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_BYTES_MAX
+from detent.codec.journal import Listing
 from detent.engine import Operation, Result
 from detent.engine.operation import OPERATION_WEIGHT
 from detent.errors import Invalid, LimitExceeded
+from detent.settings.journal import JOURNAL
+from detent.settings.setting import NumberFrom0
 
 JOURNALS_MAX: Final = 100_000
 """Their names and settings are kept in memory: about 40 MB."""
@@ -27,17 +30,12 @@ REGISTERS_MAX: Final = 64
 REGISTER_BYTES_MAX: Final = 256
 FRAGMENTS_PER_OPERATION_MAX: Final = 10_000
 
-SPAN_DEADLINE_MS: Final = 3600 * 1000
-"""How long a transaction may stay unacknowledged before it is rolled back and its producer refused."""
-
 SPAN_DEADLINE_MS_MAX: Final = 90 * 24 * 3600 * 1000
 """The longest deadline that a publisher may ask for its own transactions: an open one holds back its journal's
 retention."""
 
-PRODUCER_HORIZON_MS: Final = 24 * 3600 * 1000
-"""How long, on the journal's own clock, an idle producer is remembered one by one."""
 
-Positive = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
+Positive = NumberFrom0
 
 
 def check_name(name: str) -> None:
@@ -58,23 +56,25 @@ class _JournalOperation(Operation, frozen=True, tag=False, array_like=True):
     journal: str
 
 
-class CreateJournal(_JournalOperation, frozen=True, tag=True, array_like=True):
-    """Create a journal. Zero means: no limit."""
-
-    retention_ms: Positive = 0
-    retention_bytes: Positive = 0
-    span_deadline_ms: Positive = SPAN_DEADLINE_MS
-    producer_horizon_ms: Positive = PRODUCER_HORIZON_MS
-    exist_ok: bool = False
+def _with_settings(name: str, doc: str, fields: list[tuple[str, Any, Any]]) -> Any:
+    """An operation with the settings of journals; those that came later follow what was there before them."""
+    bases, namespace = (_JournalOperation,), {"__doc__": doc}
+    return msgspec.defstruct(
+        name, fields, bases=bases, namespace=namespace, frozen=True, tag=True, array_like=True, module=__name__
+    )
 
 
-class ConfigureJournal(_JournalOperation, frozen=True, tag=True, array_like=True):
-    """Change settings; None leaves one as it is."""
+_FIRST: Final = [(one.key, one.stored_as, Listing._field_defaults[one.key]) for one in JOURNAL if not one.later]
+_LATER: Final = [(one.key, one.stored_as, Listing._field_defaults[one.key]) for one in JOURNAL if one.later]
 
-    retention_ms: Positive | None = None
-    retention_bytes: Positive | None = None
-    span_deadline_ms: Positive | None = None
-    producer_horizon_ms: Positive | None = None
+CreateJournal: Any = _with_settings(
+    "CreateJournal", "Create a journal. Zero means: no limit.", [*_FIRST, ("exist_ok", bool, False), *_LATER]
+)
+ConfigureJournal: Any = _with_settings(
+    "ConfigureJournal",
+    "Change settings; None leaves one as it is.",
+    [(key, Optional[kind], None) for key, kind, _ in (*_FIRST, *_LATER)],  # noqa: UP045
+)
 
 
 class DeleteJournal(_JournalOperation, frozen=True, tag=True, array_like=True):

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import pyarrow as pa
 
 from detent.codec import block
@@ -21,6 +20,7 @@ from detent.journal import fragments
 from detent.journal.housekeeping import blocks_from, runs_from
 from detent.journal.operations import check_name
 from detent.kv import Reader, View
+from detent.settings.journal import ConfiguredJournal
 
 PLAN_RUNS: Final = 1024
 """How far ahead a read looks in the index: one run, however long, when there are no transactions."""
@@ -30,16 +30,9 @@ MERGED_ROWS: Final = 8192
 """Runs shorter than the one are joined up to the other, so that interleaved transactions still give decent batches."""
 
 
-class JournalInfo(msgspec.Struct, frozen=True, kw_only=True):
+class JournalInfo(ConfiguredJournal, frozen=True, kw_only=True):
     """A journal's settings and extent."""
 
-    name: str
-    id: int
-    created_ms: int
-    retention_ms: int
-    retention_bytes: int
-    span_deadline_ms: int
-    producer_horizon_ms: int
     first_offset: int
     next_offset: int
     first_position: int

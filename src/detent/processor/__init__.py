@@ -12,17 +12,16 @@ Declaring a graph:
     graph.py          `Graph`: sources, streams and sinks
     declaration.py    one of these, as a value
     place.py          a journal of the graph's store, or ``journal@store``
-    checks.py         what is refused before a graph starts
+    plan.py           a graph as it was declared, and what is refused before it starts
     drawing.py        a graph as text or for Mermaid
 
 Running it, in the order in which things happen:
 
-    live.py           the graph with its stores open, each processor in a thread
+    live_graph.py     the graph with its stores open, each processor in a thread
     life.py           one processor: waits for its lease, runs, starts over when it fails
     runner.py         one such run: raises the fence, recovers, then makes step after step
     records.py        what a processor writes down: its record, and a mark in each other store
-    recovery.py       what it does when it starts: a pure function of what is durable
-    shapes.py         whether it may go on from what it finds
+    recovery.py       what it does when it starts, and whether it may: a pure function of what is durable
     inputs.py         input sets: one message, one of each of several journals, one of any
     calling.py        runs input sets through the function: filtered, retried, in parallel
     function.py       how the function's parameters are filled
@@ -48,11 +47,7 @@ Looking and steering:
     resetting.py      reading inputs again, and forgetting a processor
     renaming.py       a processor under a new name keeps its progress
 
-Without a graph:
-
-    tailer.py         reading a journal message by message, with a place that can be kept
-    appender.py       writing so that a second write of the same adds nothing
-    places_kept.py    where these two keep their places
+Without a graph, `Tailer` and `Appender` are in `detent.stream`, with what all of this stands on.
 """
 
 from __future__ import annotations
@@ -63,10 +58,9 @@ from detent.lazy import attributes
 
 if TYPE_CHECKING:
     from detent.journal import Message
-    from detent.processor.appender import Appender, delete_appender
     from detent.processor.declaration import Processor, sink, source, stream
     from detent.processor.graph import Graph
-    from detent.processor.live import LiveGraph
+    from detent.processor.live_graph import LiveGraph
     from detent.processor.provenance import Origin, Provenance, provenance_of
     from detent.processor.sink_file import FileSink
     from detent.processor.sink_http import HttpSink
@@ -74,18 +68,19 @@ if TYPE_CHECKING:
     from detent.processor.sink_sql import SqlSink
     from detent.processor.status import InputStatus, ProcessorStatus
     from detent.processor.step import Out, Polled, Step
-    from detent.processor.tailer import Tailer, any_of, delete_tailer
     from detent.processor.tracing import Hop, Latency
+    from detent.stream.appender import Appender, delete_appender
+    from detent.stream.tailer import Tailer, any_of, delete_tailer
 
 _HOME = {
-    "Appender": "detent.processor.appender",
+    "Appender": "detent.stream.appender",
     "FileSink": "detent.processor.sink_file",
     "Graph": "detent.processor.graph",
     "Hop": "detent.processor.tracing",
     "HttpSink": "detent.processor.sink_http",
     "InputStatus": "detent.processor.status",
     "Latency": "detent.processor.tracing",
-    "LiveGraph": "detent.processor.live",
+    "LiveGraph": "detent.processor.live_graph",
     "Message": "detent.journal",
     "ObjectSink": "detent.processor.sink_objects",
     "Origin": "detent.processor.provenance",
@@ -96,10 +91,10 @@ _HOME = {
     "Provenance": "detent.processor.provenance",
     "SqlSink": "detent.processor.sink_sql",
     "Step": "detent.processor.step",
-    "Tailer": "detent.processor.tailer",
-    "any_of": "detent.processor.tailer",
-    "delete_appender": "detent.processor.appender",
-    "delete_tailer": "detent.processor.tailer",
+    "Tailer": "detent.stream.tailer",
+    "any_of": "detent.stream.tailer",
+    "delete_appender": "detent.stream.appender",
+    "delete_tailer": "detent.stream.tailer",
     "provenance_of": "detent.processor.provenance",
     "sink": "detent.processor.declaration",
     "source": "detent.processor.declaration",

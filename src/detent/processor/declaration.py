@@ -12,6 +12,7 @@ from detent import names
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid
 from detent.processor.place import Place, place
+from detent.stream.following import Start
 
 NAME_MAX: Final = 80
 """Of a graph and of a processor: both are in the name of the processor's record, and in the header of each output."""
@@ -32,7 +33,6 @@ RETRIES_MAX: Final = 1_000
 Kind = Literal["source", "stream", "sink"]
 Mode = Literal["none", "one", "zip", "any"]
 Delivery = Literal["exactly-once", "at-most-once"]
-Start = Literal["earliest", "latest"] | int
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 DELIVERIES: Final = ("exactly-once", "at-most-once")
@@ -75,6 +75,11 @@ class Processor:
     def is_generator(self) -> bool:
         """Whether its function yields what it answers."""
         return _is(inspect.isgeneratorfunction, self.function)
+
+    @property
+    def own_inputs(self) -> list[str]:
+        """The journals that it reads in the graph's own store."""
+        return [one.journal for one in self.inputs if not one.store]
 
     @property
     def runs(self) -> bool:

@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
-from detent.processor.checks import dependencies, errors_of
 from detent.processor.declaration import Processor
 from detent.processor.place import Place
-
-if TYPE_CHECKING:
-    from detent.processor.graph import Graph
+from detent.processor.plan import Plan, dependencies, errors_of
 
 READS: Final = "○"
 WRITES: Final = "●"
@@ -32,12 +29,12 @@ JOINED: Final = {"none": "", "one": "", "zip": " + ", "any": " | "}
 """What is between the inputs: all of them at a time, or one of them."""
 
 
-def drawn(graph: Graph, kind: Literal["text", "mermaid"]) -> str:
+def drawn(graph: Plan, kind: Literal["text", "mermaid"]) -> str:
     """As text, or for Mermaid."""
     return _mermaid(graph) if kind == "mermaid" else _text(graph)
 
 
-def rows_of(graph: Graph) -> list[Processor]:
+def rows_of(graph: Plan) -> list[Processor]:
     """The processors, each after those that write what it reads, and otherwise as they were declared: whoever has
     written the file finds them again."""
     needed = {name: set(names) for name, names in dependencies(graph.processors, graph.errors).items()}
@@ -62,7 +59,7 @@ def rows_of(graph: Graph) -> list[Processor]:
 # -- text -------------------------------------------------------------------------------------------------------------
 
 
-def _text(graph: Graph) -> str:
+def _text(graph: Plan) -> str:
     rows = rows_of(graph)
     lanes = _lanes(rows, graph.errors)
     ends = _ends(rows, graph.errors)
@@ -137,7 +134,7 @@ def _said(processor: Processor, errors: Place | None) -> str:
 # -- Mermaid ----------------------------------------------------------------------------------------------------------
 
 
-def _mermaid(graph: Graph) -> str:
+def _mermaid(graph: Plan) -> str:
     """A flowchart. Nodes have ids of our own, so that no name can be a word of Mermaid's."""
     rows = rows_of(graph)
     lanes = _lanes(rows, graph.errors)

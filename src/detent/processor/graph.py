@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from detent import names
-from detent.durations import Duration, milliseconds
+from detent.durations import Duration
 from detent.errors import Invalid
-from detent.processor import declaration
-from detent.processor.checks import check_graph, in_order
-from detent.processor.declaration import DELIVERIES, NAME_MAX, Delivery, Function, Processor
-from detent.processor.place import place
+from detent.processor import declaration, live_graph
+from detent.processor.declaration import Function, Processor
+from detent.processor.drawing import drawn
+from detent.processor.live_graph import LiveGraph
+from detent.processor.plan import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from detent.processor.live import LiveGraph
     from detent.store import Store
 
-LEASE: Final = "10s"
-LEASE_MS_MIN: Final = 500
-"""A lease is renewed several times before it runs out; a shorter one would be all that its holder does."""
 
-
-class Graph:
+class Graph(Plan):
     """Processors that read journals and write others, each message taking effect exactly once.
 
     >>> graph = Graph("shop", store="file:./data", errors="failed")
@@ -45,51 +38,7 @@ class Graph:
     another machine keeps its processors.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        store: str | None = None,
-        stores: Mapping[str, str] | None = None,
-        processors: Iterable[Processor] = (),
-        errors: str | None = None,
-        system: Any = None,
-        delivery: Delivery = "exactly-once",
-        lease: Duration = LEASE,
-    ) -> None:
-        names.check_name(name, "graph")
-        if "/" in name or len(name) > NAME_MAX:
-            raise Invalid(f"a graph's name has up to {NAME_MAX} letters and no '/', not {name!r}")
-        if delivery not in DELIVERIES:
-            raise Invalid(f"delivery is {' or '.join(map(repr, DELIVERIES))}, not {delivery!r}")
-        self.name = name
-        self.store = store
-        self.stores = dict(stores or {})
-        for other in self.stores:
-            names.check_name(other, "store")
-        self.errors = None if errors is None else place(errors)
-        self.system = system
-        self.delivery: Delivery = delivery
-        self.lease_ms = milliseconds(lease)
-        if self.lease_ms < LEASE_MS_MIN:
-            raise Invalid(f"a lease lasts at least {LEASE_MS_MIN} ms, not {lease}")
-        self.processors: list[Processor] = []
-        for processor in processors:
-            self.add(processor)
-
-    def __repr__(self) -> str:
-        return f"Graph({self.name!r}, {len(self.processors)} processors)"
-
     # -- declaring ----------------------------------------------------------------------------------------------
-
-    def add(self, processor: Processor) -> Processor:
-        """Add a processor that was declared with `source`, `stream` or `sink` of `detent.processor`."""
-        if not isinstance(processor, Processor):
-            raise Invalid(f"a processor is made by source(...), stream(...) or sink(...), not {processor!r}")
-        if any(one.name == processor.name for one in self.processors):
-            raise Invalid(f"{processor.name!r} is declared twice: each processor has a name of its own")
-        self.processors.append(processor)
-        return processor
 
     def source(
         self,
@@ -169,29 +118,6 @@ class Graph:
 
     # -- looking ------------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """`Invalid`, with all that is wrong, unless this is a graph that can run."""
-        from detent.processor.function import Function as Called
-
-        if not self.processors:
-            raise Invalid(f"the graph {self.name!r} has no processors: declare one with @graph.stream(...)")
-        check_graph(self.processors, self.errors, self.stores)
-        for processor in self.processors:
-            if processor.runs:
-                Called(processor, None)  # refuses functions with other parameters
-
-    def in_order(self) -> list[Processor]:
-        """The processors, each after those that write what it reads."""
-        return in_order(self.processors, self.errors)
-
-    def processor(self, name: str) -> Processor:
-        """The processor of that name."""
-        for one in self.processors:
-            if one.name == name:
-                return one
-        listed = ", ".join(one.name for one in self.processors)
-        raise Invalid(f"the graph {self.name!r} has no processor {name!r}: it has {listed or 'none'}")
-
     @overload
     def draw(self) -> str: ...
 
@@ -200,8 +126,6 @@ class Graph:
 
     def draw(self, kind: Literal["text", "mermaid"] = "text") -> str:
         """The graph as text, or for Mermaid."""
-        from detent.processor.drawing import drawn
-
         self.check()
         return drawn(self, kind)
 
@@ -211,9 +135,7 @@ class Graph:
     def open(self, store: str | Store | None = None, **options: Any) -> Iterator[LiveGraph]:
         """The graph with its stores open: to start, send, read, look and reset. `store` is another URL than the
         graph's own, or a store that is open."""
-        from detent.processor.live import opened
-
-        with opened(self, store, **options) as live:
+        with live_graph.opened(self, store, **options) as live:
             yield live
 
     def run(
@@ -227,6 +149,4 @@ class Graph:
         """Run the processors in threads of this process, until SIGTERM or Ctrl-C; with `once`, until nothing is left to
         do; raises then what made a processor fail several times in a row. `only` names some of them: others may run
         elsewhere. `detent graph run module:graph` does the same."""
-        from detent.processor.live import run
-
-        run(self, store, once=once, only=only, migrate=migrate)
+        live_graph.run(self, store, once=once, only=only, migrate=migrate)

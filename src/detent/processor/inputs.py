@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, overload
 
 from detent.errors import NotFound
-from detent.growth import Growth, close_all, wait_for_any
 from detent.journal import Message
 from detent.journal.columns import Rows
-from detent.journal.following import Following
 from detent.journal.reader import Whereabouts
 from detent.processor.declaration import Mode
 from detent.processor.place import Place
 from detent.processor.records import JournalId, Snapshot
+from detent.stream.bell import Growth, close_all, wait_for_any
+from detent.stream.following import Following
 
 if TYPE_CHECKING:
     from detent.store import Store

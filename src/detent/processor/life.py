@@ -15,7 +15,8 @@ from detent.processor.records import Record
 from detent.processor.runner import Runner
 from detent.runtime.backoff import Backoff, Failures
 from detent.shard import operations as ops
-from detent.shard.members import has_died
+from detent.stream.membership import Membership
+from detent.stream.record import FencedRecord
 
 if TYPE_CHECKING:
     from detent.store import Store
@@ -59,9 +60,7 @@ class Life:
         self.consumer = consumer
         self._make = make
         self._store = store
-        self._journals = [one.journal for one in processor.inputs if not one.store]
-        self._member = member
-        self._lease_ms = lease_ms
+        self._membership = Membership(store, consumer, lease_ms, member)
         self._on_event = on_event
         self._wake = threading.Event()
         self._stopping = False
@@ -113,7 +112,7 @@ class Life:
         self.error, self.status = None, "starting"
         self._wake_up()
 
-    def give_way(self, found: ops.ConsumerDescription) -> None:
+    def _give_way(self, found: ops.ConsumerDescription) -> None:
         """Begin again if the store has a higher fence than this one works with, or a newer reset, or says that it shall
         rest. One that waits for messages would not hear of it otherwise."""
         runner, state = self.runner, found.states[0]
@@ -121,6 +120,17 @@ class Life:
             return
         if found.paused or runner.fence < state.fence or runner.record.generation < state.generation:
             runner.stop()
+
+    def report(self) -> None:
+        """Renew the lease, as long as this process has it, and tell the store how the processor is doing."""
+        generation = self.generation
+        if generation is None:
+            return
+        said = "" if self.error is None else told(self.error)[: ops.ERROR_CHARACTERS_MAX]
+        try:
+            self._give_way(self._membership.beat(ops.ReportShard(self.consumer, 0, generation, self.status, said)))
+        except Exception as error:  # noqa: BLE001 - the leases of the other processors are to be renewed all the same
+            logger.warning("%s goes on as long as it can: the store says %s", self.name, error)
 
     def stop(self) -> None:
         """End after the step under way, and give the lease back. Does not wait."""
@@ -186,7 +196,7 @@ class Life:
     def _was_replaced(self) -> bool:
         """Whether somebody has raised this processor's fence since it began."""
         try:
-            found: ops.ShardOpened = self._store.commit([ops.FindShard(self.consumer, 0)])[0]
+            found = FencedRecord(self._store, self.consumer).find()
         except DetentError:  # it fails the same way when it begins again
             return False
         return found.fence != self._fence
@@ -234,29 +244,28 @@ class Life:
     # -- the lease ----------------------------------------------------------------------------------------------
 
     def _take_lease(self, *, again: bool = True) -> bool:
-        register = ops.RegisterConsumer(self.consumer, 1, self._journals)
-        lease = ops.LeaseShard(self.consumer, 0, self._member, self._lease_ms)
-        question = ops.DescribeConsumers(name=self.consumer)
+        """Whether this process has the lease now."""
         try:
-            _, leased, described = self._store.commit([register, lease, question])
-            self.generation = leased.generation
-            self._is_paused = described.consumers[0].paused
-            return True
+            taken = self._membership.take_only(self.processor.own_inputs)
         except Conflict:
             self.generation = None
-        found = self._store.commit([question])[0].consumers
-        holder = found[0].states[0].holder if found else ""
-        if found and self._number is None:
-            self._number = found[0].states[0].number
-        if holder and has_died(holder):  # on this machine: nobody has to wait for the end of its lease
-            self._store.commit([ops.ReleaseShards(self.consumer, holder)])
+        else:
+            self.generation, self._is_paused = taken.states[0].generation, taken.paused
+            return True
+        found = FencedRecord(self._store, self.consumer).describe()
+        if found is None:
+            return False
+        state = found.states[0]
+        if self._number is None:
+            self._number = state.number
+        if self._membership.free_dead(state.holder):
             return again and self._take_lease(again=False)
-        if found and found[0].shards != 1:
+        if found.shards != 1:
             raise Invalid(f"{self.consumer!r} is a consumer of another kind in this store: rename the graph")
         return False
 
     def _give_back(self) -> None:
         try:
-            self._store.commit([ops.ReleaseShards(self.consumer, self._member)])
+            self._membership.give_back()
         except Exception as error:  # noqa: BLE001 - it ends by itself
             logger.warning("the lease of %s could not be given back, and ends by itself: %s", self.name, error)

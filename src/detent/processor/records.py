@@ -7,19 +7,14 @@ trim. What an attempt owes to other stores is in it word for word, until their m
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final
 
 import msgspec
-import xxhash
 
-from detent.engine import MALFORMED
-from detent.errors import Corrupt, LimitExceeded
 from detent.shard.operations import CHECKPOINT_BYTES_MAX
+from detent.stream.record import Sealing
 
 FORMAT: Final = 1
-_CHECKSUM_BYTES: Final = 8
-_RECORD: Final = 1
-_MARK: Final = 2
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _Series = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
@@ -125,12 +120,12 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     def encode(self) -> bytes:
         """As bytes, with a checksum. `LimitExceeded` if nobody would read it back."""
-        return _encoded(_RECORD, self)
+        return _records.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> Record:
         """From bytes; `Corrupt` if they are no record, or not as they were written."""
-        return _decoded(_RECORD, data, _records)
+        return _records.decode(data)
 
 
 _SINK: Final = "sink "
@@ -156,43 +151,19 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     def encode(self) -> bytes:
         """As bytes, with a checksum."""
-        return _encoded(_MARK, self)
+        return _marks.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> Mark:
         """From bytes; `Corrupt` if they are no mark, or not as they were written."""
-        return _decoded(_MARK, data, _marks)
+        return _marks.decode(data)
 
 
-Read = TypeVar("Read")
-
-_encode: Final = msgspec.msgpack.Encoder(order="deterministic").encode
-_records: Final = msgspec.msgpack.Decoder(Record)
-_marks: Final = msgspec.msgpack.Decoder(Mark)
-
-
-def _encoded(kind: int, value: Any) -> bytes:
-    content = bytes([FORMAT, kind]) + _encode(value)
-    if len(content) + _CHECKSUM_BYTES > CHECKPOINT_BYTES_MAX:
-        raise LimitExceeded(
-            f"a step that owes {len(content)} bytes to other stores is over the limit of {CHECKPOINT_BYTES_MAX}: take "
-            "smaller batches, or write less in one step"
-        )
-    return content + xxhash.xxh64_digest(content)
-
-
-def _decoded(kind: int, data: bytes, decoder: msgspec.msgpack.Decoder[Read]) -> Read:
-    content, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
-    if len(data) > CHECKPOINT_BYTES_MAX or len(content) < 2:
-        raise Corrupt(f"{len(data)} bytes are no record of a processor")
-    if xxhash.xxh64_digest(content) != checksum:
-        raise Corrupt("a record of a processor does not match its checksum")
-    if content[0] != FORMAT or content[1] != kind:
-        raise Corrupt(
-            f"a record of format {content[0]} and kind {content[1]}: this release reads format {FORMAT}, and looked "
-            f"for kind {kind}. Something else has written under this processor's name"
-        )
-    try:
-        return decoder.decode(content[2:])
-    except MALFORMED as error:
-        raise Corrupt(f"these bytes are no record of a processor: {error}") from error
+_records: Final = Sealing(
+    Record,
+    "a record of a processor",
+    bytes([FORMAT, 1]),
+    CHECKPOINT_BYTES_MAX,
+    hint=": a step owes too much to other stores. Take smaller batches, or write less in one step",
+)
+_marks: Final = Sealing(Mark, "a mark of a processor", bytes([FORMAT, 2]), CHECKPOINT_BYTES_MAX)

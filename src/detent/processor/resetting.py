@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -12,15 +12,13 @@ from detent.durations import since_1970_ms
 from detent.errors import Conflict, Fenced, Invalid, NotFound
 from detent.processor.declaration import Processor
 from detent.processor.place import Place, place
+from detent.processor.plan import OpenPlan
 from detent.processor.records import Mark, Record
 from detent.processor.recovery import moved, settled
-from detent.processor.runner import consumer_name, journal_ids, new_series
-from detent.processor.status import described, mark_of
-from detent.shard import operations as ops
-from detent.shard.members import has_died, new_member
-
-if TYPE_CHECKING:
-    from detent.processor.live import LiveGraph
+from detent.processor.runner import journal_ids, new_series
+from detent.processor.status import given_to
+from detent.stream.membership import Membership
+from detent.stream.record import FencedRecord
 
 FORGETTING_MS: Final = 60_000
 """How long nobody may begin a processor that is being forgotten."""
@@ -29,7 +27,7 @@ TRIES: Final = 10
 """A processor that is fenced, or that fails, starts over at once, and may take the fence back before it is reset."""
 
 
-def reset(live: LiveGraph, processor: Processor, to: str | int | Mapping[str, int], time: Any) -> dict[str, int]:
+def reset(graph: OpenPlan, processor: Processor, to: str | int | Mapping[str, int], time: Any) -> dict[str, int]:
     """Move a processor's inputs. Whoever runs it is fenced, and goes on from there."""
     if not processor.inputs:
         then = (
@@ -39,72 +37,72 @@ def reset(live: LiveGraph, processor: Processor, to: str | int | Mapping[str, in
     if isinstance(to, Mapping) and (unknown := sorted(set(to) - {str(one) for one in processor.inputs})):
         reads = ", ".join(map(str, processor.inputs))
         raise Invalid(f"{processor.name!r} does not read {', '.join(map(repr, unknown))}: it reads {reads}")
-    if described(live.store, consumer_name(live.graph.name, processor.name)) is None:
+    if graph.record(processor.name).describe() is None:
         raise NotFound(f"the processor {processor.name!r} never ran: it begins where its `start` says")
-    _offsets(live, processor, to, time)  # what cannot be is refused before anybody is fenced
+    _offsets(graph, processor, to, time)  # what cannot be is refused before anybody is fenced
     for _ in range(TRIES - 1):
         try:
-            return _reset(live, processor, to, time)
+            return _reset(graph, processor, to, time)
         except Fenced:
             continue
-    return _reset(live, processor, to, time)
+    return _reset(graph, processor, to, time)
 
 
-def _offsets(live: LiveGraph, processor: Processor, to: str | int | Mapping[str, int], time: Any) -> dict[str, int]:
-    wanted = {str(one): _offset(live, one, to, time) for one in processor.inputs}
+def _offsets(graph: OpenPlan, processor: Processor, to: str | int | Mapping[str, int], time: Any) -> dict[str, int]:
+    wanted = {str(one): _offset(graph, one, to, time) for one in processor.inputs}
     return {one: offset for one, offset in wanted.items() if offset is not None}
 
 
-def _reset(live: LiveGraph, processor: Processor, to: str | int | Mapping[str, int], time: Any) -> dict[str, int]:
+def _reset(graph: OpenPlan, processor: Processor, to: str | int | Mapping[str, int], time: Any) -> dict[str, int]:
     """Take the fence, and write another record: what is "latest" is seen behind the fence, where nobody goes on
     meanwhile. `Fenced` if the processor was started in between."""
-    consumer = consumer_name(live.graph.name, processor.name)
-    journals = [one.journal for one in processor.inputs if not one.store]
-    register = ops.RegisterConsumer(consumer, 1, journals)
-    opened: ops.ShardOpened = live.store.commit([register, ops.OpenShard(consumer, 0)])[1]
+    kept, journals = graph.record(processor.name), processor.own_inputs
+    opened = kept.open(journals)
     if opened.checkpoint is None:
         raise NotFound(f"the processor {processor.name!r} never ran: it begins where its `start` says")
     record = Record.decode(opened.checkpoint)
-    offsets = _offsets(live, processor, to, time)
+    offsets = _offsets(graph, processor, to, time)
     missing = sorted(set(offsets) - set(record.snapshot.positions))
     if missing:
         raise Conflict(f"{processor.name!r} has not read {', '.join(missing)} so far: start it once, then reset it")
-    record = _rebased(live, consumer, record, offsets)
+    record = _rebased(graph, processor.name, record, offsets)
     snapshot = record.snapshot
     processed = {journal: snapshot.positions[journal] for journal in journals if journal in snapshot.positions}
-    live.store.commit([ops.CommitShard(consumer, 0, opened.fence, record.encode(), processed=processed)])
+    graph.store.commit([kept.replacing(record.encode(), processed=processed)])
     return offsets
 
 
-def _rebased(live: LiveGraph, consumer: str, record: Record, offsets: Mapping[str, int]) -> Record:
+def _rebased(graph: OpenPlan, name: str, record: Record, offsets: Mapping[str, int]) -> Record:
     """The record from other offsets on. Numbers never go back, so it also puts right what a store has lost: its mark
     is not behind, or ahead, of what comes next."""
     marks: dict[str, int] = {}
-    for name, store in live.stores.items():
-        if name and described(store, consumer) is not None:
-            opened: ops.ShardOpened = store.commit([ops.OpenShard(consumer, 0)])[0]
-            marks[name] = 0 if opened.checkpoint is None else Mark.decode(opened.checkpoint).number
+    for store in graph.others():
+        kept = graph.record(name, store)
+        if kept.describe() is not None:
+            mark = kept.open().checkpoint
+            marks[store] = 0 if mark is None else Mark.decode(mark).number
     snapshot = moved(record.snapshot, offsets, new_series())
     snapshot = msgspec.structs.replace(
         snapshot,
         number=max([snapshot.number, *marks.values()]),
-        journals={**snapshot.journals, **journal_ids(live.stores, map(place, offsets))},
+        journals={**snapshot.journals, **journal_ids(graph.stores, map(place, offsets))},
     )
     return msgspec.structs.replace(record, snapshot=snapshot, given={})
 
 
-def _offset(live: LiveGraph, where: Place, to: str | int | Mapping[str, int], time: Any) -> int | None:
+def _offset(graph: OpenPlan, where: Place, to: str | int | Mapping[str, int], time: Any) -> int | None:
     """From where an input is read on; None if it stays where it is."""
     if isinstance(to, Mapping):
         if str(where) not in to:
             return None
         to = to[str(where)]
-    found = live.stores[where.store].reader.whereabouts(where.journal)
+    reader = graph.stores[where.store].reader
+    found = reader.whereabouts(where.journal)
     first, end = (0, 0) if found is None else found[1:3]
     if time is not None:
         if not isinstance(time, datetime):
             raise Invalid(f"time is a datetime with its zone, not {time!r}")
-        return first if found is None else live.stores[where.store].reader.offset_at(where.journal, since_1970_ms(time))
+        return first if found is None else reader.offset_at(where.journal, since_1970_ms(time))
     if to in {"earliest", "latest"}:
         return first if to == "earliest" else end
     if not isinstance(to, int) or isinstance(to, bool):
@@ -114,46 +112,45 @@ def _offset(live: LiveGraph, where: Place, to: str | int | Mapping[str, int], ti
     return to
 
 
-def forget(live: LiveGraph, name: str) -> None:
+def forget(graph: OpenPlan, name: str) -> None:
     """Delete a processor's record, and its marks in the stores that the graph names. `Conflict` while it runs, or while
     it owes something."""
-    consumer = consumer_name(live.graph.name, name)
-    found = described(live.store, consumer)
+    kept = graph.record(name)
+    found = kept.describe()
     if found is None:
-        raise NotFound(f"there is nothing to forget: the graph {live.graph.name!r} has no progress of {name!r}")
+        raise NotFound(f"there is nothing to forget: the graph {graph.plan.name!r} has no progress of {name!r}")
     holder = found.states[0].holder
-    if holder and has_died(holder):
-        live.store.commit([ops.ReleaseShards(consumer, holder)])
-    member = new_member()
-    try:  # with the lease, nobody begins while its marks go
-        live.store.commit([ops.LeaseShard(consumer, 0, member, FORGETTING_MS)])
+    membership = Membership(graph.store, kept.consumer, FORGETTING_MS)
+    try:  # with the lease, no process begins while its marks go
+        membership.free_dead(holder)
+        membership.take()
     except Conflict as error:
         raise Conflict(f"{name!r} is run by {holder}: stop it first") from error
     try:
-        _settle(live, consumer, name)
-        for store in live.stores.values():
-            if store is not live.store and described(store, consumer) is not None:
-                store.commit([ops.OpenShard(consumer, 0), ops.DeleteConsumer(consumer, force=True)])
+        _settle(graph, kept, name)
+        for store in graph.others():
+            mark = graph.record(name, store)
+            if mark.describe() is not None:
+                mark.delete()
     except BaseException:
-        live.store.commit([ops.ReleaseShards(consumer, member)])
+        membership.give_back()
         raise
-    live.store.commit([ops.OpenShard(consumer, 0), ops.DeleteConsumer(consumer, force=True)])
+    kept.delete()
 
 
-def _settle(live: LiveGraph, consumer: str, name: str) -> None:
-    """Write a record that needs no marks, so that they can go first. `Conflict` if something is owed, which nobody else
-    knows."""
-    opened: ops.ShardOpened = live.store.commit([ops.OpenShard(consumer, 0)])[0]
-    if opened.checkpoint is None:
+def _settle(graph: OpenPlan, kept: FencedRecord, name: str) -> None:
+    """Write a record that needs no marks, so that they can go first. `Conflict` if something is owed: only this record
+    tells of it."""
+    stored = kept.open().checkpoint
+    if stored is None:
         return
-    record = Record.decode(opened.checkpoint)
+    record = Record.decode(stored)
     owed, end = ([], 0) if record.attempt is None else (record.attempt.owed, record.attempt.end)
     for one in owed:
-        store = live.stores.get(one.store)
-        if store is None or mark_of(store, consumer) < end:
+        if one.store not in graph.stores or given_to(graph.record(name, one.store)) < end:
             raise Conflict(
                 f"{name!r} owes messages to {one.journal!r} in the store {one.store!r}: start it once, so that they "
                 "get there, and forget it then"
             )
     record = msgspec.structs.replace(settled(record), given={})
-    live.store.commit([ops.CommitShard(consumer, 0, opened.fence, record.encode())])
+    graph.store.commit([kept.replacing(record.encode())])

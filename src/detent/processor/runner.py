@@ -18,39 +18,25 @@ import msgspec
 from detent import crash
 from detent.engine import Operation, wall_ms
 from detent.errors import Conflict, Corrupt, Fenced
-from detent.journal import JournalReader
 from detent.journal import operations as journal_ops
 from detent.processor.calling import Caller
-from detent.processor.declaration import Processor, Start
+from detent.processor.declaration import Processor
 from detent.processor.inputs import Inputs, Set, Taken, rest_of
 from detent.processor.outcome import Outcome
 from detent.processor.place import Place
+from detent.processor.plan import consumer_name
 from detent.processor.records import Attempt, JournalId, Mark, Owed, Record, Snapshot, sunk, with_sunk
-from detent.processor.recovery import Fresh, advanced, confirmed, recover, settled
-from detent.processor.shapes import shape_of
+from detent.processor.recovery import Fresh, advanced, confirmed, recover, settled, shape_of
 from detent.processor.sink_base import sink_of
-from detent.shard import operations as shard_ops
+from detent.shard.operations import ShardOpened
+from detent.stream.following import start_of
+from detent.stream.record import FencedRecord
 
 if TYPE_CHECKING:
     from detent.store import Store
 
 FILTERED_ROWS: Final = 1_000
 """Input sets that a processor with filters looks at in one step: most of them may be none of its business."""
-
-
-def consumer_name(graph: str, processor: str) -> str:
-    """Under which name a store keeps a processor's record, and its mark."""
-    return f"graph/{graph}/{processor}"
-
-
-def started(reader: JournalReader, place: Place, start: Start) -> int:
-    """Where an input begins that was never read."""
-    if isinstance(start, int):
-        return start
-    found = reader.whereabouts(place.journal)
-    if found is None:
-        return 0
-    return found.next_offset if start == "latest" else found.first_offset
 
 
 def journal_ids(stores: Mapping[str, Store], places: Iterable[Place]) -> dict[str, JournalId]:
@@ -85,15 +71,14 @@ class Runner:
         self._consumer = consumer_name(graph, processor.name)
         self._stores = stores
         self._home = stores[""]
+        self._own = FencedRecord(self._home, self._consumer)
         self._at_most_once = delivery == "at-most-once"
         self._migrate = migrate
         self._bell = threading.Event() if bell is None else bell
         self._stopping = False
-        self.fence = 0
-        """What it commits with: a higher one in the store means that it was replaced, or reset."""
         self.number: int | None = None
         """Which record of this name in the store it has."""
-        self._fences: dict[str, int] = {}
+        self._marks: dict[str, FencedRecord] = {}
         self._caller = Caller(graph, processor, errors, system, run_coroutine, drops=self._at_most_once)
         self._inputs: Inputs | None = None
         self.record: Record | None = None
@@ -104,15 +89,15 @@ class Runner:
         self._decides = processor.mode == "any" or processor.whole
         self._shape = shape_of(processor, errors, delivery)
         self._sink = sink_of(processor.function)
-        self._own_inputs = [place.journal for place in processor.inputs if not place.store]
+        self._own_inputs = processor.own_inputs
 
     # -- starting -----------------------------------------------------------------------------------------------
 
     def open(self, number: int | None = None) -> None:
         """Take the fences, then read what is durable, and finish what is owed. Whoever ran this processor before
         commits nothing any more, in any store. `number` is that of the record that is known to be there."""
-        opened = self._open_shard(self._home, self._own_inputs)
-        self.fence, self.number = opened.fence, opened.number
+        opened = self._own.open(self._own_inputs)
+        self.number = opened.number
         if number not in {None, opened.number}:
             raise Conflict(
                 f"the progress of {self.name} was deleted, or has another name now, while this process ran it or stood "
@@ -123,7 +108,7 @@ class Runner:
         marks = self._take_marks(found)
         generation = opened.generation
         since = 0 if found is None else found.generation
-        resets = {} if generation <= since else self._resets(since)
+        resets = {} if generation <= since else self._own.find(since).resets
         try:
             recovery = recover(
                 self.name,
@@ -163,27 +148,20 @@ class Runner:
                 "shall deliver again"
             )
 
-    def _open_shard(self, store: Store, journals: list[str]) -> shard_ops.ShardOpened:
-        """Raise the fence of this processor in a store."""
-        register = shard_ops.RegisterConsumer(self._consumer, 1, journals)
-        opened: shard_ops.ShardOpened = store.commit([register, shard_ops.OpenShard(self._consumer, 0)])[1]
-        return opened
-
     def _check_fence(self) -> None:
         """`Fenced` if somebody has opened this processor since: what was read is old then, and fits no marks."""
-        found: shard_ops.ShardOpened = self._home.commit([shard_ops.FindShard(self._consumer, 0)])[0]
-        if found.fence != self.fence:
+        if self._own.is_replaced():
             raise Fenced(f"{self.name} was opened by another process while this one recovered")
 
     def _take_marks(self, found: Record | None) -> dict[str, Mark | None]:
         """Raise the fence in every other store, and only then read its mark."""
         owed = [] if found is None or found.attempt is None else found.attempt.owed
-        opened: dict[str, shard_ops.ShardOpened] = {}
+        opened: dict[str, ShardOpened] = {}
         for store in sorted({*self._others, *(one.store for one in owed)}):
             if store not in self._stores:
                 continue  # which is refused, if something is owed to it
-            opened[store] = self._open_shard(self._stores[store], [])
-            self._fences[store] = opened[store].fence
+            mark = self._marks[store] = FencedRecord(self._stores[store], self._consumer)
+            opened[store] = mark.open([])
             crash.point("processor.after_mark")
         if opened:
             self._refuse_twins()
@@ -193,27 +171,23 @@ class Runner:
     def _refuse_twins(self) -> None:
         """`Conflict` if two of the stores are one, through a link or a server: raising the fence in one of them has
         raised the other's, and the processor would replace itself again and again."""
-        question = shard_ops.DescribeConsumers(name=self._consumer)
-        raised = {"": self.fence, **self._fences}
+        raised = {"": self._own, **self._marks}
         seen: dict[tuple[int, int, int], str] = {}
-        for name in raised:
-            found = self._stores[name].commit([question])[0].consumers[0]
+        for name, record in raised.items():
+            found = record.describe()
+            assert found is not None, "it was opened"
             state = found.states[0]
             other = seen.setdefault((found.created_ms, state.number, state.fence), name)
-            if other != name and raised[other] != state.fence:  # those of other stores are as they were left
+            if other != name and raised[other].fence != state.fence:  # those of other stores are as they were left
                 own = f"the store {other!r}" if other else "the graph's own store"
                 raise Conflict(f"{own} and the store {name!r} are one: use one name for it")
-
-    def _resets(self, since: int) -> dict[str, int]:
-        found: shard_ops.ShardOpened = self._home.commit([shard_ops.FindShard(self._consumer, 0, since)])[0]
-        return found.resets
 
     def _starts(self, found: Record | None) -> dict[str, int]:
         """Where inputs begin of which nothing is known."""
         known = {} if found is None else found.snapshot.positions
         start = self.processor.start
         new = [place for place in self.processor.inputs if str(place) not in known]
-        return {str(place): started(self._stores[place.store].reader, place, start) for place in new}
+        return {str(place): start_of(self._stores[place.store].reader, place.journal, start)[0] for place in new}
 
     # -- running ------------------------------------------------------------------------------------------------
 
@@ -249,6 +223,11 @@ class Runner:
         self._stopping = True
         self._caller.stop()
         self._bell.set()
+
+    @property
+    def fence(self) -> int:
+        """What it commits with: a higher one in the store means that it was replaced, or reset."""
+        return self._own.fence
 
     @property
     def is_stopping(self) -> bool:
@@ -364,7 +343,7 @@ class Runner:
 
     def _commit_record(self, record: Record) -> Operation:
         processed = {name: record.snapshot.positions[name] for name in self._own_inputs}
-        return shard_ops.CommitShard(self._consumer, 0, self.fence, record.encode(), processed=processed)
+        return self._own.replacing(record.encode(), processed=processed)
 
     def _give(self, owed: tuple[Owed, ...], record: Record) -> None:
         """Append what other stores are owed, each in one transaction with its mark."""
@@ -374,7 +353,7 @@ class Runner:
         mark = Mark(record.identity, record.attempt.end).encode()
         for store, some in groupby(sorted(owed, key=lambda one: one.store), key=lambda one: one.store):
             appends = [journal_ops.Append(one.journal, one.bodies, one.keys, one.headers) for one in some]
-            commit = shard_ops.CommitShard(self._consumer, 0, self._fences[store], mark)
+            commit = self._marks[store].replacing(mark)
             crash.point("processor.before_output")
             self._stores[store].commit([commit, *appends])
             crash.point("processor.after_output")

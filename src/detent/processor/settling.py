@@ -12,9 +12,9 @@ from detent.errors import Busy, DetentError, Unavailable
 from detent.processor.inputs import is_other
 from detent.processor.life import Life
 from detent.processor.records import Record
-from detent.processor.status import described, mark_of
-from detent.shard import operations as ops
-from detent.shard.members import has_died
+from detent.processor.status import given_to
+from detent.stream.members import has_died
+from detent.stream.record import FencedRecord
 
 if TYPE_CHECKING:
     from detent.store import Store
@@ -96,7 +96,7 @@ def _failure(life: Life, stores: Mapping[str, Store], patience: Patience | None)
         error = life.error if life.status == "failed" else None
         is_waited_for = error is not None and patience is not None and not patience.is_over(life, error)
         return None if is_waited_for else error
-    found = described(stores[""], life.consumer)
+    found = FencedRecord(stores[""], life.consumer).describe()
     if found is not None and found.paused:
         return Unavailable(f"{life.name} is paused: detent consumer resume {life.consumer}")
     said = None if found is None else found.states[0]
@@ -115,8 +115,8 @@ def _record(life: Life, stores: Mapping[str, Store]) -> Record | None:
     runner = life.runner
     if life.status != "standby":
         return None if runner is None else runner.record
-    found: ops.ShardOpened = stores[""].commit([ops.FindShard(life.consumer, 0)])[0]
-    return None if found.checkpoint is None else Record.decode(found.checkpoint)
+    found = FencedRecord(stores[""], life.consumer).find().checkpoint
+    return None if found is None else Record.decode(found)
 
 
 def _owes(life: Life, record: Record, stores: Mapping[str, Store]) -> bool:
@@ -124,7 +124,8 @@ def _owes(life: Life, record: Record, stores: Mapping[str, Store]) -> bool:
     if life.status != "standby" or record.attempt is None:
         return False
     end = record.attempt.end
-    return any(mark_of(stores[one.store], life.consumer) < end for one in record.attempt.owed if one.store in stores)
+    owed = {one.store for one in record.attempt.owed if one.store in stores}
+    return any(given_to(FencedRecord(stores[name], life.consumer)) < end for name in owed)
 
 
 def _is_idle(life: Life, stores: Mapping[str, Store]) -> bool:

@@ -19,34 +19,22 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import sqlalchemy
-from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, Engine
 
 from detent import forks
-from detent.errors import Corrupt, Fenced, Invalid, OutcomeUnknown, Unavailable
+from detent.errors import Corrupt, Fenced, Invalid, Unavailable
 from detent.processor import delivery_rows as rows_of
 from detent.processor.delivery_rows import TABLE, DeliveryRows
 from detent.processor.sink_base import SINK, Sink
 from detent.processor.step import Step
-from detent.sql.databases import (
-    ATTEMPTS,
-    RETRY,
-    adopt,
-    file_of,
-    is_passing,
-    open_engine,
-    parse,
-    state_of,
-    transact,
-)
-from detent.sql.dialects import ABORTED, POSTGRESQL, SQLITE, ends_transaction
+from detent.sql.databases import Database, adopt, file_of
+from detent.sql.tables import schema_of, table_named, within
+from detent.sql.transactions import own_transaction, patiently, transact
 
 FORGET_EVERY: Final = 1_000
 """Rows of deliveries that are done are removed so many numbers at a time: each removal costs a transaction."""
@@ -56,21 +44,12 @@ ADMISSIONS: Final = 3
 
 _WHAT: Final = "a SqlSink"
 
-_UNLIMITED: Final = 0
-"""A pool of SQLAlchemy's that keeps every connection: each thread of the processor has one at a time."""
-
 _ENDED: Final = (
     "the function of a SqlSink ended its transaction itself (commit, rollback or close of the connection): its rows "
     "and the delivery key are committed together, when it returns. Raise an error to have nothing committed"
 )
 
-_FIND_SCHEMA: Final = sqlalchemy.text(
-    "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-    "WHERE c.oid = to_regclass(CAST(:name AS text))"
-)
-
 Write = TypeVar("Write", bound=Callable[..., Any])
-Result = TypeVar("Result")
 
 
 class SqlSink(Sink):
@@ -104,14 +83,11 @@ class SqlSink(Sink):
 
     def __init__(self, database: str | Engine, *, table: str = TABLE) -> None:
         super().__init__()
-        rows_of.check_table(table)
+        table_named(table)
         self._table = table
-        self._url = parse(database, _WHAT, "shop.db") if isinstance(database, str) else None
-        self._given = None if isinstance(database, str) else database
-        if self._given is not None:
-            adopt(self._given, _WHAT)  # refused now, and not at the first delivery
-        # By the generation of the process: a forked child has its own connections, and never touches its parent's.
-        self._opened: dict[int, tuple[Engine, DeliveryRows]] = {}
+        if not isinstance(database, str):
+            adopt(database, _WHAT)  # refused now, and not at the first delivery
+        self._database = Database(database, _WHAT, "shop.db", self._prepare)
         self._floors: dict[str, tuple[str, int]] = {}
         self._newest: dict[str, tuple[str, int]] = {}
         self._files: dict[int, tuple[int, int]] = {}
@@ -150,22 +126,20 @@ class SqlSink(Sink):
         """Close the connections that this sink has opened by itself."""
         with self._lock:
             super().close()
-            found = self._opened.pop(forks.generation, None)
-        if found is not None and self._given is None:
-            found[0].dispose()
+        self._database.close()
 
     # -- a delivery ---------------------------------------------------------------------------------------------
 
     def _deliver(self, write: Callable[[Connection], Any], step: Step) -> None:
-        engine, rows = self._database()
+        engine, rows = self._opened()
         key = {"of_processor": step.owner, "of_series": step.series, "of_number": step.number}
         self._forget(engine, rows, step)
         for _ in range(ADMISSIONS):
-            if _patiently(functools.partial(_once, engine, rows, write, key)):
+            if patiently(functools.partial(_once, engine, rows, write, key)):
                 self._note(step)
                 return
             transact(engine, functools.partial(_admit, rows, step))
-        raise Unavailable(f"the rows of {step.name} in {self._table}{rows_of.FLOORS} are changed by somebody else")
+        raise Unavailable(f"the rows of {step.name} in {self._table}{rows_of.FLOORS} are changed by another process")
 
     def _forget(self, engine: Engine, rows: DeliveryRows, step: Step) -> None:
         """Now and then, remove the rows below the floor. Before the delivery, so that a failure of it is one."""
@@ -205,7 +179,7 @@ class SqlSink(Sink):
         file = self._file
         if file is not None and not file.exists():
             return False  # and is not made by a question
-        engine, rows = self._database()
+        engine, rows = self._opened()
         key = {"of_processor": owner, "of_series": series, "of_number": number}
 
         def ask(connection: Connection) -> bool:
@@ -219,9 +193,7 @@ class SqlSink(Sink):
     @property
     def _file(self) -> Path | None:
         """The file of a database that is one."""
-        url = self._url if self._given is None else self._given.url
-        assert url is not None
-        return file_of(url)
+        return file_of(self._database.url)
 
     def _require_same_file(self, engine: Engine) -> None:
         """`Corrupt` if the file of the database was deleted, or another one is in its place, since it was opened: what
@@ -229,8 +201,9 @@ class SqlSink(Sink):
         file, known = self._file, self._files.get(forks.generation)
         if known is None or file is None or _identity(file) == known:
             return
-        del self._opened[forks.generation]
-        engine.dispose()
+        del self._files[forks.generation]
+        self._database.close()
+        engine.dispose()  # also of one that is the user's: it has connections to a file without a name
         raise Corrupt(
             f"the database {file} was deleted or replaced while this process had it open. Put it back; or reset the "
             "processor, to an offset from which it shall deliver again"
@@ -248,52 +221,28 @@ class SqlSink(Sink):
 
     # -- the database -------------------------------------------------------------------------------------------
 
-    def _database(self) -> tuple[Engine, DeliveryRows]:
+    def _opened(self) -> tuple[Engine, DeliveryRows]:
         """The engine of this process, and the statements on the tables in it, which are there."""
         with self._lock:
             self._require_open()
-            found = self._opened.get(forks.generation)
-            if found is None:
-                found = self._opened[forks.generation] = self._open()
-                identity = None if self._file is None else _identity(self._file)
+            found = self._database.opened()
+            if forks.generation not in self._files and self._file is not None:
+                identity = _identity(self._file)
                 if identity is not None:
                     self._files[forks.generation] = identity
             self._require_same_file(found[0])
             return found
 
-    def _open(self) -> tuple[Engine, DeliveryRows]:
-        engine = self._engine()
-        try:
-            return engine, transact(engine, self._made)
-        except BaseException:
-            if self._given is None:
-                engine.dispose()
-            raise
-
-    def _engine(self) -> Engine:
-        if self._given is not None:
-            if self._opened:  # by a process of which this is a child
-                self._given.dispose(close=False)
-            return adopt(self._given, _WHAT)
-        assert self._url is not None
-        file = file_of(self._url)
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        return open_engine(self._url, pool_size=_UNLIMITED, pool_pre_ping=True)
-
-    def _made(self, connection: Connection) -> DeliveryRows:
-        """Make the tables; and have statements name the schema they are in, so that a function which sets another
-        search_path for its own tables does not change where deliveries are."""
+    def _prepare(self, connection: Connection) -> DeliveryRows:
+        """Make the tables; and have statements name the schema they are in."""
         dialect = connection.dialect.name
-        rows_of.check_table(self._table, dialect)
         rows = rows_of.delivery_rows(self._table, dialect)
         rows.metadata.create_all(connection)
-        if dialect == POSTGRESQL and "." not in self._table:
-            schema = connection.scalar(_FIND_SCHEMA, {"name": f'"{self._table}"'})
-            name = f"{schema}.{self._table}"
-            if schema is not None and rows_of.is_table(name) and not schema.startswith("pg_"):
-                return rows_of.delivery_rows(name, dialect)
-        return rows
+        find = schema_of(dialect)
+        if find is None or "." in self._table:
+            return rows
+        schema = connection.scalar(sqlalchemy.text(find), {"name": f'"{self._table}"'})
+        return rows_of.delivery_rows(within(schema, self._table), dialect)
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
@@ -310,29 +259,17 @@ def _identity(file: Path) -> tuple[int, int] | None:
 
 def _once(engine: Engine, rows: DeliveryRows, write: Callable[[Connection], Any], key: dict[str, Any]) -> bool:
     """Deliver, or see that it was done; False if neither can be, because floor or series say no."""
-    with _undivided(engine) as connection:
+    with engine.connect() as connection, own_transaction(connection, _ENDED) as transaction:
         if connection.execute(rows.enter, key).first() is None:
             return connection.execute(rows.look, key).first() is not None
-        begun = connection.get_transaction()
-        event.listen(connection, "before_cursor_execute", _require_transaction)
         write(connection)
-        if connection.closed or connection.get_transaction() is not begun or begun is None or not begun.is_active:
-            raise Invalid(_ENDED)
-        if connection.invalidated:
-            raise Unavailable("the connection was lost in the transaction, and nothing of it was committed")
+        transaction.whole()
         if connection.execute(rows.confirm, key).first() is None:
             raise Fenced(
                 f"another process has taken this processor over, and gone on behind number {key['of_number']}: "
                 "nothing of this delivery was committed"
             )
     return True
-
-
-def _require_transaction(connection: Connection, *_: Any) -> None:
-    """`Invalid` where SQLite has rolled the transaction back by itself, for a statement or a trigger that says so: what
-    comes after would be committed without the key."""
-    if connection.dialect.name == SQLITE and not connection.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
-        raise Invalid(_ENDED)
 
 
 def _admit(rows: DeliveryRows, step: Step, connection: Connection) -> None:
@@ -356,78 +293,6 @@ def _admit(rows: DeliveryRows, step: Step, connection: Connection) -> None:
     connection.execute(rows.end, old)
     connection.execute(rows.forget_all, old)
     connection.execute(rows.replace, mine)
-
-
-@contextmanager
-def _undivided(engine: Engine) -> Iterator[Connection]:
-    """A transaction that nobody ends but us."""
-    is_ending = False
-
-    def refuse_commit(connection: Connection) -> None:
-        if not is_ending:
-            connection.connection.rollback()  # SQLAlchemy will not: for it, the transaction has ended now
-            raise Invalid(_ENDED)
-
-    def refuse_endings(_connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-        """Statements in text that end the transaction pass by SQLAlchemy, which would not know."""
-        if ends_transaction(statement):
-            raise Invalid(_ENDED)
-
-    with engine.connect() as connection:
-        transaction = connection.begin()
-        event.listen(connection, "commit", refuse_commit)
-        event.listen(connection, "before_cursor_execute", refuse_endings)
-        try:
-            yield connection
-            is_ending = True
-            _commit(transaction)
-        except BaseException:
-            if not transaction.is_active and not connection.closed:
-                connection.invalidate()  # SQLAlchemy takes it for ended, and would not roll it back
-            raise
-
-
-def _commit(transaction: sqlalchemy.RootTransaction) -> None:
-    try:
-        transaction.commit()
-    except DBAPIError as error:
-        if is_passing(error):
-            raise _CommitLost(error) from error
-        raise
-
-
-class _CommitLost(Exception):
-    """Nobody said whether a transaction was committed. The next try sees it by the key."""
-
-    def __init__(self, error: DBAPIError) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-def _patiently(work: Callable[[], Result]) -> Result:
-    """What `work` answers, done again when others came in the way. A row that is there twice is not such a case: it is
-    the function's own."""
-    failure: Exception
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return work()
-        except sqlalchemy.exc.TimeoutError as error:
-            raise Unavailable(f"the engine's pool had no connection left: {error}") from error
-        except _CommitLost as error:
-            failure = error
-        except DBAPIError as error:
-            if state_of(error) == ABORTED:
-                raise Invalid(
-                    "a statement of the function failed, it went on, and PostgreSQL takes nothing more in such a "
-                    "transaction: let the error out, or try such statements within connection.begin_nested()"
-                ) from error
-            if not is_passing(error):
-                raise
-            failure = error
-        time.sleep(RETRY.pause_s(attempt))
-    if isinstance(failure, _CommitLost):
-        raise OutcomeUnknown(f"nobody said whether a delivery was committed: {failure.error.orig}") from failure
-    raise Unavailable(f"the database cannot be had: {getattr(failure, 'orig', failure)}") from failure
 
 
 # -- functions --------------------------------------------------------------------------------------------------

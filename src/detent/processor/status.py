@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from detent.errors import Denied, NotFound
-from detent.processor.checks import writes
+from detent.errors import Denied
 from detent.processor.inputs import is_other
 from detent.processor.place import place
+from detent.processor.plan import OpenPlan, consumer_name, writes
 from detent.processor.records import JournalId, Mark, Record
-from detent.processor.runner import consumer_name, started
+from detent.processor.tracing import latency_of
 from detent.shard import operations as ops
-from detent.shard.members import has_died
-
-if TYPE_CHECKING:
-    from detent.processor.live import LiveGraph
-    from detent.store import Store
+from detent.stream.following import start_of
+from detent.stream.members import has_died
+from detent.stream.record import FencedRecord
 
 
 class InputStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,65 +59,62 @@ class ProcessorStatus(msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.lag for one in self.inputs)
 
 
-def described(store: Store, consumer: str) -> ops.ConsumerDescription | None:
-    """What a store has of a processor; None if it never heard of it."""
-    try:
-        found: ops.ConsumerDescriptions = store.commit([ops.DescribeConsumers(name=consumer)])[0]
-    except NotFound:
+def mark_in(record: FencedRecord) -> Mark | None:
+    """What another store has of a processor: up to where its outputs are there. Changes nothing."""
+    if record.describe() is None:
         return None
-    return found.consumers[0]
+    found = record.find().checkpoint
+    return None if found is None else Mark.decode(found)
 
 
-def mark_of(store: Store, consumer: str) -> int:
+def given_to(record: FencedRecord) -> int:
     """Up to which number a store has a processor's outputs."""
-    if described(store, consumer) is None:
-        return 0
-    opened: ops.ShardOpened = store.commit([ops.FindShard(consumer, 0)])[0]
-    return 0 if opened.checkpoint is None else Mark.decode(opened.checkpoint).number
+    mark = mark_in(record)
+    return 0 if mark is None else mark.number
 
 
-def records(live: LiveGraph) -> dict[str, tuple[ops.ShardDescription, Record | None]]:
+def records(graph: OpenPlan) -> dict[str, tuple[ops.ShardDescription, Record | None]]:
     """What the store has of all processors of a graph, by name, also of those that are not declared any more."""
-    prefix = consumer_name(live.graph.name, "")
+    prefix = consumer_name(graph.plan.name, "")
     found: dict[str, tuple[ops.ShardDescription, Record | None]] = {}
-    for consumer in _consumers(live, prefix):
-        opened = live.store.commit([ops.FindShard(consumer.name, 0)])[0]
-        record = None if opened.checkpoint is None else Record.decode(opened.checkpoint)
+    for consumer in _consumers(graph, prefix):
+        stored = FencedRecord(graph.store, consumer.name).find().checkpoint
+        record = None if stored is None else Record.decode(stored)
         found[consumer.name.removeprefix(prefix)] = (consumer.states[0], record)
     return found
 
 
-def _consumers(live: LiveGraph, prefix: str) -> Iterator[ops.ConsumerDescription]:
+def _consumers(graph: OpenPlan, prefix: str) -> Iterator[ops.ConsumerDescription]:
     """All that the store keeps of a graph; or, for who may not list what is in the store, of the processors that the
     graph names."""
     after, more = "", True
     try:
         while more:
-            page = live.store.commit([ops.DescribeConsumers(prefix, after)])[0]
+            page = graph.store.commit([ops.DescribeConsumers(prefix, after)])[0]
             yield from page.consumers
             after, more = page.consumers[-1].name if page.consumers else "", page.more
     except Denied:
-        names = [name for one in live.graph.processors for name in (one.name, one.formerly) if name and one.runs]
+        names = [name for one in graph.plan.processors for name in (one.name, one.formerly) if name and one.runs]
         for name in names:
-            known = described(live.store, prefix + name)
+            known = graph.record(name).describe()
             if known is not None:
                 yield known
 
 
-def statuses(live: LiveGraph, *, latency: bool = True) -> list[ProcessorStatus]:
+def statuses(graph: OpenPlan, *, latency: bool = True) -> list[ProcessorStatus]:
     """All processors that run, in their order, and then those that are not declared any more."""
-    found = records(live)
-    declared = [one.name for one in live.graph.in_order() if one.runs]
+    found = records(graph)
+    declared = [one.name for one in graph.plan.in_order() if one.runs]
     gone = sorted(set(found) - set(declared))
     nothing: tuple[ops.ShardDescription | None, Record | None] = (None, None)
     return [
-        _status(live, name, *(found.get(name) or nothing), declared=name in declared, latency=latency)
+        _status(graph, name, *(found.get(name) or nothing), declared=name in declared, latency=latency)
         for name in [*declared, *gone]
     ]
 
 
 def _status(
-    live: LiveGraph,
+    graph: OpenPlan,
     name: str,
     shard: ops.ShardDescription | None,
     record: Record | None,
@@ -127,16 +122,16 @@ def _status(
     declared: bool,
     latency: bool,
 ) -> ProcessorStatus:
-    inputs = _inputs(live, _positions(live, name, record, declared=declared), _journals(shard, record))
+    inputs = _inputs(graph, _positions(graph, name, record, declared=declared), _journals(shard, record))
     said, error = _said(shard, record), _what_is_gone(name, inputs)
     if error and said in {"starting", "running"}:
         said = "failed"  # it is about to notice
     if not error and shard is not None and said == "failed":
         error = shard.error
     totals = None if record is None else record.totals
-    kind = live.graph.processor(name).kind if declared else ("" if record is None else record.shape.kind)
-    outputs = writes(live.graph.processor(name), None) if declared else []
-    took = {str(one): live.latency(str(one)) for one in outputs} if latency else {}
+    kind = graph.plan.processor(name).kind if declared else ("" if record is None else record.shape.kind)
+    outputs = writes(graph.plan.processor(name), None) if declared else []
+    took = {str(one): latency_of(graph.stores, one) for one in outputs} if latency else {}
     return ProcessorStatus(
         name=name,
         kind=kind,
@@ -163,14 +158,15 @@ def _said(shard: ops.ShardDescription | None, record: Record | None) -> str:
     return "died" if has_died(shard.holder) else shard.status or "running"
 
 
-def _positions(live: LiveGraph, name: str, record: Record | None, *, declared: bool) -> dict[str, int]:
+def _positions(graph: OpenPlan, name: str, record: Record | None, *, declared: bool) -> dict[str, int]:
     """How far a processor is; for one that never ran, where it would begin."""
     if record is not None:
         return record.snapshot.positions
     if not declared:
         return {}
-    processor = live.graph.processor(name)
-    return {str(one): started(live.stores[one.store].reader, one, processor.start) for one in processor.inputs}
+    processor = graph.plan.processor(name)
+    readers = {one: graph.stores[one.store].reader for one in processor.inputs}
+    return {str(one): start_of(reader, one.journal, processor.start)[0] for one, reader in readers.items()}
 
 
 def _journals(shard: ops.ShardDescription | None, record: Record | None) -> dict[str, JournalId]:
@@ -181,13 +177,13 @@ def _journals(shard: ops.ShardDescription | None, record: Record | None) -> dict
     return {name: one for name, one in record.snapshot.journals.items() if name not in resets}
 
 
-def _inputs(live: LiveGraph, positions: dict[str, int], known: dict[str, JournalId]) -> list[InputStatus]:
-    return [_input(live, name, position, known.get(name)) for name, position in positions.items()]
+def _inputs(graph: OpenPlan, positions: dict[str, int], known: dict[str, JournalId]) -> list[InputStatus]:
+    return [_input(graph, name, position, known.get(name)) for name, position in positions.items()]
 
 
-def _input(live: LiveGraph, name: str, position: int, known: JournalId | None) -> InputStatus:
+def _input(graph: OpenPlan, name: str, position: int, known: JournalId | None) -> InputStatus:
     where = place(name)
-    store = live.stores.get(where.store)
+    store = graph.stores.get(where.store)
     if store is None:
         return InputStatus(journal=name, position=position, lag=0)
     found = store.reader.whereabouts(where.journal)

@@ -117,7 +117,7 @@ def _read(stores: Mapping[str, Store], place: Place, offset: int) -> Message | N
         return None
 
 
-def latency(stores: Mapping[str, Store], place: Place, last: int = LAST) -> Latency | None:
+def latency_of(stores: Mapping[str, Store], place: Place, last: int = LAST) -> Latency | None:
     """From the source to here, of the last messages."""
     found = stores[place.store].reader.whereabouts(place.journal)
     if found is None or found[1] == found[2]:

@@ -6,85 +6,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from itertools import repeat
-from typing import Any, TypedDict, overload
+from typing import Any, overload
 
 import msgspec
 
 from detent.codec.origin import Origin
-from detent.codec.queue import NOT_KEPT
 from detent.durations import Duration, milliseconds, since_1970_ms
 from detent.errors import Invalid
 from detent.queue import operations as ops
-from detent.queue.filters import default_filter
 from detent.queue.info import dead_letters_of
 from detent.queue.message import Outgoing, Published
 from detent.queue.reader import Columns, Content, QueueReader
+from detent.settings.queue import QUEUE, QueueSettings
+from detent.settings.setting import whole_seconds
 
 Message = bytes | Outgoing
 """What can be published: a payload, or a message with more to say."""
 
 
-class Settings(TypedDict, total=False):
-    """A queue's settings, by the names that users give them."""
-
-    filter: str | None
-    max_attempts: int
-    lease: Duration
-    max_lease: Duration
-    backoff: Duration
-    max_backoff: Duration
-    done_retention: Duration | None
-    failed: str
-    priority_header: str
-    paused: bool
-    description: str
-    labels: Mapping[str, str]
-    dead_letter: str | None
-    group_header: str | None
-    dead_letter_retention: Duration | None
-
-
-def settings(queue: str, given: Settings) -> ops.Settings:
+def settings(queue: str, given: QueueSettings) -> ops.Settings:
     """Settings as an operation carries them. A filter of None is the one that a queue has by itself."""
-    unknown = set(given) - set(Settings.__annotations__)
-    if unknown:
-        raise Invalid(f"a queue has no setting {sorted(unknown)[0]!r}; it has {', '.join(Settings.__annotations__)}")
-    return ops.Settings(
-        filter=_filter(queue, given),
-        max_attempts=check_number(given.get("max_attempts"), "max_attempts"),
-        lease_ms=optional_ms(given.get("lease")),
-        lease_max_ms=optional_ms(given.get("max_lease")),
-        backoff_ms=optional_ms(given.get("backoff")),
-        backoff_max_ms=optional_ms(given.get("max_backoff")),
-        done_retention_s=_done_retention(given),
-        failed_policy=given.get("failed"),
-        priority_header=given.get("priority_header"),
-        paused=given.get("paused"),
-        description=given.get("description"),
-        labels=_labels(given.get("labels")),
-        dead_letter=_or_none("dead_letter", given),
-        group_header=_or_none("group_header", given),
-        dead_letter_retention_s=_dead_letter_retention(given),
-    )
-
-
-def _filter(queue: str, given: Settings) -> str | None:
-    if "filter" not in given:
-        return None
-    return default_filter(queue) if given["filter"] is None else given["filter"]
-
-
-def _or_none(name: str, given: Mapping[str, Any]) -> str | None:
-    """A text that a queue need not have: None takes it away, which the operation says as an empty one."""
-    return (given[name] or "") if name in given else None
-
-
-def _labels(labels: Mapping[str, str] | None) -> dict[str, str] | None:
-    if labels is None:
-        return None
-    if not isinstance(labels, Mapping) or set(map(type, (*labels, *labels.values()))) - {str}:
-        raise Invalid(f"labels are a mapping of text to text, not {labels!r}"[:500])
-    return dict(labels)
+    return ops.Settings(**QUEUE.stored(queue, given))
 
 
 def check_number(value: int | None, what: str) -> int | None:
@@ -95,34 +37,6 @@ def check_number(value: int | None, what: str) -> int | None:
 
 def optional_ms(value: Duration | None) -> int | None:
     return None if value is None else milliseconds(value)
-
-
-def _done_retention(given: Settings) -> int | None:
-    """None keeps done messages for ever, which the record says as 0; a zero duration keeps none."""
-    if "done_retention" not in given:
-        return None
-    value = given["done_retention"]
-    if value is None:
-        return 0
-    return seconds(value) or NOT_KEPT
-
-
-def _dead_letter_retention(given: Settings) -> int | None:
-    """None leaves dead letters the retention that they came with, which the record says as 0."""
-    if "dead_letter_retention" not in given:
-        return None
-    value = given["dead_letter_retention"]
-    if value is None:
-        return 0
-    kept_s = seconds(value)
-    if not kept_s:
-        raise Invalid("dead letters are kept for a second at least; None leaves them the retention that they came with")
-    return kept_s
-
-
-def seconds(value: Duration) -> int:
-    """A duration in seconds; part of one counts as a whole one."""
-    return -(-milliseconds(value) // 1000)
 
 
 def outgoing(message: Message, headers: Mapping[str, str] | None, options: Mapping[str, Any]) -> Outgoing:
@@ -170,7 +84,7 @@ def _about(message: Outgoing) -> tuple[bool, int | None, int | None, int, int]:
         None if message.created is None else time_ms(message.created),
         None if message.visible_at is None else time_ms(message.visible_at),
         0 if message.delay is None else milliseconds(message.delay),
-        ops.RETENTION_S if message.retention is None else seconds(message.retention),
+        ops.RETENTION_S if message.retention is None else whole_seconds(message.retention),
     )
 
 

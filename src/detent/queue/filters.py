@@ -28,6 +28,7 @@ from typing import Final, NamedTuple, NoReturn
 from cel_expr_python import cel
 
 from detent.errors import Invalid
+from detent.settings.queue import default_filter as default_filter
 
 FILTER_BYTES_MAX: Final = 4096
 """Bounds what the worst filter costs: 15 ms to compile, and 70 ms on headers of 64 KB (a usual one: 5 µs)."""
@@ -81,7 +82,6 @@ _CHARACTER_HINTS: Final = {
 
 _DEFAULT: Final = re.compile(r'headers\.queue == "((?:[^"\\]|\\["\\]|\\u[0-9a-f]{4})*)"')
 _ESCAPE: Final = re.compile(r'\\(?:u([0-9a-f]{4})|(["\\]))')
-_TO_ESCAPE: Final = re.compile(r'["\\\x00-\x1f\x7f]')
 
 
 class Filter:
@@ -131,12 +131,6 @@ class Filter:
 
     def __repr__(self) -> str:
         return f"Filter({self.text!r})"
-
-
-def default_filter(queue: str) -> str:
-    """The filter of a queue that has none of its own: messages whose header `queue` is its name."""
-    quoted = _TO_ESCAPE.sub(lambda found: "\\" + (found[0] if found[0] in '"\\' else f"u{ord(found[0]):04x}"), queue)
-    return f'headers.queue == "{quoted}"'
 
 
 @lru_cache(1024)

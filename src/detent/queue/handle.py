@@ -19,12 +19,13 @@ from detent.errors import Corrupt, Invalid
 from detent.queue import calls, pages
 from detent.queue import operations as ops
 from detent.queue.assignment import AssignmentReader, AsyncAssignmentReader, ReaderInfo, reader_info
-from detent.queue.calls import Message, Settings
+from detent.queue.calls import Message
 from detent.queue.info import FailedMessage, QueueInfo, QueuePage, failed_message, queue_info
 from detent.queue.message import AsyncDelivery, Delivery, Held, Published, ack_operations
 from detent.queue.reader import QueueReader
 from detent.queue.reader_operations import DescribeReaders
 from detent.queue.unclaiming import undoing, undoing_deliveries, undoing_readable
+from detent.settings.queue import QueueSettings
 
 WAIT_SLICE_MS: Final = 5_000
 """A consumer that waits looks again this often, whatever it hears: the owner may have been replaced."""
@@ -98,10 +99,10 @@ class _QueueBase:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
 
-    def _create(self, given: Settings, earliest: bool, exist_ok: bool) -> ops.CreateQueue:
+    def _create(self, given: QueueSettings, earliest: bool, exist_ok: bool) -> ops.CreateQueue:
         return ops.CreateQueue(self.name, calls.settings(self.name, given), earliest, exist_ok)
 
-    def _changes(self, given: Settings) -> ops.Settings:
+    def _changes(self, given: QueueSettings) -> ops.Settings:
         if not given:
             raise Invalid("there is nothing to change: name a setting")
         return calls.settings(self.name, given)
@@ -127,25 +128,18 @@ class Queue(_QueueBase):
 
     _store: Store
 
-    def create(self, *, earliest: bool = False, exist_ok: bool = False, **settings: Unpack[Settings]) -> bool:
+    def create(self, *, earliest: bool = False, exist_ok: bool = False, **settings: Unpack[QueueSettings]) -> bool:
         """Create the queue; `Exists` if it is there, unless `exist_ok`. True if it is new.
 
         A queue that exists keeps its settings; `configure` changes them. Without a `filter` it gets the messages that
         are published to it. A filter is a CEL expression over the headers, such as ``headers.tier == "gold"``; ``true``
-        takes everything. With `earliest` the queue also gets what is stored already. Settings: `filter`,
-        `max_attempts` (5; 0 is no limit), `lease` ("30s"), `max_lease` ("12h"), `backoff` ("1s", doubling) up to
-        `max_backoff` ("5m"), `done_retention` ("1h"; None is for ever), `failed` ("keep" or "discard"),
-        `priority_header` ("priority"), `paused`, `description`, `labels` (a mapping of text to text, kept for you;
-        setting them replaces all), `dead_letter` (the name of another queue: what is given up goes there, whatever
-        `failed` says; None for none), `group_header` (the name of a header: messages with the same value are given out
-        one after another, in the order in which they came, whatever their priority; None for none),
-        `dead_letter_retention` (of a queue that gets dead letters: how long it keeps each of them at least, from when
-        it came; None leaves them the retention that they were published with).
+        takes everything. With `earliest` the queue also gets what is stored already. Its settings are those of
+        :class:`detent.QueueSettings`.
         """
         created: ops.QueueCreated = self._commit(self._create(settings, earliest, exist_ok))
         return created.new
 
-    def configure(self, *, expect_filter: str | None = None, **settings: Unpack[Settings]) -> None:
+    def configure(self, *, expect_filter: str | None = None, **settings: Unpack[QueueSettings]) -> None:
         """Change settings; what is not named stays. A new filter applies to what the queue has not read yet. With
         `expect_filter` nothing is changed, and `Conflict` raised, if the filter is another one by now."""
         self._commit(ops.ConfigureQueue(self.name, self._changes(settings), expect_filter))
@@ -355,12 +349,14 @@ class AsyncQueue(_QueueBase):
 
     _store: AsyncStore
 
-    async def create(self, *, earliest: bool = False, exist_ok: bool = False, **settings: Unpack[Settings]) -> bool:
-        """Create the queue; see :meth:`Queue.create` for its settings. True if it is new."""
+    async def create(
+        self, *, earliest: bool = False, exist_ok: bool = False, **settings: Unpack[QueueSettings]
+    ) -> bool:
+        """Create the queue; see :class:`detent.QueueSettings` for its settings. True if it is new."""
         created: ops.QueueCreated = await self._commit(self._create(settings, earliest, exist_ok))
         return created.new
 
-    async def configure(self, *, expect_filter: str | None = None, **settings: Unpack[Settings]) -> None:
+    async def configure(self, *, expect_filter: str | None = None, **settings: Unpack[QueueSettings]) -> None:
         """Change settings; what is not named stays. See :meth:`Queue.configure`."""
         await self._commit(ops.ConfigureQueue(self.name, self._changes(settings), expect_filter))
 

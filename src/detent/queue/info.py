@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from detent.codec.origin import Move
 from detent.codec.published import URI
-from detent.codec.queue import NOT_KEPT
 from detent.queue import operations as ops
 from detent.queue.reader import Content
+from detent.settings.queue import QUEUE, ConfiguredQueue
 
 
 @dataclass(frozen=True, slots=True)
-class QueueInfo:
+class QueueInfo(ConfiguredQueue):
     """A queue: its settings, what is in it now, and what it has counted since it was created.
 
     What nobody holds is available (a claim would get it), delayed (not visible yet) or blocked (behind others of its
@@ -23,24 +22,6 @@ class QueueInfo:
     (`total_failed`), `total_dead_lettered` went to the dead letter queue.
     """
 
-    name: str
-    number: int
-    created: datetime
-    filter: str
-    max_attempts: int
-    lease: timedelta
-    max_lease: timedelta
-    backoff: timedelta
-    max_backoff: timedelta
-    done_retention: timedelta | None
-    failed_policy: str
-    priority_header: str
-    paused: bool
-    description: str
-    labels: dict[str, str]
-    dead_letter: str
-    dead_letter_retention: timedelta | None
-    group_header: str
     catching_up: bool
     available: int
     delayed: int
@@ -61,28 +42,12 @@ class QueueInfo:
 
 def queue_info(found: ops.QueueDescription) -> QueueInfo:
     """A description as users see it."""
-    settings: Any = found.settings
-    retention_s, kept_s = settings.done_retention_s, settings.dead_letter_retention_s
     return QueueInfo(
         name=found.name,
         number=found.number,
         created=time_of(found.created_ms),
-        filter=settings.filter,
-        max_attempts=settings.max_attempts,
-        lease=timedelta(milliseconds=settings.lease_ms),
-        max_lease=timedelta(milliseconds=settings.lease_max_ms),
-        backoff=timedelta(milliseconds=settings.backoff_ms),
-        max_backoff=timedelta(milliseconds=settings.backoff_max_ms),
-        done_retention=None if retention_s == 0 else timedelta(seconds=0 if retention_s == NOT_KEPT else retention_s),
-        failed_policy=settings.failed_policy,
-        priority_header=settings.priority_header,
-        paused=settings.paused,
-        description=settings.description,
-        labels=settings.labels,
-        dead_letter=settings.dead_letter,
-        dead_letter_retention=timedelta(seconds=kept_s) if kept_s else None,
-        group_header=settings.group_header,
-        catching_up=found.behind and not settings.paused,
+        **QUEUE.shown(found.settings),
+        catching_up=found.behind and not found.settings.paused,
         available=found.available,
         delayed=found.delayed,
         blocked=found.blocked,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Any, Final, Optional
 
 import msgspec
 
@@ -12,6 +12,15 @@ from detent.codec.published import Metadata
 from detent.engine import Operation, Result
 from detent.engine.operation import OPERATION_WEIGHT, OPERATIONS_MAX
 from detent.errors import Invalid, LimitExceeded
+from detent.settings.queue import ATTEMPTS_MAX as ATTEMPTS_MAX
+from detent.settings.queue import DELAY_MS_MAX as DELAY_MS_MAX
+from detent.settings.queue import DONE_RETENTION_S as DONE_RETENTION_S
+from detent.settings.queue import LEASE_MS_MAX as LEASE_MS_MAX
+from detent.settings.queue import LEASE_MS_MIN as LEASE_MS_MIN
+from detent.settings.queue import MAX_ATTEMPTS as MAX_ATTEMPTS
+from detent.settings.queue import QUEUE
+from detent.settings.queue import RETENTION_S_MAX as RETENTION_S_MAX
+from detent.settings.setting import NumberFrom0
 
 QUEUES_MAX: Final = 10_000
 """Each publish asks the filter of each queue that has one of its own."""
@@ -36,8 +45,6 @@ REASON_BYTES_MAX: Final = 4 << 10
 EXPIRED_REASON: Final = "the lease expired"
 """The reason of an attempt of which its consumer said nothing."""
 
-DESCRIPTION_BYTES_MAX: Final = 4 << 10
-
 LABELS_MAX: Final = 128
 LABEL_NAME_BYTES_MAX: Final = 255
 LABEL_VALUE_BYTES_MAX: Final = 4 << 10
@@ -50,17 +57,7 @@ CLAIM_MAX: Final = 10_000
 IN_FLIGHT_MAX: Final = 100_000
 """Messages of one queue in flight; the lease of each is kept in memory."""
 
-ATTEMPTS_MAX: Final = 65_535
-"""The attempts of a message are a u16. In a queue without a limit the count stops here, and the message is tried on."""
-
-LEASE_MS_MIN: Final = 1
-LEASE_MS_MAX: Final = 7 * 24 * 3600 * 1000
-RETENTION_S_MAX: Final = (1 << 32) - 2
-DELAY_MS_MAX: Final = 365 * 24 * 3600 * 1000
-
-MAX_ATTEMPTS: Final = 5
 RETENTION_S: Final = 4 * 24 * 3600
-DONE_RETENTION_S: Final = 3600
 DEFAULT_PRIORITY: Final = 128
 """Of a message whose header says nothing, or no number from 0 to 255: there is room above and below it."""
 
@@ -70,7 +67,8 @@ STEP_MESSAGES: Final = 10_000
 
 MESSAGE_WEIGHT: Final = 128
 
-Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
+
+Number = NumberFrom0
 
 
 def check_name(name: str) -> None:
@@ -78,24 +76,15 @@ def check_name(name: str) -> None:
     names.check_name(name, "queue")
 
 
-class Settings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What can be configured of a queue; None leaves a setting as it is, or at its default."""
-
-    filter: str | None = None
-    max_attempts: Number | None = None
-    lease_ms: Number | None = None
-    lease_max_ms: Number | None = None
-    backoff_ms: Number | None = None
-    backoff_max_ms: Number | None = None
-    done_retention_s: Number | None = None
-    failed_policy: str | None = None
-    priority_header: str | None = None
-    paused: bool | None = None
-    description: str | None = None
-    labels: dict[str, str] | None = None
-    dead_letter: str | None = None
-    group_header: str | None = None
-    dead_letter_retention_s: Number | None = None
+Settings: Any = msgspec.defstruct(
+    "Settings",
+    [(setting.key, Optional[setting.stored_as], None) for setting in QUEUE],  # noqa: UP045
+    namespace={"__doc__": "What can be configured of a queue; None leaves a setting as it is, or at its default."},
+    frozen=True,
+    array_like=True,
+    forbid_unknown_fields=True,
+    module=__name__,
+)
 
 
 class CreateQueue(Operation, frozen=True, tag=True, array_like=True):

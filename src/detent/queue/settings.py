@@ -1,20 +1,17 @@
-"""A queue's settings: their defaults and limits, and how a change is laid over what was."""
+"""A queue's settings: a new queue's, how a change is laid over what was, and what they mean for a message."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from detent.codec.group import GROUP_BYTES_MAX
-from detent.codec.queue import NOT_KEPT, Config, Labels
+from detent.codec.queue import Config
 from detent.errors import Invalid, LimitExceeded
 from detent.queue import operations as ops
 from detent.queue.filters import Filter, default_filter
 from detent.runtime.backoff import growing
-
-FAILED_POLICIES: Final = ("keep", "discard")
-"""What becomes of a message that ran out of attempts."""
-
-HEADER_NAME_BYTES_MAX: Final = 255
+from detent.settings.queue import DONE_RETENTION_S, MAX_ATTEMPTS, QUEUE, LabelPairs
+from detent.settings.setting import Text
 
 PRIORITY_HEADER: Final[str] = Config._field_defaults["priority_header"]
 """The header that holds the priority, unless a queue says otherwise."""
@@ -26,8 +23,8 @@ def new_config(name: str, number: int, now_ms: int, settings: ops.Settings) -> C
     """The settings of a new queue."""
     config = Config(
         filter=default_filter(name),
-        max_attempts=ops.MAX_ATTEMPTS,
-        done_retention_s=ops.DONE_RETENTION_S,
+        max_attempts=MAX_ATTEMPTS,
+        done_retention_s=DONE_RETENTION_S,
         number=number,
         created_ms=now_ms,
     )
@@ -57,31 +54,18 @@ def changed(name: str, config: Config, settings: ops.Settings) -> Config:
 
 
 def _check(config: Config, *, lease_given: bool) -> None:
-    if config.max_attempts > ops.ATTEMPTS_MAX:
-        raise LimitExceeded(f"a message has at most {ops.ATTEMPTS_MAX} attempts")
-    if not ops.LEASE_MS_MIN <= config.lease_max_ms <= ops.LEASE_MS_MAX or config.lease_ms < ops.LEASE_MS_MIN:
-        raise Invalid(f"a lease lasts from {ops.LEASE_MS_MIN} ms to {ops.LEASE_MS_MAX} ms")
+    QUEUE.check(config)
     if lease_given and config.lease_ms > config.lease_max_ms:
         raise Invalid(f"a default lease of {config.lease_ms} ms is above the maximum of {config.lease_max_ms} ms")
-    if max(config.backoff_ms, config.backoff_max_ms) > ops.DELAY_MS_MAX:
-        raise LimitExceeded(f"a back-off is at most {ops.DELAY_MS_MAX} ms")
-    if config.done_retention_s > NOT_KEPT:
-        raise LimitExceeded(f"a retention is below {NOT_KEPT} s")
-    if config.dead_letter_retention_s > ops.RETENTION_S_MAX:
-        raise LimitExceeded(f"dead letters are kept for at most {ops.RETENTION_S_MAX} s")
-    if config.failed_policy not in FAILED_POLICIES:
-        raise Invalid(
-            f"what becomes of failed messages is one of {', '.join(FAILED_POLICIES)}, not {config.failed_policy!r}"
-        )
-    ops.check_text(config.priority_header, HEADER_NAME_BYTES_MAX, "the name of the priority header")
-    ops.check_text(config.description, ops.DESCRIPTION_BYTES_MAX, "a description")
+    for setting in QUEUE:
+        if isinstance(setting, Text) and setting.bytes_max is not None:
+            ops.check_text(getattr(config, setting.key), setting.bytes_max, setting.subject)
     _check_labels(config.labels)
-    ops.check_text(config.group_header, HEADER_NAME_BYTES_MAX, "the name of the group header")
     if config.dead_letter:
         ops.check_name(config.dead_letter)
 
 
-def _check_labels(labels: Labels) -> None:
+def _check_labels(labels: LabelPairs) -> None:
     if len(labels) > ops.LABELS_MAX:
         raise LimitExceeded(f"a queue has at most {ops.LABELS_MAX} labels, not {len(labels)}")
     for name, value in labels:
@@ -96,8 +80,8 @@ def _check_labels(labels: Labels) -> None:
 
 def settings_of(config: Config) -> ops.Settings:
     """All settings of a queue."""
-    settings = {name: getattr(config, name) for name in ops.Settings.__struct_fields__}
-    return ops.Settings(**{**settings, "labels": dict(config.labels)})
+    held = {key: getattr(config, key) for key in QUEUE.by_key}
+    return ops.Settings(**{**held, "labels": dict(config.labels)})
 
 
 def backoff_ms(config: Config, attempts: int) -> int:

@@ -8,40 +8,34 @@ is running, and returns; what is not finished within `grace` is left to its leas
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
-import signal
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for_futures
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from detent.durations import Duration, milliseconds
 from detent.engine import steady_s
 from detent.errors import DetentError, Invalid, LimitExceeded, StaleReceipt, Unavailable
-from detent.queue import operations as ops
 from detent.queue.message import AsyncDelivery, Delivery, _Delivered, extend_operation, reason_of
 from detent.queue.unclaiming import undoing_deliveries
+from detent.runtime.backoff import Backoff
+from detent.runtime.ground import drive
+from detent.runtime.handling import Handling, Hands, LoopHands, answered
+from detent.runtime.lease import Lease
+from detent.runtime.signals import call_on_signals, call_on_signals_of_loop
+from detent.runtime.task import Restart
 
 if TYPE_CHECKING:
     from detent.queue.handle import AsyncQueue, Queue
 
 CONCURRENCY_MAX: Final = 1_000
 CLAIM_WAIT: Final = "1s"
-CLAIM_WAIT_S: Final = 1.0
 """How long a worker waits for messages before it looks whether it is to stop."""
 
 RETRY_S: Final = 1.0
 """How long a worker waits after the store could not be reached."""
-
-EXTEND_SHARE: Final = 3
-"""A lease is extended when a third of it is over: two more tries fit into the rest."""
-
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 logger = logging.getLogger("detent.worker")
 
@@ -73,67 +67,112 @@ def _check_handler(handler: Any, *, coroutine: bool) -> None:
         raise Invalid("the handler of an AsyncWorker is a coroutine function (async def); a Worker takes plain ones")
 
 
-class _Leases:
-    """The messages that are being handled, and when each lease is to be extended next. How long a lease lasts is the
-    owner's word; it is counted here, from before it was asked for, by a clock that is not set."""
+class _Handling(Handling[Any]):
+    """The messages of one worker; of both kinds, since what a queue of asyncio answers is awaited."""
 
-    def __init__(self) -> None:
-        self._running: dict[Any, tuple[Any, float, float]] = {}
-        self._lock = threading.Lock()
+    restart = Restart(Backoff(RETRY_S, RETRY_S))
 
-    def add(self, message: _Delivered, asked_s: float) -> None:
-        """A handler begins with a message that was asked for at that time."""
-        length_s = _length_s(message)
-        at_s = asked_s + length_s / EXTEND_SHARE
-        with self._lock:
-            self._running[message.receipt] = (message, at_s, length_s)
+    def __init__(self, queue: Any, handler: Callable[[Any], Any], options: _Options, hands: Hands) -> None:
+        super().__init__("detent-worker", hands, clock=steady_s)
+        self._queue = queue
+        self._handler = handler
+        self._options = options
+        self._awaits = isinstance(hands, LoopHands)
+        self.handled = self.failures = 0
 
-    def remove(self, message: _Delivered) -> None:
-        """Its handler is done with it."""
-        with self._lock:
-            self._running.pop(message.receipt, None)
+    async def take(self, limit: int) -> Sequence[_Delivered]:
+        options = self._options
+        found: Sequence[_Delivered]
+        found = await answered(self._queue.claim(limit, lease=options.lease, consumer=options.consumer))
+        if not found:
+            await answered(self._queue.wait(CLAIM_WAIT))  # and look whether to stop before the next claim
+        return found
 
-    def due(self) -> list[Any]:
-        """Messages whose lease is to be extended now."""
-        now = steady_s()
-        with self._lock:
-            return [message for message, at, _ in self._running.values() if at <= now and not message.settled]
+    def is_hopeless(self, error: Exception) -> bool:
+        return not isinstance(error, Unavailable | LimitExceeded)
 
-    def next_s(self) -> float:
-        """How long until a lease is to be extended."""
-        now = steady_s()
-        with self._lock:
-            left = [max(0.0, at - now) for message, at, _ in self._running.values() if not message.settled]
-        return min(left, default=CLAIM_WAIT_S)
+    def failed(self, error: Exception, pause_s: float) -> None:
+        logger.warning("no message could be claimed, trying again in %.0f s: %s", pause_s, error)
 
-    def extended(self, message: _Delivered, result: ops.LeaseExtended, asked_s: float) -> None:
-        """The lease lasts from when that was asked for its whole length again."""
-        message._extended(result)
-        if message.receipt in self._running:
-            self.add(message, asked_s)
+    def give_back(self, unseen: list[_Delivered]) -> None:
+        self._queue._store.undo(undoing_deliveries(unseen))
 
-    def later(self, message: _Delivered) -> None:
-        """The store could not be reached; try again soon."""
-        with self._lock:
-            known = self._running.get(message.receipt)
-            if known is not None:
-                self._running[message.receipt] = (message, steady_s() + min(RETRY_S, known[2] / 6), known[2])
+    def key_of(self, thing: _Delivered) -> Hashable:
+        return thing.receipt
 
-    def lost(self, message: _Delivered) -> None:
-        """Somebody else has the message, or will; its handler can see that."""
-        message.lost = True
-        self.remove(message)
-        logger.warning("the lease on message %d of %r is lost while its handler runs", message.id, message.queue)
+    def lease_s(self, thing: _Delivered) -> float:
+        """The owner says how long. An older owner says only when it ends, by its own clock."""
+        if thing.lease_length_ms:
+            return thing.lease_length_ms / 1000
+        return max(0.001, thing.lease_ms / 1000 - time.time())
+
+    async def handle(self, thing: Any) -> None:
+        message = thing
+        try:
+            try:
+                handling = self._handler(message)
+                if self._awaits:
+                    await handling
+            except self._hands.ends:
+                raise  # they end the task, or the program, and the message is left to its lease
+            except BaseException as error:  # in a thread of its own none of them ends more than the handler
+                self.failures += 1
+                logger.warning("message %d of %r failed", message.id, message.queue, exc_info=True)
+                if not message.settled:
+                    await answered(message.fail(reason_of(error)))
+                return
+            self.handled += 1
+            if not message.settled:
+                await answered(message.ack())
+        except StaleReceipt as error:
+            logger.warning("what became of a message could not be said any more: %s", error)
+        except DetentError:
+            logger.exception("message %d is left to its lease", message.id)
+
+    async def extend(self, due: Sequence[Lease[_Delivered]]) -> None:
+        for lease in due:
+            if not lease.thing.settled:
+                await self._extend(lease)
+
+    async def _extend(self, lease: Lease[_Delivered]) -> None:
+        message = lease.thing
+        try:
+            operation, asked_s = extend_operation(message.receipt, self._options.lease), steady_s()
+            message._extended((await answered(self._queue._store.commit([operation])))[0])
+            self.leases.renewed(lease, self.lease_s(message), asked_s)
+        except StaleReceipt:
+            if not message.settled:
+                message.lost = True
+                self.leases.lost(lease)
+                logger.warning(
+                    "the lease on message %d of %r is lost while its handler runs", message.id, message.queue
+                )
+        except DetentError as error:
+            logger.warning("a lease could not be extended, trying again: %s", error)
 
 
-def _length_s(message: _Delivered) -> float:
-    """How long a lease lasts. An older owner says only when it ends, by its own clock."""
-    if message.lease_length_ms:
-        return message.lease_length_ms / 1000
-    return max(0.001, message.lease_ms / 1000 - time.time())
+class _Worker:
+    """What both kinds of worker are from outside."""
+
+    _messages: _Handling
+
+    def stop(self) -> None:
+        """Claim no more, finish what is running, and return from `run`. For any thread, and for signal handlers. What
+        was claimed and no handler has begun with goes back with its attempt."""
+        self._messages.stop_taking()
+
+    @property
+    def handled(self) -> int:
+        """Messages whose handler has returned."""
+        return self._messages.handled
+
+    @property
+    def failed(self) -> int:
+        """Messages whose handler has raised."""
+        return self._messages.failures
 
 
-class Worker:
+class Worker(_Worker):
     """Handles the messages of a queue in threads.
 
     >>> Worker(store.queue("orders"), handle, concurrency=8).run()
@@ -150,136 +189,21 @@ class Worker:
         consumer: str | None = None,
     ) -> None:
         _check_handler(handler, coroutine=False)
-        self._queue = queue
-        self._handler = handler
         self._options = _options(concurrency, lease, grace, consumer)
-        self._stop = threading.Event()
-        self._over = threading.Event()
-        self._began = threading.Event()  # a handler has begun: its lease may be short
-        self._leases = _Leases()
-        self._slots = threading.Semaphore(concurrency)
-        self._unseen: dict[Any, Delivery] = {}  # claimed, and no handler has begun with them
-        self.handled = self.failed = 0
-
-    def stop(self) -> None:
-        """Claim no more, finish what is running, and return from `run`. For any thread, and for signal handlers. What
-        was claimed and no handler has begun with goes back with its attempt."""
-        self._stop.set()
+        self._messages = _Handling(queue, handler, self._options, Hands("detent-worker", concurrency))
 
     def run(self) -> None:
         """Work until `stop`, SIGTERM or SIGINT."""
-        keeper = threading.Thread(target=self._keep_leases, name="detent-leases", daemon=True)
-        with _signals(self.stop):
-            keeper.start()
-            pool = ThreadPoolExecutor(self._options.concurrency, "detent-worker")
-            running: set[Future[None]] = set()
+        with call_on_signals(self.stop):
+            self._messages.keeper.start()
             try:
-                while not self._stop.is_set():
-                    running = {future for future in running if not future.done()}
-                    found, asked_s = self._claim()
-                    self._unseen.update((message.receipt, message) for message in found)
-                    for message in () if self._stop.is_set() else found:
-                        self._leases.add(message, asked_s)
-                        self._began.set()
-                        running.add(pool.submit(self._handle, message))
+                self._messages.taking.work()
             finally:
-                self._stop.set()
-                self._queue._store.undo(undoing_deliveries(_all_of(self._unseen)))
-                _, late = wait_for_futures(running, self._options.grace_s)
-                if late:
-                    logger.warning("%d handlers did not end within %s s", len(late), self._options.grace_s)
-                self._over.set()
-                self._began.set()
-                pool.shutdown(wait=not late, cancel_futures=True)
-                keeper.join()
-
-    def _claim(self) -> tuple[list[Delivery], float]:
-        """As many messages as there are free threads, and when they were asked for."""
-        if not self._slots.acquire(timeout=CLAIM_WAIT_S):
-            return [], 0.0
-        free = 1
-        while free < self._options.concurrency and self._slots.acquire(blocking=False):
-            free += 1
-        found: list[Delivery] = []
-        asked_s = steady_s()
-        try:
-            if not self._stop.is_set():
-                found = self._queue.claim(free, lease=self._options.lease, consumer=self._options.consumer)
-                if not found:
-                    self._queue.wait(CLAIM_WAIT)  # and look whether to stop before the next claim
-        except (Unavailable, LimitExceeded) as error:
-            logger.warning("no message could be claimed, trying again: %s", error)
-            self._stop.wait(RETRY_S)
-        finally:
-            for _ in range(free - len(found)):
-                self._slots.release()
-        return found, asked_s
-
-    def _handle(self, message: Delivery) -> None:
-        try:
-            if self._unseen.pop(message.receipt, None) is None:
-                return  # it was given back
-            try:
-                self._handler(message)
-            except BaseException as error:  # in a thread of the pool none of them ends more than the handler
-                self.failed += 1
-                logger.warning("message %d of %r failed", message.id, message.queue, exc_info=True)
-                if not message.settled:
-                    message.fail(reason_of(error))
-                return
-            self.handled += 1
-            if not message.settled:
-                message.ack()
-        except StaleReceipt as error:
-            logger.warning("what became of a message could not be said any more: %s", error)
-        except DetentError:
-            logger.exception("message %d is left to its lease", message.id)
-        finally:
-            self._leases.remove(message)
-            self._slots.release()
-
-    def _keep_leases(self) -> None:
-        """Extend the leases of what is being handled; also after `stop`, as long as that is waited for."""
-        while not self._over.is_set():
-            for message in self._leases.due():
-                self._extend(message)
-            self._began.wait(min(self._leases.next_s(), CLAIM_WAIT_S))
-            self._began.clear()
-
-    def _extend(self, message: Delivery) -> None:
-        try:
-            operation, asked_s = extend_operation(message.receipt, self._options.lease), steady_s()
-            self._leases.extended(message, self._queue._store.commit([operation])[0], asked_s)
-        except StaleReceipt:
-            if not message.settled:
-                self._leases.lost(message)
-        except DetentError as error:
-            logger.warning("a lease could not be extended, trying again: %s", error)
-            self._leases.later(message)
+                drive(self._messages.finish(self._options.grace_s))
+                self._messages.keeper.stop()
 
 
-def _all_of(unseen: dict[Any, Any]) -> Iterator[Any]:
-    """Take all messages out; a handler that would begin meanwhile finds that it has none."""
-    while unseen:
-        with contextlib.suppress(KeyError):  # a handler has just begun
-            yield unseen.popitem()[1]
-
-
-@contextlib.contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Let SIGTERM and SIGINT stop the worker, where a handler can be set: in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, lambda *_: stop()) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class AsyncWorker:
+class AsyncWorker(_Worker):
     """Handles the messages of a queue in tasks; the handler is a coroutine function."""
 
     def __init__(
@@ -293,107 +217,15 @@ class AsyncWorker:
         consumer: str | None = None,
     ) -> None:
         _check_handler(handler, coroutine=True)
-        self._queue = queue
-        self._handler = handler
         self._options = _options(concurrency, lease, grace, consumer)
-        self._stop = asyncio.Event()
-        self._began = asyncio.Event()
-        self._leases = _Leases()
-        self._running: set[asyncio.Task[None]] = set()
-        self._unseen: dict[Any, AsyncDelivery] = {}  # claimed, and no handler has begun with them
-        self.handled = self.failed = 0
-
-    def stop(self) -> None:
-        """Claim no more, finish what is running, and return from `run`."""
-        self._stop.set()
+        self._messages = _Handling(queue, handler, self._options, LoopHands(concurrency))
 
     async def run(self) -> None:
         """Work until `stop`, SIGTERM or SIGINT."""
-        loop = asyncio.get_running_loop()
-        handled = []
-        for number in SIGNALS:
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
-                loop.add_signal_handler(number, self.stop)
-                handled.append(number)
-        keeper = asyncio.create_task(self._keep_leases())
-        try:
-            while not self._stop.is_set():
-                await self._claim()
-        finally:
-            self._stop.set()
-            self._queue._store.undo(undoing_deliveries(_all_of(self._unseen)))
-            if self._running:
-                _, late = await asyncio.wait(self._running, timeout=self._options.grace_s)
-                for task in late:
-                    task.cancel()
-                if late:
-                    logger.warning("%d handlers did not end within %s s", len(late), self._options.grace_s)
-                    await asyncio.wait(late, timeout=1)
-            keeper.cancel()
-            for number in handled:
-                loop.remove_signal_handler(number)
-
-    async def _claim(self) -> None:
-        free = self._options.concurrency - len(self._running)
-        if not free:
-            await asyncio.wait(self._running, timeout=CLAIM_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
-            return
-        asked_s = steady_s()
-        try:
-            found = await self._queue.claim(free, lease=self._options.lease, consumer=self._options.consumer)
-            if not found:
-                await self._queue.wait(CLAIM_WAIT)  # and look whether to stop before the next claim
-        except (Unavailable, LimitExceeded) as error:
-            logger.warning("no message could be claimed, trying again: %s", error)
-            await asyncio.sleep(RETRY_S)
-            return
-        self._unseen.update((message.receipt, message) for message in found)
-        for message in () if self._stop.is_set() else found:
-            self._leases.add(message, asked_s)
-            self._began.set()
-            task = asyncio.create_task(self._handle(message))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-
-    async def _handle(self, message: AsyncDelivery) -> None:
-        try:
-            if self._unseen.pop(message.receipt, None) is None:
-                return  # it was given back
+        with call_on_signals_of_loop(self.stop):
+            keeping = asyncio.create_task(self._messages.keeper.run())
             try:
-                await self._handler(message)
-            except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
-                raise  # they end the task, or the program, and the message is left to its lease
-            except BaseException as error:
-                self.failed += 1
-                logger.warning("message %d of %r failed", message.id, message.queue, exc_info=True)
-                if not message.settled:
-                    await message.fail(reason_of(error))
-                return
-            self.handled += 1
-            if not message.settled:
-                await message.ack()
-        except StaleReceipt as error:
-            logger.warning("what became of a message could not be said any more: %s", error)
-        except DetentError:
-            logger.exception("message %d is left to its lease", message.id)
-        finally:
-            self._leases.remove(message)
-
-    async def _keep_leases(self) -> None:
-        while True:
-            for message in self._leases.due():
-                await self._extend(message)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._began.wait(), min(self._leases.next_s(), CLAIM_WAIT_S))
-            self._began.clear()
-
-    async def _extend(self, message: AsyncDelivery) -> None:
-        try:
-            operation, asked_s = extend_operation(message.receipt, self._options.lease), steady_s()
-            self._leases.extended(message, (await self._queue._store.commit([operation]))[0], asked_s)
-        except StaleReceipt:
-            if not message.settled:
-                self._leases.lost(message)
-        except DetentError as error:
-            logger.warning("a lease could not be extended, trying again: %s", error)
-            self._leases.later(message)
+                await self._messages.taking.run()
+            finally:
+                await self._messages.finish(self._options.grace_s)
+                keeping.cancel()

@@ -11,6 +11,7 @@ This is the lowest layer. It imports only `errors`, `durations`, `extras` and th
     ground.py      where a task runs: in a thread, on an event loop, in turns
     thread.py      the one place that starts threads and pools of them
     loop.py        an event loop in a thread
+    handling.py    taking pieces of work, a hand for each, their leases, an orderly end
     process.py     the one place that starts child processes, which end with their parent
     signals.py     a graceful end on SIGTERM and Ctrl-C
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
-from typing import Any, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
 
 from detent.errors import Invalid
 
 Result = TypeVar("Result")
+
+
+PROGRAM_ENDS: Final = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+"""What ends a program, or a task of an event loop, and not only what it was at."""
 
 
 class Ground:
@@ -25,8 +29,9 @@ class Ground:
     """Exceptions that end the coroutine itself here, whatever the task is at."""
 
     async def call(self, function: Callable[..., Any], *values: Any) -> Any:
-        """What a function answers. Plain functions only, but on an event loop."""
-        return function(*values)
+        """What a function answers. A coroutine is awaited; only on a loop it may wait for more than its ground."""
+        found = function(*values)
+        return await found if inspect.isawaitable(found) else found
 
     def clear(self) -> None:
         """Look at the world after this, and wait only then: what wakes in between is heard."""
@@ -42,34 +47,36 @@ class Ground:
 
 
 class InThread(Ground):
-    """A thread of its own."""
+    """A thread, of its own or the caller's."""
 
-    def __init__(self) -> None:
-        self._bell = threading.Event()
+    def __init__(self, ends: tuple[type[BaseException], ...] = ()) -> None:
+        self.ends = ends
+        # Not an event: its lock could be held by the thread that a signal interrupts, whose handler wakes this.
+        self._bell: SimpleQueue[None] = SimpleQueue()
 
     def clear(self) -> None:
-        self._bell.clear()
+        with suppress(Empty):
+            while True:
+                self._bell.get_nowait()
 
     def wake(self) -> None:
-        self._bell.set()
+        if self._bell.empty():
+            self._bell.put(None)
 
     async def wait(self, seconds: float | None) -> None:
         if seconds is None or seconds > 0:
-            self._bell.wait(seconds)
+            with suppress(Empty):
+                self._bell.get(timeout=seconds)
 
 
 class OnLoop(Ground):
-    """The event loop that this is made on. What a task's function answers is awaited if it can be."""
+    """The event loop that this is made on."""
 
-    ends = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+    ends = PROGRAM_ENDS
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._bell = asyncio.Event()
-
-    async def call(self, function: Callable[..., Any], *values: Any) -> Any:
-        found = function(*values)
-        return await found if inspect.isawaitable(found) else found
 
     def clear(self) -> None:
         self._bell.clear()
@@ -79,6 +86,9 @@ class OnLoop(Ground):
             self._loop.call_soon_threadsafe(self._bell.set)
 
     async def wait(self, seconds: float | None) -> None:
+        if seconds is not None and seconds <= 0:
+            await asyncio.sleep(0)
+            return
         with suppress(TimeoutError):
             await asyncio.wait_for(self._bell.wait(), seconds)
 

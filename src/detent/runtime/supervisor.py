@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 from detent.errors import Fenced
 from detent.runtime import thread
 from detent.runtime.backoff import Failures
-from detent.runtime.ground import Ground, InThread, InTurns, OnLoop, drive
+from detent.runtime.ground import PROGRAM_ENDS, Ground, InThread, InTurns, OnLoop, drive
 from detent.runtime.report import Report, Reporter, State
 from detent.runtime.signals import stop_on_signals
 from detent.runtime.task import ANEW, DONE, Ending, Next, Task
@@ -77,9 +77,14 @@ class Supervised:
                 self._thread.start()
         return self
 
+    def work(self) -> None:
+        """Work in the caller's thread, until told to stop. Raises what ended it for good."""
+        drive(self._begin(InThread(PROGRAM_ENDS)))
+        if self.failure is not None:
+            raise self.failure
+
     async def run(self) -> None:
-        """Work on the caller's event loop, where every function of the task is a coroutine. Raises what ended it for
-        good."""
+        """The same on the caller's event loop, where the functions of the task may be coroutines that wait."""
         await self._begin(OnLoop())
         if self.failure is not None:
             raise self.failure

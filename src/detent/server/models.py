@@ -16,8 +16,11 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from detent.errors import Invalid
-from detent.journal.calls import Settings as JournalSettingNames
-from detent.queue.calls import Settings as QueueSettingNames
+from detent.settings.journal import JOURNAL
+from detent.settings.journal import JournalSettings as JournalSettingNames
+from detent.settings.queue import QUEUE
+from detent.settings.queue import QueueSettings as QueueSettingNames
+from detent.settings.setting import Settings
 
 NUMBER_MAX: Final = (1 << 62) - 1
 """Messages and offsets are numbered below this."""
@@ -115,19 +118,21 @@ def _settings_type(name: str, names: Any, doc: str, extra: list[Any]) -> Any:
     )
 
 
-_QUEUE_DOC: Final = """A queue's settings; what is left out keeps its default or its value.
+def _doc(settings: Settings, end: str) -> str:
+    notes = [f"`{one.name}` {one.note}. " for one in settings if one.note]
+    return f"A {settings.owner}'s settings; what is left out keeps its default or its value. {''.join(notes)}{end}"
 
-`filter` is a CEL expression over the headers (null: what is published to the queue by name). `max_attempts` 0 is no
-limit. `done_retention` null is for ever. `failed` is "keep" or "discard". Durations are text such as "30s", or seconds.
-"""
-_JOURNAL_DOC: Final = """A journal's settings; what is left out keeps its default or its value. A retention of "0s", or
-of 0 bytes, means: no limit. Durations are text such as "7d", or seconds."""
+
+_QUEUE_DOC: Final = _doc(QUEUE, 'Durations are text such as "30s", or seconds.')
+_JOURNAL_DOC: Final = _doc(
+    JOURNAL, 'A retention of "0s", or of 0 bytes, means: no limit. Durations are text such as "7d", or seconds.'
+)
 
 QueueSettings = _settings_type("QueueSettings", QueueSettingNames, _QUEUE_DOC, [])
 NewQueue = _settings_type(
     "NewQueue",
     QueueSettingNames,
-    _QUEUE_DOC + "With `earliest` a new queue also gets what is stored already.",
+    _QUEUE_DOC + " With `earliest` a new queue also gets what is stored already.",
     [("earliest", bool, False)],
 )
 JournalSettings = _settings_type("JournalSettings", JournalSettingNames, _JOURNAL_DOC, [])

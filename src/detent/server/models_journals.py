@@ -22,52 +22,51 @@ from detent.server.models import (
     to_bytes,
     to_text,
 )
+from detent.settings.journal import JOURNAL
+from detent.settings.setting import Milliseconds, Setting
 
-
-class JournalDescription(Output, kw_only=True):
-    """A journal: its extent, its settings and its registers, which are null for a caller that may not `consume`.
-    `messages` are those that can be read: the offsets from `first_offset` up to, not including, `next_offset`."""
-
-    name: str
-    id: int
-    messages: int
-    created: TimeText
-    updated: TimeText
-    retention: DurationText
-    retention_bytes: int
-    transaction_deadline: DurationText
-    producer_horizon: DurationText
-    first_offset: int
-    next_offset: int
-    first_position: int
-    next_position: int
-    blocks: int
-    block_bytes: int
-    fragments: int
-    fragment_bytes: int
-    open_spans: int
-    aborted_spans: int
-    registers: dict[str, str] | None
-
-
-_SAME: Final = (
-    "name", "id", "messages", "retention_bytes", "first_offset", "next_offset", "first_position", "next_position",
-    "blocks", "block_bytes", "fragments", "fragment_bytes", "open_spans", "aborted_spans",
+_LENGTHS: Final[dict[type[Setting], Any]] = {Milliseconds: DurationText}
+_EXTENT: Final = (
+    "first_offset", "next_offset", "first_position", "next_position", "blocks", "block_bytes", "fragments",
+    "fragment_bytes", "open_spans", "aborted_spans",
 )  # fmt: skip
-"""What an answer has as the library has it."""
+
+JournalDescription: Any = msgspec.defstruct(
+    "JournalDescription",
+    [
+        ("name", str),
+        ("id", int),
+        ("messages", int),
+        ("created", TimeText),
+        ("updated", TimeText),
+        *((setting.name, _LENGTHS.get(type(setting), setting.stored_as)) for setting in JOURNAL),
+        *((name, int) for name in _EXTENT),
+        ("registers", dict[str, str] | None),
+    ],
+    bases=(Output,),
+    namespace={
+        "__doc__": "A journal: its extent, its settings and its registers, which are null for a caller that may not "
+        "`consume`. `messages` are those that can be read: the offsets from `first_offset` up to, not including, "
+        "`next_offset`."
+    },
+    kw_only=True,
+    module=__name__,
+)
 
 
-def describe_journal(info: JournalInfo, *, with_registers: bool) -> JournalDescription:
+def describe_journal(info: JournalInfo, *, with_registers: bool) -> Any:
     """A journal as an answer has it."""
-    same: dict[str, Any] = {name: getattr(info, name) for name in _SAME}
+    settings = {one.name: getattr(info, one.key) for one in JOURNAL}
+    lengths = {one.name: duration_text(settings[one.name]) for one in JOURNAL if isinstance(one, Milliseconds)}
     return JournalDescription(
+        name=info.name,
+        id=info.id,
+        messages=info.messages,
         created=time_text(info.created_ms),
         updated=time_text(info.updated_ms),
-        retention=duration_text(info.retention_ms),
-        transaction_deadline=duration_text(info.span_deadline_ms),
-        producer_horizon=duration_text(info.producer_horizon_ms),
         registers=info.registers if with_registers else None,
-        **same,
+        **{**settings, **lengths},
+        **{name: getattr(info, name) for name in _EXTENT},
     )
 
 

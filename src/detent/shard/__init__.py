@@ -10,7 +10,6 @@ Here are the records and the rules. `detent.consumer` runs what is built on them
     leasing.py     the rules, pure: which shard gets a journal, which member may take a shard
     rows.py        consumers and shards in memory, and how a refused change is undone
     reports.py     what is not written down: which members are alive, how far each shard says it is
-    members.py     what members call themselves, so that a death on the same machine is noticed
     reading.py     reading a shard's state from any view of the store
     verify.py      the consumers' part of `store verify`
 """

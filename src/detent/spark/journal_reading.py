@@ -237,6 +237,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._journals.ends()
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
+        self._plans.before_run(start, end, repr(self.getDefaultReadLimit()))
         return [JournalPartition(part) for part in cut(between(start, end), self._settings.partitions_min)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

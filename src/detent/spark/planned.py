@@ -2,8 +2,12 @@
 
 Spark's log alone knows how far a batch goes. When the log loses its newest entry, a source is asked once more how far
 to go from there; were it to say "to the end, as it is now", the batch would be another one under the same number. So
-each step is kept in the store before it is answered, and the store's answer counts. A step also says which journals it
+each step is kept in the store before the batch runs, and the store's answer counts. A step also says which journals it
 was planned on: one that was deleted and made anew in the meantime is not read from its middle.
+
+A stream that goes on from its own newest step knows the answer. It sends the next one while Spark writes its log, and
+waits for it when Spark asks for the batch's partitions, before any task of it runs. So a kill in between leaves a batch
+in Spark's log that the store has not heard of and that had no effect; the next process adds it before it runs it.
 
 Without an owner nothing can be kept. A batch whose input is another one is then refused where it is written.
 """
@@ -15,6 +19,9 @@ import json
 import logging
 import shlex
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from detent import crash
@@ -25,6 +32,7 @@ from detent.kv.ownership import read_owner
 from detent.ledger import Planned, PlanOffsets
 from detent.ledger.operations import PIN_JOURNALS_MAX
 from detent.remote import server_address
+from detent.runtime import thread
 from detent.spark.extents import Journals
 from detent.spark.opened import opened
 from detent.spark.places import LATEST, Places
@@ -44,6 +52,17 @@ _UNKNOWN: Final = bytes(DIGEST_BYTES)
 logger = logging.getLogger("detent.spark")
 
 
+@dataclass(frozen=True)
+class _Sent:
+    """A step on its way to the store, and what is asked about it when the store has answered."""
+
+    step: PlanOffsets
+    start: Offsets
+    known: Offsets
+    journals: Journals
+    numbers: _Numbers
+
+
 class Plans:
     """The plan of one stream."""
 
@@ -51,6 +70,10 @@ class Plans:
         self._settings = settings
         self._is_denied = False
         self._begins: Offsets | None = None
+        self._answered: tuple[Offsets, Offsets] | None = None
+        self._newest: _Sent | None = None
+        self._under_way: tuple[_Sent, Future[Planned]] | None = None
+        self._is_alone = True
 
     def begin(self, start: Offsets) -> None:
         """The stream begins here, where its options say, and has read nothing yet: whatever was planned on earlier
@@ -59,26 +82,85 @@ class Plans:
 
     def settle(self, journals: Journals, start: Offsets, end: Offsets, limit: str) -> Offsets:
         """How far the batch from `start` goes: as far as it did when it was planned before, or to `end`."""
-        if start == end or len(moved_of(start, end)) > PIN_JOURNALS_MAX:
-            return end
+        self._finish()
+        known = self._settled(journals, start, end, limit) if _is_kept(start, end) else end
+        self._answered = start, known
+        return known
+
+    def before_run(self, start: Offsets, end: Offsets, limit: str) -> None:
+        """Return when the plan of a batch is in the store. A batch that Spark's log had when this process began is
+        added: the process before may have been killed before its step came to the store."""
+        self._finish()
+        if self._answered == (start, end) or not _is_kept(start, end):
+            return
+        self._answered = start, end
+        store = self._store()
+        if store is None:
+            return
+        step = self._step(_Numbers(Journals(self._settings)), start, end, limit)
+        try:
+            planned = store.plan(step)
+            if planned.journals not in {_UNKNOWN, step.journals}:  # a step on journals that were deleted since
+                store.plan(_anew(step))
+        except Denied as error:
+            self._deny(error)
+
+    def _settled(self, journals: Journals, start: Offsets, end: Offsets, limit: str) -> Offsets:
         store = self._store()
         if store is None:
             return end
         numbers = _Numbers(journals)
         step = self._step(numbers, start, end, limit)
+        sent = _Sent(step, start, ordered({**start, **step.moved}), journals, numbers)
+        if self._goes_on(sent):
+            assert self._newest is not None
+            self._check(numbers, start, self._newest.step.journals)
+            self._under_way = sent, self._pool.submit(_plan, store, step)
+            return sent.known
         try:
-            planned = store.plan(step)
-            known = ordered({**start, **planned.moved})
-            if not planned.new and not _is_possible(known, start, journals.ends(), planned, numbers):
-                planned, known = store.plan(_anew(step)), end
+            known, before = self._taken(store, sent, _plan(store, step))
         except Denied as error:
-            self._is_denied = True
-            logger.warning("%s. What this stream plans is not kept in the store", error)
+            self._deny(error)
             return end
-        crash.point("spark.plan.after_step")
         if start != self._begins:
-            self._check(numbers, start, planned.before)
+            self._check(numbers, start, before)
         return known
+
+    def _goes_on(self, sent: _Sent) -> bool:
+        """Whether a step begins where this process's own newest one ends. The store has none from there, unless
+        another stream shares the plan, so its answer is known before it comes."""
+        if self._newest is None or not self._is_alone:
+            return False
+        return (self._newest.step.name, self._newest.known) == (sent.step.name, sent.start)
+
+    def _finish(self) -> None:
+        """Wait for the step that is under way."""
+        if self._under_way is None:
+            return
+        (sent, answer), self._under_way = self._under_way, None
+        try:
+            known, _ = self._taken(opened(self._settings.owner_url, "client"), sent, answer.result())
+        except Denied as error:
+            self._deny(error)
+            return
+        self._is_alone = known == sent.known  # if not, the batch is kept in Spark's log alone
+
+    def _taken(self, store: Store, sent: _Sent, planned: Planned) -> tuple[Offsets, bytes]:
+        """How far the batch goes by the store's answer, and the journals of the step before it."""
+        known = ordered({**sent.start, **planned.moved})
+        if not planned.new and not _is_possible(known, sent, planned):
+            planned, known = store.plan(_anew(sent.step)), sent.known
+        self._newest = sent if planned.new else None
+        crash.point("spark.plan.after_step")
+        return known, planned.before
+
+    def _deny(self, error: Denied) -> None:
+        self._is_denied = True
+        logger.warning("%s. What this stream plans is not kept in the store", error)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return thread.pool("detent-plans", 1)
 
     def _step(self, numbers: _Numbers, start: Offsets, end: Offsets, limit: str) -> PlanOffsets:
         return PlanOffsets(
@@ -165,7 +247,18 @@ def _read(offsets: Mapping[str, int]) -> list[str]:
     return [name for name, offset in sorted(offsets.items()) if offset > 0]
 
 
-def _is_possible(known: Offsets, start: Offsets, ends: Mapping[str, int], planned: Planned, numbers: _Numbers) -> bool:
+def _is_kept(start: Offsets, end: Offsets) -> bool:
+    """Whether a step is one that the store keeps."""
+    return start != end and len(moved_of(start, end)) <= PIN_JOURNALS_MAX
+
+
+def _plan(store: Store, step: PlanOffsets) -> Planned:
+    crash.point("spark.plan.before_step")
+    return store.plan(step)
+
+
+def _is_possible(known: Offsets, sent: _Sent, planned: Planned) -> bool:
     """Whether a step that was planned before can still be taken: it was on these journals, and they reach so far."""
-    within = all(start.get(name, 0) <= offset <= ends.get(name, -1) for name, offset in planned.moved.items())
-    return within and planned.journals in {_UNKNOWN, numbers.digest(known)}
+    ends = sent.journals.ends()
+    within = all(sent.start.get(name, 0) <= offset <= ends.get(name, -1) for name, offset in planned.moved.items())
+    return within and planned.journals in {_UNKNOWN, sent.numbers.digest(known)}

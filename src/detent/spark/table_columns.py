@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from pyspark.sql.types import (
 )
 
 from detent.durations import since_1970_ms
+from detent.settings.setting import Setting, Settings, Text
 
 BATCH_ROWS: Final = 4_096
 BATCH_BYTES: Final = 8 << 20
@@ -66,6 +67,24 @@ CLOCK: Final = Kind(DecimalType(20, 0), pa.decimal128(20, 0))
 
 Columns = dict[str, Kind]
 """The columns of a table, in order."""
+
+_OF_SETTINGS: Final[dict[Any, Kind]] = {bool: TRUTH, str: TEXT, dict[str, str]: TEXT_BY_NAME}
+
+
+def columns_of(settings: Settings) -> Columns:
+    """The columns of settings: durations are in milliseconds."""
+    return {setting.ms_name: _OF_SETTINGS.get(setting.stored_as, NUMBER) for setting in settings}
+
+
+def settings_row(settings: Settings, shown: Mapping[str, Any]) -> Row:
+    """Settings as a row has them, from how `info` shows them; what is not set is null."""
+    return tuple(_cell(setting, shown[setting.shown_as]) for setting in settings)
+
+
+def _cell(setting: Setting, shown: Any) -> Any:
+    if isinstance(shown, timedelta):
+        return shown // timedelta(milliseconds=1)
+    return None if shown == "" and isinstance(setting, Text) and setting.optional else shown
 
 
 def schema_of(columns: Columns) -> StructType:

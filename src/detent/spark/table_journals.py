@@ -16,6 +16,7 @@ from detent.ledger import operations as ledger_ops
 from detent.message import NO_SPAN
 from detent.message.clock import as_unix_ns
 from detent.remote import server_address
+from detent.settings.journal import JOURNAL
 from detent.spark.table_columns import (
     BYTES,
     CLOCK,
@@ -28,6 +29,8 @@ from detent.spark.table_columns import (
     TRUTH,
     Columns,
     Row,
+    columns_of,
+    settings_row,
 )
 from detent.store import Store
 
@@ -49,10 +52,7 @@ JOURNALS: Final[Columns] = {
     "fragment_bytes": NUMBER,
     "open_spans": NUMBER,
     "aborted_spans": NUMBER,
-    "retention_ms": NUMBER,
-    "retention_bytes": NUMBER,
-    "span_deadline_ms": NUMBER,
-    "producer_horizon_ms": NUMBER,
+    **columns_of(JOURNAL),
     "registers": TEXT_BY_NAME,
 }
 
@@ -128,10 +128,7 @@ def _journal(info: JournalInfo) -> Row:
         info.fragment_bytes,
         info.open_spans,
         info.aborted_spans,
-        info.retention_ms or None,
-        info.retention_bytes or None,
-        info.span_deadline_ms or None,
-        info.producer_horizon_ms or None,
+        *settings_row(JOURNAL, JOURNAL.shown(info)),
         info.registers,
     )
 

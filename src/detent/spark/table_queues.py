@@ -6,7 +6,6 @@ All of it is asked of the store's owner, page by page; payloads are read from th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +16,7 @@ from detent.errors import NotFound
 from detent.queue import QueueInfo, listing
 from detent.queue import operations as ops
 from detent.remote.contents import Room
+from detent.settings.queue import QUEUE
 from detent.spark.table_columns import (
     BATCH_BYTES,
     BYTES,
@@ -28,6 +28,8 @@ from detent.spark.table_columns import (
     TRUTH,
     Columns,
     Row,
+    columns_of,
+    settings_row,
 )
 from detent.store import Store
 
@@ -58,22 +60,8 @@ QUEUES: Final[Columns] = {
     "total_failed": NUMBER,
     "total_expired": NUMBER,
     "total_purged": NUMBER,
-    "paused": TRUTH,
     "catching_up": TRUTH,
-    "filter": TEXT,
-    "max_attempts": NUMBER,
-    "lease_ms": NUMBER,
-    "max_lease_ms": NUMBER,
-    "backoff_ms": NUMBER,
-    "max_backoff_ms": NUMBER,
-    "done_retention_ms": NUMBER,
-    "failed_policy": TEXT,
-    "priority_header": TEXT,
-    "group_header": TEXT,
-    "dead_letter": TEXT,
-    "dead_letter_retention_ms": NUMBER,
-    "description": TEXT,
-    "labels": TEXT_BY_NAME,
+    **columns_of(QUEUE),
 }
 
 MESSAGES: Final[Columns] = {
@@ -164,27 +152,9 @@ def _queue(info: QueueInfo) -> Row:
         info.total_failed,
         info.total_expired,
         info.total_purged,
-        info.paused,
         info.catching_up,
-        info.filter,
-        info.max_attempts,
-        _ms(info.lease),
-        _ms(info.max_lease),
-        _ms(info.backoff),
-        _ms(info.max_backoff),
-        _ms(info.done_retention),
-        info.failed_policy,
-        info.priority_header,
-        info.group_header or None,
-        info.dead_letter or None,
-        _ms(info.dead_letter_retention),
-        info.description,
-        info.labels,
+        *settings_row(QUEUE, {setting.shown_as: getattr(info, setting.shown_as) for setting in QUEUE}),
     )
-
-
-def _ms(duration: timedelta | None) -> int | None:
-    return None if duration is None else duration // timedelta(milliseconds=1)
 
 
 # -- messages ---------------------------------------------------------------------------------------------------

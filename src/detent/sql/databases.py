@@ -1,47 +1,38 @@
 """SQL databases that Detent keeps something in: SQLite for one machine, PostgreSQL for many.
 
-Whoever commits here relies on two things: what was committed is still there after a power cut, and of two that meet one
-waits for the other. Both databases can be set up otherwise, so that engines are made, or checked, here.
+A part that commits here relies on two things: what was committed is still there after a power cut, and of two that meet
+one waits for the other. Both databases can be set up otherwise, so that engines are made, or checked, here.
 """
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import sqlalchemy
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from detent.errors import Invalid, Unavailable
-from detent.runtime.backoff import Backoff
-from detent.sql import dialects
-from detent.sql.dialects import DIALECTS as DIALECTS
-from detent.sql.dialects import NOW as NOW
-from detent.sql.dialects import check_sqlite, is_not_understood, is_passing_state
-
-ATTEMPTS: Final = 8
-"""How often a transaction is tried that others came in the way of."""
-
-RETRY: Final = Backoff(0.02, 1.0, jitter=1)
+from detent import forks
+from detent.errors import Invalid
+from detent.sql.dialects import AUTOCOMMIT, DIALECTS, SQLITE, check_sqlite, place_of_file, place_of_server
+from detent.sql.transactions import reaching, transact
 
 BUSY_MS: Final = 30_000
 """How long SQLite waits for another process's transaction."""
 
-_MADE_TWICE: Final = ("23505", "42P07", "42710")
+_UNLIMITED: Final = 0
+"""A pool of SQLAlchemy's that keeps every connection: each thread has one at a time, and waits for no other."""
 
 _PATIENCE: Final = {"connect_timeout": 10, "keepalives_idle": 30, "tcp_user_timeout": 30_000}
 """What a connection to PostgreSQL is opened with, unless its URL says otherwise: a network that swallows what is sent
 would be waited for for hours."""
 
-_AUTOCOMMIT: Final = "the engine commits each statement (AUTOCOMMIT): what belongs together needs a transaction"
-
-Result = TypeVar("Result")
+Prepared = TypeVar("Prepared")
 
 
 # -- URLs -------------------------------------------------------------------------------------------------------
@@ -82,21 +73,22 @@ def file_of(parsed: sqlalchemy.URL) -> Path | None:
 def place_of(parsed: sqlalchemy.URL) -> str:
     """Which database a URL is of, the same for every driver and user, and without secrets."""
     name = parsed.get_backend_name()
-    if name == "sqlite":
-        file = file_of(parsed)
-        is_memory = file is None or not parsed.database or ":memory:" in parsed.database or "mode=memory" in str(parsed)
-        return "sqlite:///:memory:" if is_memory else f"sqlite:///{file.resolve()}"  # type: ignore[union-attr]
-    host = parsed.host or parsed.query.get("host") or "localhost"
-    port = parsed.port or parsed.query.get("port") or 5432
-    return f"{name}://{host}:{port}/{parsed.database or parsed.username or ''}"
+    if name == SQLITE:
+        is_memory = not parsed.database or ":memory:" in parsed.database or "mode=memory" in str(parsed)
+        return place_of_file(None if is_memory else file_of(parsed))
+    host, port = parsed.host or parsed.query.get("host"), parsed.port or parsed.query.get("port")
+    return place_of_server(name, host, port, parsed.database or parsed.username or "")
 
 
 # -- engines ----------------------------------------------------------------------------------------------------
 
 
 def open_engine(parsed: sqlalchemy.URL, **options: Any) -> Engine:
-    """The engine for a database. `options` are those of SQLAlchemy's `create_engine`."""
-    if parsed.get_backend_name() == "sqlite":
+    """The engine for a database, whose folder is made if it is a file. `options` are those of SQLAlchemy's
+    `create_engine`."""
+    if parsed.get_backend_name() == SQLITE:
+        if (file := file_of(parsed)) is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
         waits: dict[str, Any] = {"timeout": BUSY_MS / 1000, "check_same_thread": False}
         return durable_sqlite(sqlalchemy.create_engine(parsed, connect_args=waits, **options))
     try:
@@ -179,7 +171,7 @@ def _begin_sqlite(connection: Connection) -> None:
     ((journal,),) = driver.execute("PRAGMA journal_mode").fetchall()
     check_sqlite(synchronous, journal)
     if getattr(driver, "autocommit", False) is True:
-        raise Invalid(_AUTOCOMMIT)
+        raise Invalid(AUTOCOMMIT)
 
 
 def _lock_sqlite(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
@@ -193,50 +185,74 @@ def _lock_sqlite(connection: Connection, _cursor: Any, statement: str, *_: Any) 
 def _begin_postgres(connection: Connection) -> None:
     driver: Any = connection.connection.dbapi_connection
     if getattr(driver, "autocommit", False) is True:
-        raise Invalid(_AUTOCOMMIT)
+        raise Invalid(AUTOCOMMIT)
 
 
-# -- transactions -----------------------------------------------------------------------------------------------
+# -- opened once in each process --------------------------------------------------------------------------------
 
 
-def transact(engine: Engine, work: Callable[[Connection], Result], *, is_single: bool = False) -> Result:
-    """What `work` answers, in a transaction of its own that is tried again when others came in the way. With
-    `is_single` it is one statement, which PostgreSQL needs no beginning and end for: each would be a round trip."""
-    is_alone = is_single and engine.dialect.name == "postgresql"
-    alone = engine.execution_options(isolation_level="AUTOCOMMIT") if is_alone else engine
-    for attempt in range(1, ATTEMPTS + 1):
+class Database(Generic[Prepared]):
+    """The database that one part keeps something in, opened at its first use, once in each process: a forked child has
+    connections of its own, and never touches its parent's.
+
+    `given` is a URL (`what` and `file` are for messages, see `parse`), an engine of the user's, who closes it, or a
+    function that answers an engine. `prepare` makes the tables in a first transaction; what it answers is kept.
+    """
+
+    def __init__(
+        self,
+        given: str | Engine | Callable[[], Engine],
+        what: str,
+        file: str,
+        prepare: Callable[[Connection], Prepared] | None = None,
+    ) -> None:
+        self._given = given
+        self._what = what
+        self._prepare = prepare
+        self._parsed = parse(given, what, file) if isinstance(given, str) else None
+        # By the generation of the process.
+        self._locks: dict[int, threading.Lock] = {}
+        self._opened: dict[int, tuple[Engine, Any]] = {}
+
+    @property
+    def url(self) -> sqlalchemy.URL:
+        """Where it is."""
+        if self._parsed is not None:
+            return self._parsed
+        return self._given.url if isinstance(self._given, Engine) else self.opened()[0].url
+
+    def opened(self) -> tuple[Engine, Prepared]:
+        """The engine of this process, and what `prepare` answered."""
+        with self._locks.setdefault(forks.generation, threading.Lock()):
+            if forks.generation not in self._opened:
+                self._opened[forks.generation] = self._open()
+            return self._opened[forks.generation]
+
+    def close(self) -> None:
+        """Close this process's connections that are not in use; the next use opens others. A user's engine stays."""
+        found = self._opened.pop(forks.generation, None)
+        if found is not None:
+            self._dispose(found[0])
+
+    def _open(self) -> tuple[Engine, Prepared | None]:
+        engine = self._engine()
         try:
-            with alone.connect() if is_alone else alone.begin() as connection:
-                return work(connection)
-        except DBAPIError as error:
-            if not is_passing(error) and not _is_made_twice(error):
-                raise
-            failure = error
-        time.sleep(RETRY.pause_s(attempt))
-    raise Unavailable(f"the database cannot be had: {failure.orig}") from failure
+            with reaching():
+                return engine, None if self._prepare is None else transact(engine, self._prepare)
+        except BaseException:
+            self._dispose(engine)
+            raise
 
+    def _engine(self) -> Engine:
+        if self._parsed is not None:
+            return open_engine(self._parsed, pool_size=_UNLIMITED, pool_pre_ping=True)
+        if not isinstance(self._given, Engine):
+            assert callable(self._given)
+            return adopt(self._given(), self._what)
+        if self._opened:  # by a process of which this is a child
+            self._given.dispose(close=False)
+        return adopt(self._given, self._what)
 
-def read(engine: Engine, question: Callable[[Connection], Result]) -> Result:
-    """What a question answers, asked again when nobody answered."""
-    return transact(engine, question, is_single=True)
-
-
-def is_passing(error: DBAPIError) -> bool:
-    """Whether the same may succeed when it is tried again."""
-    return bool(error.connection_invalidated) or _is_passing_orig(error)
-
-
-def _is_passing_orig(error: DBAPIError) -> bool:
-    if state := state_of(error):
-        return is_passing_state(state)
-    return isinstance(error, OperationalError) and not is_not_understood(error.orig)
-
-
-def state_of(error: DBAPIError) -> str:
-    """What PostgreSQL calls an error; of SQLite's, nothing."""
-    return dialects.state_of(error.orig)
-
-
-def _is_made_twice(error: DBAPIError) -> bool:
-    """Two that make the same table or row at the same moment: the second one finds it there when it looks again."""
-    return state_of(error) in _MADE_TWICE or "UNIQUE constraint" in str(error.orig)
+    def _dispose(self, engine: Engine) -> None:
+        if not isinstance(self._given, Engine):
+            engine.dispose()

@@ -7,7 +7,6 @@ The contract, and the three kinds of state that keep it:
     keyed.py         state as a dictionary; used by the engine's and the recorded state
     engine.py        in the store: state, checkpoint and output messages are one commit of the engine
     sql.py           in the user's SQL database: the user's rows and the checkpoint are one commit
-    shard_rows.py    the table of shards in that database, with the fence
     recorded.py      in memory, each change written to a recovery-log journal first
     recovery_log.py  that journal: every change, and now and then the whole
     state_file.py    a copy of the state on disk, so that less of the log has to be replayed

@@ -9,18 +9,16 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 import msgspec
-import xxhash
 
-from detent.engine import MALFORMED
-from detent.errors import Corrupt, LimitExceeded
+from detent.errors import Corrupt
 from detent.journal import AckIntent
 from detent.journal.publisher import is_possible
 from detent.message import Checkpoint as RawCheckpoint
 from detent.message import ProducerCheckpoint
 from detent.shard.operations import CHECKPOINT_BYTES_MAX
+from detent.stream.record import Sealing
 
 FORMAT: Final = 1
-_CHECKSUM_BYTES: Final = 8
 
 OFFSET_MAX: Final = 1 << 62
 
@@ -69,36 +67,25 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     def encode(self) -> bytes:
         """As bytes, with a checksum. `LimitExceeded` if nobody would read it back."""
-        content = bytes([FORMAT]) + _encode(self)
-        if len(content) + _CHECKSUM_BYTES > CHECKPOINT_BYTES_MAX:
-            raise LimitExceeded(
-                f"a checkpoint of {len(content)} bytes is over the limit of {CHECKPOINT_BYTES_MAX}: divide the sources "
-                "over more shards, or publish to fewer journals in one transaction"
-            )
-        return content + xxhash.xxh64_digest(content)
+        return _sealing.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> Checkpoint:
-        """From bytes; `Corrupt` if they are no checkpoint, or not as they were written."""
-        content, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
-        if len(data) > CHECKPOINT_BYTES_MAX or len(data) <= _CHECKSUM_BYTES:
-            raise Corrupt(f"{len(data)} bytes are no checkpoint")
-        if xxhash.xxh64_digest(content) != checksum:
-            raise Corrupt("a checkpoint does not match its checksum")
-        if content[0] != FORMAT:
-            raise Corrupt(f"a checkpoint of format {content[0]}, and this release knows format {FORMAT}")
-        try:
-            found = _decoder.decode(content[1:])
-        except MALFORMED as error:
-            raise Corrupt(f"these bytes are no checkpoint: {error}") from error
+        """From bytes; `Corrupt` if they are something else, or not as they were written."""
+        found = _sealing.decode(data)
         for intent in (one for some in found.intents.values() for one in some):
             if not is_possible(intent):
                 raise Corrupt("a checkpoint holds acknowledgement intents with impossible fields")
         return found
 
 
-_encode: Final = msgspec.msgpack.Encoder(order="deterministic").encode
-_decoder: Final = msgspec.msgpack.Decoder(Checkpoint)
+_sealing: Final = Sealing(
+    Checkpoint,
+    "a checkpoint",
+    bytes([FORMAT]),
+    CHECKPOINT_BYTES_MAX,
+    hint=": divide the sources over more shards, or publish to fewer journals in one transaction",
+)
 
 
 def raw_checkpoint(raw: dict[str, RawPosition]) -> RawCheckpoint:

@@ -17,6 +17,7 @@ from detent.shard.reading import read_state
 from detent.state.base import ShardName, ShardState, State
 from detent.state.checkpoint import Checkpoint
 from detent.state.keyed import Changes, Entries, KeyedState, Space, puts_and_deletes
+from detent.stream.record import FencedRecord
 
 if TYPE_CHECKING:
     from detent.store import Store
@@ -40,14 +41,13 @@ class EngineShardState(ShardState):
     def __init__(self, store: Store, shard: ShardName) -> None:
         self._store = store
         self._shard = shard
-        self._fence = 0
+        self._record = FencedRecord(store, shard.consumer, shard.shard)
         self._unsettled: Changes = {}
         self._entries: _StoredEntries | None = None
         self._space: Space | None = None
 
     def restore(self) -> Checkpoint | None:
-        opened: ops.ShardOpened = self._store.commit([ops.OpenShard(self._shard.consumer, self._shard.shard)])[0]
-        self._fence = opened.fence
+        opened = self._record.open()
         self._unsettled = {}
         self._let_go()
         self._entries = _StoredEntries(self._store, self._shard, opened.number)
@@ -70,14 +70,7 @@ class EngineShardState(ShardState):
 
     def commit(self, sealed: Changes, checkpoint: Checkpoint, outputs: Sequence[Operation]) -> None:
         puts, deletes = puts_and_deletes(sealed)
-        commit = ops.CommitShard(
-            self._shard.consumer,
-            self._shard.shard,
-            self._fence,
-            checkpoint.encode(),
-            puts,
-            deletes,
-        )
+        commit = self._record.replacing(checkpoint.encode(), puts=puts, deletes=deletes)
         self._store.commit([commit, *outputs])
         self._unsettled = {}
 

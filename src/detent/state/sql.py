@@ -1,39 +1,54 @@
 """State in the user's own SQL database: the application's rows and the checkpoint commit in one transaction of it.
 
-A shard is a row of the table ``detent_shards``. Restoring raises the fence in it before it reads the checkpoint: who is
-about to commit holds the row's lock, so the fence waits for that commit, and the reading sees it. The other way round a
-new process would go on from a checkpoint that the old one has already replaced.
+A shard is a row of the table ``detent_shards``: its fence, which every restore raises by one, and its checkpoint, which
+only the process changes that raised the fence last. Restoring raises the fence before it reads the checkpoint: a
+process that is about to commit holds the row's lock, so the fence waits for that commit, and the reading sees it. The
+other way round a new process would go on from a checkpoint that the old one has already replaced.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy
-from sqlalchemy import Connection, Engine, Executable, RootTransaction, event
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Executable,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    bindparam,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from detent import crash, forks
+from detent import crash
 from detent.engine import Operation
-from detent.errors import Fenced, Invalid, OutcomeUnknown, Unavailable
-from detent.sql.databases import adopt, file_of, is_passing, open_engine, parse, state_of, transact
-from detent.sql.dialects import ABORTED, ends_transaction
+from detent.errors import Fenced, Invalid
+from detent.sql.databases import Database
+from detent.sql.rows import durable, now
+from detent.sql.transactions import OwnTransaction, reaching, transact
 from detent.state.base import ShardName, ShardState, State
 from detent.state.checkpoint import Checkpoint
-from detent.state.shard_rows import TABLE, ShardRows, shard_rows
 
 if TYPE_CHECKING:
     from detent.store import Store
 
-_WHAT: Final = "the state of a consumer"
+TABLE: Final = "detent_shards"
 
-_UNLIMITED: Final = 0
-"""A pool of SQLAlchemy's that keeps every connection: a shard has one at a time, and waits for nobody else's."""
+_WHAT: Final = "the state of a consumer"
 
 _FENCE_BITS = 62
 """Of the first fence of a shard, which is drawn at random and rises from there."""
@@ -42,6 +57,52 @@ _ENDED: Final = (
     "the application ended the transaction of its state itself (commit, rollback or close of the connection): the "
     "changes and the checkpoint are committed together, by the consumer. Raise an error to have it not commit"
 )
+
+
+class ShardRows(NamedTuple):
+    """The statements on the table of shards. Each takes :of_consumer and :of_shard."""
+
+    raise_fence: Executable
+    """Answers the new fence; nothing if there is no row yet."""
+    enter: Executable
+    """The first row of a shard, with :first_fence. Of two that enter it at once the second one fails, and then finds
+    it."""
+    look: Executable
+    """Answers the checkpoint."""
+    advance: Executable
+    """Takes :new_checkpoint, :new_transactions and :my_fence; answers a row unless the fence is another."""
+
+
+def _shard_rows(table: Table, dialect: str) -> ShardRows:
+    mine: dict[str, Any] = {"consumer": bindparam("of_consumer"), "shard": bindparam("of_shard")}
+    here = (table.c.consumer == mine["consumer"]) & (table.c.shard == mine["shard"])
+    noted = {"updated_at": now(dialect)}  # the time is the database's
+    answer = table.c.fence, durable(dialect)
+    first = {"fence": bindparam("first_fence"), "transactions": 0}
+    last: dict[str, Any] = {"checkpoint": bindparam("new_checkpoint"), "transactions": bindparam("new_transactions")}
+    is_mine = table.c.fence == bindparam("my_fence")
+    return ShardRows(
+        raise_fence=update(table).where(here).values({"fence": table.c.fence + 1} | noted).returning(*answer),
+        enter=insert(table).values(mine | first | noted).returning(*answer),
+        look=select(table.c.checkpoint).where(here),
+        advance=update(table).where(here, is_mine).values(last | noted).returning(*answer),
+    )
+
+
+def _table(name: str) -> Table:
+    """The table of that name, with the name of its schema before it if need be."""
+    schema, _, plain = name.rpartition(".")
+    return Table(
+        plain,
+        MetaData(),
+        Column("consumer", Text, primary_key=True),
+        Column("shard", Integer, primary_key=True, autoincrement=False),
+        Column("fence", BigInteger, nullable=False),
+        Column("checkpoint", LargeBinary),
+        Column("transactions", BigInteger, nullable=False),
+        Column("updated_at", BigInteger, nullable=False),
+        schema=schema or None,
+    )
 
 
 class SqlState(State):
@@ -63,12 +124,8 @@ class SqlState(State):
             raise Invalid(f"{_WHAT} needs the URL of a database, or a function that answers an engine, not {engine!r}")
         if not isinstance(table, str) or not table:
             raise Invalid(f"{table!r} is no name of a table")
-        self._make: Callable[[], Engine] | None = None if isinstance(engine, str) else engine
-        self._url = parse(engine, _WHAT, "shards.db") if isinstance(engine, str) else None
-        self._table = table
-        # By the generation of the process: a forked child makes its own, and never touches its parent's.
-        self._locks: dict[int, threading.Lock] = {}
-        self._databases: dict[int, tuple[Engine, ShardRows]] = {}
+        self._rows = _table(table)
+        self._database = Database(engine, _WHAT, "shards.db", self._prepare)
 
     def open(self, store: Store, shard: ShardName) -> SqlShard:
         """The state of one shard, whose row is claimed when it is restored."""
@@ -76,37 +133,16 @@ class SqlState(State):
         return SqlShard(self, shard)
 
     def database(self) -> tuple[Engine, ShardRows]:
-        """The engine of this process, and the table in it, which is there."""
-        with self._locks.setdefault(forks.generation, threading.Lock()):
-            if forks.generation not in self._databases:
-                self._databases[forks.generation] = self._opened()
-            return self._databases[forks.generation]
+        """The engine of this process, and the statements on the table in it, which is there."""
+        return self._database.opened()
 
-    def _opened(self) -> tuple[Engine, ShardRows]:
-        engine = self._engine()
-        rows = shard_rows(self._table, engine.dialect.name)
-        try:
-            with _reaching():
-                transact(engine, rows.table.metadata.create_all)
-        except BaseException:
-            engine.dispose()
-            raise
-        return engine, rows
-
-    def _engine(self) -> Engine:
-        if self._make is not None:
-            return adopt(self._make(), _WHAT)
-        assert self._url is not None
-        file = file_of(self._url)
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        return open_engine(self._url, pool_size=_UNLIMITED, pool_pre_ping=True)
+    def _prepare(self, connection: Connection) -> ShardRows:
+        self._rows.metadata.create_all(connection)
+        return _shard_rows(self._rows, connection.dialect.name)
 
     def close(self) -> None:
-        """Close this process's connections that nobody uses."""
-        found = self._databases.pop(forks.generation, None)
-        if found is not None:
-            found[0].dispose()
+        """Close this process's connections that are not in use."""
+        self._database.close()
 
 
 class SqlHandle:
@@ -121,11 +157,9 @@ class SqlHandle:
         self._engine = engine
         self._settled = settled
         self._lock = threading.Lock()
-        self._begun: tuple[Connection, RootTransaction] | None = None
+        self._begun: OwnTransaction | None = None
         self._session: Session | None = None
         self._is_usable = True
-        self._is_ending = False
-        self._is_committed = False
 
     # -- for the application ------------------------------------------------------------------------------------
 
@@ -145,7 +179,7 @@ class SqlHandle:
         """Execute a statement of SQLAlchemy's, or one in text with parameters like ``:name``. `Unavailable` if it may
         succeed when the transaction is done again; other errors are SQLAlchemy's."""
         connection = self.connection
-        with _reaching():
+        with reaching():
             return connection.execute(
                 sqlalchemy.text(statement) if isinstance(statement, str) else statement, parameters
             )
@@ -183,9 +217,7 @@ class SqlHandle:
     def commit(self) -> None:
         """Commit the transaction; the one place where this is done."""
         assert self._begun is not None
-        self._is_ending = True
-        self._begun[1].commit()
-        self._is_committed = True
+        self._begun.commit()
 
     def release(self) -> None:
         """Roll back what is not committed, and give the connection back."""
@@ -193,52 +225,18 @@ class SqlHandle:
             self._is_usable = False
             begun, self._begun = self._begun, None
             session, self._session = self._session, None
-        if begun is None:
-            return
-        connection, transaction = begun
-        try:
-            if session is not None:
+        if session is not None:
+            with contextlib.suppress(DBAPIError):  # its transaction ends with the connection
                 session.close()
-            if not self._is_committed and not transaction.is_active and not connection.closed:
-                connection.invalidate()  # SQLAlchemy takes it for ended, and would not roll it back
-            connection.close()
-        except DBAPIError:  # nobody is there to be told, and a transaction ends with its connection
-            connection.invalidate()
-            connection.close()
+        if begun is not None:
+            begun.release()
 
     def _whole(self) -> Connection:
         """The connection, in the transaction that was begun on it and no other."""
         if self._begun is None:
-            self._begun = self._begin()
-        connection, transaction = self._begun
-        if connection.invalidated:
-            raise Unavailable("the connection was lost in the transaction, and nothing of it was committed")
-        if connection.closed or connection.get_transaction() is not transaction or not transaction.is_active:
-            raise Invalid(_ENDED)
-        return connection
-
-    def _begin(self) -> tuple[Connection, RootTransaction]:
-        with _reaching():
-            connection = self._engine.connect()
-            try:
-                transaction = connection.begin()
-            except BaseException:
-                connection.close()
-                raise
-        event.listen(connection, "commit", self._refuse_commit)
-        event.listen(connection, "before_cursor_execute", self._refuse_endings)
-        return connection, transaction
-
-    def _refuse_commit(self, connection: Connection) -> None:
-        if not self._is_ending:
-            connection.connection.rollback()  # SQLAlchemy will not: for it, the transaction has ended now
-            raise Invalid(_ENDED)
-
-    def _refuse_endings(self, connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
-        """Statements in text that end the transaction pass by SQLAlchemy, which would not know."""
-        del connection, cursor
-        if ends_transaction(statement):
-            raise Invalid(_ENDED)
+            with reaching():
+                self._begun = OwnTransaction(self._engine.connect(), _ENDED)
+        return self._begun.whole()
 
 
 class SqlShard(ShardState):
@@ -254,7 +252,7 @@ class SqlShard(ShardState):
     def restore(self) -> Checkpoint | None:
         self._let_go()
         engine, rows = self._state.database()
-        with _reaching():
+        with reaching():
             self._fence, found = transact(engine, lambda connection: self._claim(connection, rows))
         crash.point("state.sql.after_restore")
         return None if found is None else Checkpoint.decode(found)
@@ -263,7 +261,7 @@ class SqlShard(ShardState):
         """Raise the fence, and only then read."""
         fence = connection.execute(rows.raise_fence, self._key).scalar()
         if fence is None:
-            # Not 1: whoever had the shard before its row was deleted must not find their fence again.
+            # Not 1: a process that had the shard before its row was deleted must not find its fence again.
             first = {**self._key, "first_fence": 1 + secrets.randbits(_FENCE_BITS)}
             fence = connection.execute(rows.enter, first).scalar_one()
         crash.point("state.sql.after_fence")
@@ -277,7 +275,7 @@ class SqlShard(ShardState):
         return handle
 
     def seal(self, handle: SqlHandle) -> SqlHandle:
-        with _reaching():
+        with reaching():
             handle.seal()
         return handle
 
@@ -286,10 +284,10 @@ class SqlShard(ShardState):
             raise Invalid("a database cannot apply operations of a store: they are published, and acknowledged later")
         fence = self._require_restored()
         try:
-            with _reaching():
+            with reaching():
                 self._advance(sealed.ready(), checkpoint, fence)
             crash.point("state.sql.before_commit")
-            with _committing():
+            with reaching():
                 sealed.commit()
         except BaseException:
             self._fence = None  # after a gap nothing may be committed
@@ -329,32 +327,3 @@ class SqlShard(ShardState):
         if self._fence is None:
             raise Invalid(f"the shard {self._shard} was not restored, or a commit of it failed: restore it first")
         return self._fence
-
-
-@contextmanager
-def _reaching() -> Iterator[None]:
-    """Says `Unavailable` of errors that pass: nothing was committed."""
-    try:
-        yield
-    except sqlalchemy.exc.TimeoutError as error:
-        raise Unavailable(f"the engine's pool had no connection left: {error}") from error
-    except DBAPIError as error:
-        if state_of(error) == ABORTED:
-            raise Invalid(
-                "a statement of the application failed, it went on, and PostgreSQL takes nothing more in such a "
-                "transaction: let the error out, or try such statements within connection.begin_nested()"
-            ) from error
-        if is_passing(error):
-            raise Unavailable(f"the database of the state cannot be had: {error.orig}") from error
-        raise
-
-
-@contextmanager
-def _committing() -> Iterator[None]:
-    """Says `OutcomeUnknown` of errors that pass: who has lost the connection does not know what became of a COMMIT."""
-    try:
-        yield
-    except DBAPIError as error:
-        if is_passing(error):
-            raise OutcomeUnknown(f"nobody said whether a transaction was committed: {error.orig}") from error
-        raise

@@ -25,7 +25,7 @@ from detent.errors import Corrupt, Invalid, NotFound, OutcomeUnknown, Unavailabl
 from detent.extras import install_command
 from detent.kv.localobjects import sync_directory
 from detent.runtime.backoff import Backoff
-from detent.sql.databases import read, transact
+from detent.sql.transactions import read, transact
 from detent.tables.iceberg_metadata import (
     METADATA_ENDINGS,
     PROPERTIES,

@@ -25,7 +25,7 @@ from detent.runtime.target import Sought, find
 
 if TYPE_CHECKING:
     from detent.processor import Graph
-    from detent.processor.live import LiveGraph
+    from detent.processor.live_graph import LiveGraph
     from detent.processor.status import ProcessorStatus
     from detent.store import Store
 
@@ -316,7 +316,7 @@ class ReadyGraph(Ready):
         return None
 
     def _summarize(self, seen: Report, problem: DetentError | None, view: View) -> None:
-        from detent.processor.checks import errors_of
+        from detent.processor.plan import errors_of
 
         columns = [*COUNTED, "lag"]
         if self._given["as_json"]:
@@ -353,8 +353,8 @@ def _stopped(part: Report) -> Notice:
 
 def _problem(live: LiveGraph, tally: Tally, error: BaseException) -> DetentError:
     """Which processor failed, of what, and what that means."""
-    from detent.processor.checks import errors_of
     from detent.processor.life import told
+    from detent.processor.plan import errors_of
 
     failed = [name for name in tally.restarts if live.local_error(name) is error]
     if not failed:

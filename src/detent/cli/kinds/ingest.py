@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from detent.ingest.config import IngestConfig
-    from detent.ingest.counters import Counters
-    from detent.ingest.running import Progress
+    from detent.ingest.progress import Counters, Progress
 
 LINE_EVERY_S: Final = 10.0
 JSON_EVERY_S: Final = 1.0
@@ -281,19 +280,19 @@ class KnownIngest(Known):
 
     def reset_consequence(self, to: str) -> str:
         """What is forgotten."""
-        from detent.ingest import resetting
+        from detent.ingest import forgetting
 
         if to != "earliest":
             raise click.UsageError("an ingest begins anew only as a whole: leave --to out")
-        found = resetting.look(self._engine, self._settings)
+        found = forgetting.look_for_reset(self._engine, self._settings)
         return f"forgets {found.files:,} files of {self.name}, whose table {found.table} is gone"
 
     def reset(self, to: str) -> dict[str, Any]:
         """Forget what was ingested into a table that is gone."""
-        from detent.ingest import resetting
+        from detent.ingest import forgetting
 
         del to
-        return dict(resetting.reset(self._engine, self._settings)._asdict())
+        return dict(forgetting.reset(self._engine, self._settings)._asdict())
 
     def wait(self, timeout_ms: int) -> None:
         """Until no file is open. Announcements that wait in the queue are not known yet."""

@@ -20,6 +20,8 @@ from detent.server.sqs.errors import (
 )
 from detent.server.sqs.labels import ATTRIBUTE, Labels
 from detent.server.sqs.names import Place, is_fifo, queue_of_arn
+from detent.settings.queue import QUEUE
+from detent.settings.setting import Flag, Milliseconds, Number, Seconds, Setting, Text
 
 MESSAGE_BYTES_MAX: Final = 1 << 20
 """The largest message, its attributes included, and the largest batch: 1 MiB, as in SQS."""
@@ -45,13 +47,10 @@ FIFO_CHOICES: Final = {
 }
 """What only FIFO queues have, its values, the first of which it has unless said."""
 
-DETENT_SECONDS: Final = {
-    "DetentMaxLease": "max_lease",
-    "DetentBackoff": "backoff",
-    "DetentMaxBackoff": "max_backoff",
-    "DetentDoneRetention": "done_retention",
+OWN: Final[dict[str, Setting]] = {
+    "Detent" + setting.name.title().replace("_", ""): setting for setting in QUEUE if setting.sqs
 }
-"""Settings of Detent's that are a time in seconds."""
+"""Settings of Detent's own, such as DetentMaxLease. Those that are a duration are a time in seconds."""
 
 COUNTS: Final = (
     "ApproximateNumberOfMessages",
@@ -77,15 +76,11 @@ NAMES: Final = frozenset(
         "FifoQueue",
         "KmsMasterKeyId",
         "SqsManagedSseEnabled",
-        "DetentFilter",
-        "DetentPriorityHeader",
-        "DetentMaxAttempts",
-        "DetentPaused",
         "DetentDedupWindow",
         RETRIES,
         *KEPT_NUMBERS,
         *FIFO_CHOICES,
-        *DETENT_SECONDS,
+        *OWN,
         *COUNTS,
     }
 )
@@ -174,26 +169,19 @@ class View:
         return found | self._detent_attributes()
 
     def _detent_attributes(self) -> dict[str, str]:
-        info = self.info
-        found = {
-            "DetentFilter": info.filter,
-            "DetentPriorityHeader": info.priority_header,
-            "DetentMaxAttempts": str(info.max_attempts),
-            "DetentFailedMessages": str(info.failed),
-            "DetentPaused": str(info.paused).lower(),
+        shown = {name: getattr(self.info, setting.shown_as) for name, setting in OWN.items()}
+        return {
+            **{name: _text(value) for name, value in shown.items() if value is not None},
+            "DetentFailedMessages": str(self.info.failed),
             RETRIES: str(self.retry_dedup).lower(),
             "DetentDedupWindow": str(self.dedup_window_ms // 1000),
-            "DetentMaxLease": _seconds(info.max_lease),
-            "DetentBackoff": _seconds(info.backoff),
-            "DetentMaxBackoff": _seconds(info.max_backoff),
         }
-        if info.done_retention is not None:
-            found["DetentDoneRetention"] = _seconds(info.done_retention)
-        return found
 
 
-def _seconds(value: timedelta) -> str:
-    return str(value // timedelta(seconds=1))
+def _text(value: Any) -> str:
+    if isinstance(value, timedelta):
+        return str(value // timedelta(seconds=1))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _kept_number(labels: Labels, name: str) -> int:
@@ -326,24 +314,31 @@ def read_allow_policy(value: str) -> tuple[str, list[str]]:
 
 
 def _read_detent(changes: Changes, name: str, value: str) -> None:
-    if name == "DetentFilter":
-        changes.settings["filter"] = value or None
-        changes.filters = bool(value)
-    elif name == "DetentPriorityHeader":
-        changes.settings["priority_header"] = value
-    elif name == "DetentMaxAttempts":
-        changes.settings["max_attempts"] = _number(name, value, 0, 65_535)
-    elif name in {"DetentPaused", RETRIES}:
-        if value not in {"true", "false"}:
-            raise _bad(name, "it is true or false")
-        if name == RETRIES:
-            changes.labels[ATTRIBUTE + name] = value
-        else:
-            changes.settings["paused"] = value == "true"
+    if name == RETRIES:
+        changes.labels[ATTRIBUTE + name] = str(_truth(name, value)).lower()
     elif name == "DetentDedupWindow":
         changes.dedup_window_s = _number(name, value, 0, 365 * 24 * 3600)
     else:
-        changes.settings[DETENT_SECONDS[name]] = timedelta(seconds=_number(name, value, 0, DETENT_SECONDS_MAX))
+        setting = OWN[name]
+        changes.settings[setting.name] = _own(name, setting, value)
+        if name == "DetentFilter":
+            changes.filters = bool(value)
+
+
+def _own(name: str, setting: Setting, value: str) -> Any:
+    if isinstance(setting, Milliseconds | Seconds):
+        return timedelta(seconds=_number(name, value, 0, DETENT_SECONDS_MAX))
+    if isinstance(setting, Number):
+        return _number(name, value, 0, setting.most)
+    if isinstance(setting, Flag):
+        return _truth(name, value)
+    return (value or None) if isinstance(setting, Text) and setting.unset else value
+
+
+def _truth(name: str, value: str) -> bool:
+    if value not in {"true", "false"}:
+        raise _bad(name, "it is true or false")
+    return value == "true"
 
 
 def new_queue_settings(queue: str) -> dict[str, Any]:

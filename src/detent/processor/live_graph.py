@@ -14,26 +14,22 @@ from detent.durations import Duration, milliseconds
 from detent.errors import DetentError, Invalid, NotFound, Unavailable
 from detent.journal import Appended, Message
 from detent.processor import renaming, resetting, settling, status, tracing
-from detent.processor.checks import errors_of
 from detent.processor.declaration import Processor
-from detent.processor.graph import Graph
-from detent.processor.life import Event, Life, told
+from detent.processor.life import Event, Life
 from detent.processor.outcome import encoded, headers_of, key_of
 from detent.processor.place import Place, place
-from detent.processor.runner import Runner, consumer_name
-from detent.processor.shapes import check_same_inputs, shape_of
+from detent.processor.plan import OpenPlan, Plan, consumer_name
+from detent.processor.recovery import check_same_inputs, shape_of
+from detent.processor.runner import Runner
 from detent.processor.step import Out
 from detent.runtime.loop import call_on, loop_in_thread
 from detent.runtime.signals import stop_on_signals
 from detent.runtime.target import refuse_while_loading
-from detent.shard import operations as ops
-from detent.shard.members import new_member
+from detent.stream.members import new_member
+from detent.stream.membership import BEATS
 
 if TYPE_CHECKING:
     from detent.store import Store
-
-BEATS: Final = 5
-"""So many times a lease is renewed before it would end."""
 
 REPORT_S: Final = 1.0
 BEAT_END_S: Final = 1.0
@@ -43,7 +39,7 @@ STOP_TIMEOUT: Final = "60s"
 logger = logging.getLogger("detent.processor")
 
 
-def store_url(graph: Graph, store: str | None) -> str:
+def store_url(graph: Plan, store: str | None) -> str:
     """The store of a graph; `Invalid` if nobody names one."""
     url = store or graph.store or os.environ.get("DETENT_URL")
     if not url:
@@ -53,7 +49,7 @@ def store_url(graph: Graph, store: str | None) -> str:
 
 @contextmanager
 def opened(
-    graph: Graph, store: str | Store | None = None, *, on_event: Event | None = None, member: str | None = None
+    graph: Plan, store: str | Store | None = None, *, on_event: Event | None = None, member: str | None = None
 ) -> Iterator[LiveGraph]:
     """The graph with its stores open. At the end its processors are stopped."""
     import detent
@@ -88,7 +84,7 @@ def _refuse_twins(stores: Mapping[str, Store]) -> None:
 
 
 def run(
-    graph: Graph,
+    graph: Plan,
     store: str | Store | None = None,
     *,
     once: bool = False,
@@ -113,7 +109,7 @@ class LiveGraph:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Plan,
         stores: Mapping[str, Store],
         run_coroutine: Callable[[Any], Any] | None = None,
         on_event: Event | None = None,
@@ -122,6 +118,7 @@ class LiveGraph:
         self.graph = graph
         self.stores = stores
         self.store = stores[""]
+        self.opened = OpenPlan(graph, stores)
         self._run_coroutine = run_coroutine
         self._on_event = on_event or _ignore
         self._member = member or new_member()
@@ -148,7 +145,7 @@ class LiveGraph:
             self.graph.processor(name)
         running = [one for one in chosen if one.runs]
         self._check_shapes([one for one in running if one.name not in migrate])
-        renaming.take_over(self, running)
+        renaming.take_over(self.opened, running)
         for processor in chosen:
             if processor.runs:
                 self._life(processor, processor.name in migrate).start()
@@ -162,15 +159,12 @@ class LiveGraph:
     def _check_shapes(self, processors: Sequence[Processor]) -> None:
         """Refuse what cannot go on, before anybody has begun. (Each looks again when it opens its record: that is what
         counts.)"""
-        known = status.records(self)
+        known = status.records(self.opened)
         for processor in processors:
             found = known.get(processor.name) or (known.get(processor.formerly) if processor.formerly else None)
             if found is not None and found[1] is not None:
-                shape = shape_of(processor, errors_of(processor, self.graph.errors), self._delivery(processor))
+                shape = shape_of(processor, self.graph.errors_of(processor), self.graph.delivery_of(processor))
                 check_same_inputs(f"{self.graph.name}/{processor.name}", found[1].shape, shape)
-
-    def _delivery(self, processor: Processor) -> str:
-        return processor.delivery or self.graph.delivery
 
     def _life(self, processor: Processor, migrate: bool) -> Life:
         """The supervised processor; made anew unless it is at work."""
@@ -194,8 +188,8 @@ class LiveGraph:
             self.graph.name,
             processor,
             self.stores,
-            errors=errors_of(processor, self.graph.errors),
-            delivery=self._delivery(processor),
+            errors=self.graph.errors_of(processor),
+            delivery=self.graph.delivery_of(processor),
             system=self.graph.system,
             run_coroutine=self._run_coroutine,
             migrate=migrate,
@@ -249,23 +243,8 @@ class LiveGraph:
         period_s = min(REPORT_S, self.graph.lease_ms / 1000 / BEATS)
         while not ended.wait(period_s):
             for life in list(self._lives.values()):
-                if (generation := life.generation) is not None and not ended.is_set():
-                    self._report(life, generation)
-
-    def _report(self, life: Life, generation: int) -> None:
-        """Each processor by itself: one whose record was deleted must not cost the others their leases."""
-        text = "" if life.error is None else told(life.error)
-        said = text[: ops.ERROR_CHARACTERS_MAX]
-        try:
-            found: ops.ConsumerDescription = self.store.commit(
-                [
-                    ops.Heartbeat(life.consumer, self._member, self.graph.lease_ms, f"pid {os.getpid()}"),
-                    ops.ReportShard(life.consumer, 0, generation, life.status, said),
-                ]
-            )[0]
-            life.give_way(found)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the leases of the others are to be renewed
-            logger.warning("%s goes on as long as it can: the store says %s", life.name, error)
+                if not ended.is_set():
+                    life.report()
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -327,14 +306,14 @@ class LiveGraph:
 
     def latency(self, journal: str, last: int = tracing.LAST) -> tracing.Latency | None:
         """How long the last messages of a journal took from their source to there; None if it is empty."""
-        return tracing.latency(self.stores, self._place(journal), last)
+        return tracing.latency_of(self.stores, self._place(journal), last)
 
     # -- looking and steering -----------------------------------------------------------------------------------
 
     def status(self, *, latency: bool = True) -> list[status.ProcessorStatus]:
         """How each processor is doing, as the store knows it: also those that run elsewhere. For the `latency` the last
         messages of every output are read."""
-        return status.statuses(self, latency=latency)
+        return status.statuses(self.opened, latency=latency)
 
     def local_error(self, name: str) -> BaseException | None:
         """Why a processor of this process failed last, if it has not run since."""
@@ -353,7 +332,7 @@ class LiveGraph:
         """The same for a run that ends then, without a timeout: a processor that fails starts over, as in a run that
         does not end, and what made it fail is raised if it does so several times with no step in between."""
         processors = self.graph.processors
-        dropping = {one.name for one in processors if self._delivery(one) == "at-most-once"}
+        dropping = {one.name for one in processors if self.graph.delivery_of(one) == "at-most-once"}
         patience = settling.Patience(dropping)
         settling.settle(self._lives.values(), self.stores, None, stopping, patience)
 
@@ -362,7 +341,7 @@ class LiveGraph:
     ) -> Mapping[str, int]:
         """Have a processor read its inputs again from other offsets: "earliest", "latest", a number, or a number for
         each input; or from a `time` on. What it does then are new deliveries, under new keys. Answers the offsets."""
-        offsets = resetting.reset(self, self.graph.processor(name), to, time)
+        offsets = resetting.reset(self.opened, self.graph.processor(name), to, time)
         life = self._lives.get(name)
         if life is not None and life.is_alive:
             life.restart()  # one that waits for messages would not hear of it before the next one
@@ -370,7 +349,7 @@ class LiveGraph:
 
     def forget(self, name: str) -> None:
         """Delete the progress of a processor, which the graph need not have any more. One of that name begins anew."""
-        resetting.forget(self, name)
+        resetting.forget(self.opened, name)
 
 
 def _ignore(what: str, processor: str, more: str) -> None:

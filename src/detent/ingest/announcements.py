@@ -1,4 +1,4 @@
-"""What a message of a queue announces, whatever it is wrapped in.
+"""What a message of a queue announces, whatever it is wrapped in: files, or the data itself.
 
 A file that comes into an object store is announced in one of four shapes: the notification that S3 writes itself, as do
 stores that speak like it; the same inside a message of an SNS topic; an event of EventBridge; or just the URI. Or the
@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 from urllib.parse import unquote, unquote_plus
 
 import msgspec
 
 from detent.errors import Invalid
-from detent.ingest.announced import Announced, Announcement, Malformed
 from detent.sizes import SIZE_MAX
 
 BODY_BYTES_MAX: Final = 1 << 20
@@ -49,6 +48,39 @@ _SAME_AS_S3: Final = ("s3a", "s3n")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """In a name these are fine where it comes encoded, as in JSON. In plain text they are a mistake, such as two names."""
+
+
+class Announced(NamedTuple):
+    """A file that is to be ingested, with what its announcement says of it; empty or None is not said.
+
+    `uri` is the file as it is called everywhere (``s3://bucket/key``, ``file:///path``), decoded. Of data that came in
+    the message itself, `data` has the bytes and `uri` is a name made of the queue and the message.
+    """
+
+    uri: str
+    size: int | None = None
+    etag: str = ""
+    version: str = ""
+    sequencer: str = ""
+    data: bytes | None = None
+    modified_ms: int | None = None
+
+
+class Malformed(NamedTuple):
+    """A record of a notification that cannot be understood: why, and the record itself, as JSON."""
+
+    reason: str
+    record: str
+
+
+class Announcement(NamedTuple):
+    """What a message announces: its files, each of them once, and the records that are malformed."""
+
+    files: list[Announced]
+    malformed: list[Malformed]
+
+    is_notification: bool = False
+    """Whether it is a list of records, each of which has an outcome of its own."""
 
 
 def announced(body: bytes, *, kind: str = "auto", name: str) -> Announcement:

@@ -1,8 +1,12 @@
-"""What a pipeline has done since it began."""
+"""What a pipeline says of itself: its counters, how far it is, and its log."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, dataclass
+from typing import Final
+
+log: Final = logging.getLogger("detent.ingest")
 
 
 @dataclass
@@ -50,3 +54,30 @@ class Counters:
     def as_json(self) -> dict[str, int]:
         """All of them."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a pipeline is: what it has done, what waits in it, and how old the oldest of that is."""
+
+    counters: Counters
+    ready: int
+    in_progress: int
+    lag_s: float
+    seconds: float
+    """How long ago the first batch began; 0 before it."""
+
+
+class _OneLine(logging.Filter):
+    """Writes out what is not printable. Names of files come from others, and with a line break in one they could write
+    a line of the log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if not text.isprintable():
+            shown = (one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+            record.msg, record.args = "".join(shown), None
+        return True
+
+
+log.addFilter(_OneLine())

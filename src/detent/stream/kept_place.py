@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
-import xxhash
 
 from detent import names
-from detent.engine import MALFORMED, Operation
-from detent.errors import Conflict, Corrupt, DetentError, Fenced, Invalid, OutcomeUnknown
+from detent.engine import Operation
+from detent.errors import Conflict, DetentError, Fenced, Invalid, OutcomeUnknown
 from detent.shard import operations as ops
+from detent.stream.record import FencedRecord, Sealing
 
 if TYPE_CHECKING:
     from detent.store import Store
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Kind = Literal["tailer", "appender"]
 
 FORMAT: Final = 1
-_CHECKSUM_BYTES: Final = 8
 
 PLACE_BYTES_MAX: Final = 64
 """Three numbers of up to nine bytes, and what is around them: anything longer is no place."""
@@ -45,27 +44,15 @@ class SavedPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     def encode(self) -> bytes:
         """As bytes, with a checksum."""
-        content = bytes([FORMAT]) + _encode(self)
-        return content + xxhash.xxh64_digest(content)
+        return _sealing.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> SavedPlace:
         """From bytes; `Corrupt` if they are no place, or not as they were written."""
-        content, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
-        if not _CHECKSUM_BYTES < len(data) <= PLACE_BYTES_MAX:
-            raise Corrupt(f"{len(data)} bytes are no kept place")
-        if xxhash.xxh64_digest(content) != checksum:
-            raise Corrupt("a kept place does not match its checksum")
-        if content[0] != FORMAT:
-            raise Corrupt(f"a kept place of format {content[0]}, and this release knows format {FORMAT}")
-        try:
-            return _decoder.decode(content[1:])
-        except MALFORMED as error:
-            raise Corrupt(f"these bytes are no kept place: {error}") from error
+        return _sealing.decode(data)
 
 
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decoder: Final = msgspec.msgpack.Decoder(SavedPlace)
+_sealing: Final = Sealing(SavedPlace, "a kept place", bytes([FORMAT]), PLACE_BYTES_MAX)
 
 
 def consumer_name(kind: Kind, journal: str, name: str) -> str:
@@ -86,9 +73,8 @@ class KeptPlace:
         self._what = f"the {kind} {name!r} of {journal!r}"
         self._journal = journal
         self._reports = kind == "tailer"  # what an appender counts are no offsets
-        register = ops.RegisterConsumer(self.consumer, 1, [journal])
-        opened: ops.ShardOpened = store.commit([register, ops.OpenShard(self.consumer, 0)])[1]
-        self._fence = opened.fence
+        self._record = FencedRecord(store, self.consumer)
+        opened = self._record.open([journal])
         self._unsure = False
         self._pending: tuple[Transaction | AsyncTransaction, int, SavedPlace] | None = None
         self.saved = _decoded(opened)
@@ -101,7 +87,7 @@ class KeptPlace:
         """A reset counts once: what was saved after it is newer."""
         if opened.generation == self.generation:
             return self.saved
-        found: ops.ShardOpened = self._store.commit([ops.FindShard(self.consumer, 0, self.generation)])[0]
+        found = self._record.find(self.generation)
         self.generation = found.generation
         at = found.resets.get(self._journal)
         return self.saved if at is None else SavedPlace(at, None, self.generation)
@@ -142,12 +128,9 @@ class KeptPlace:
         before, was_lost = self.saved, self._lose(current)
         if not self._unsure:
             return False
-        found: ops.ShardOpened = self._store.commit([ops.FindShard(self.consumer, 0)])[0]
-        if found.fence != self._fence:
+        if self._record.is_replaced():
             raise self._replaced()
-        opened: ops.ShardOpened = self._store.commit([ops.OpenShard(self.consumer, 0)])[0]
-        self._fence, self._unsure = opened.fence, False
-        self.saved = _decoded(opened)
+        self.saved, self._unsure = _decoded(self._record.open()), False
         return was_lost and self.saved != before
 
     def _replaced(self) -> Fenced:
@@ -168,7 +151,7 @@ class KeptPlace:
 
     def _operation(self, place: SavedPlace) -> Operation:
         processed = {self._journal: place.at} if self._reports else {}
-        return ops.CommitShard(self.consumer, 0, self._fence, place.encode(), processed=processed)
+        return self._record.replacing(place.encode(), processed=processed)
 
 
 def _decoded(opened: ops.ShardOpened) -> SavedPlace | None:

@@ -1,147 +1,35 @@
-"""A source as the database knows it: what may not change between pipelines, what is forgotten, and when."""
+"""What a source forgets: finished files after the window, and with a reset all of it, to begin anew with another table.
+
+A reset is for a table that is gone, and one transaction. The owner of the source stays the same, so a mark that is left
+in a folder stays valid. The next pipeline may choose another table. A new epoch begins: pipelines that ran meanwhile
+remember files of the table that is gone, and are refused.
+"""
 
 from __future__ import annotations
 
-import json
-import logging
-import os
+import dataclasses
 import uuid
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-import msgspec
-from sqlalchemy import Connection, Engine, delete, func, insert, select, update
+from sqlalchemy import Connection, Engine, delete, func, select, update
 
 from detent.durations import no_shorter_text, span_text
-from detent.engine import MALFORMED as UNREADABLE
-from detent.errors import Corrupt, Invalid
+from detent.errors import Invalid, NotFound
+from detent.ingest import steering
+from detent.ingest.committer import Committer, committer_of
 from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
 from detent.ingest.metastore import read, transact
-from detent.ingest.ownership import MARKED, lost, note, noted, require_nothing_lost
-from detent.ingest.shard_sql import BATCHES, FILES, SHARDS, SOURCES
-from detent.ingest.shared_state import MESSAGE_SCHEME, now_ms
-from detent.kv.localobjects import sync_directory
-from detent.tables.orphans import BATCH, DATA_FOLDER
+from detent.ingest.ownership import TABLE, has_batches, note, noted
+from detent.ingest.progress import log
+from detent.ingest.shard_sql import BATCHES, FILES, SCHEMAS, SHARDS, SOURCES
+from detent.ingest.shared_state import MESSAGE_SCHEME, QueueSharedState, now_ms
+from detent.tables.orphans import DATA_FOLDER
 from detent.transports.contract import MessageQueue
-
-logger = logging.getLogger("detent.ingest")
-
-OWNER_FILE: Final = "_detent_owner.json"
-"""The file in the folder of the data that says whose they are. Readers of tables pass over such names."""
 
 PRUNE_ROWS: Final = 5_000
 """Rows that are deleted in one transaction, so that others can go on in between."""
-
-
-def register(engine: Engine, config: IngestConfig) -> str:
-    """Note the source, or check that it is the same: with another identity or table, files would come twice. And mark
-    the table's folder as this source's, or check that it is: what one source sweeps would be another's data. `Conflict`
-    if the folder had the mark and has it no more: what it had counts as done. The epoch of the source, which a reset
-    ends."""
-    fixed = {
-        "identity": config.identity,
-        "committer": config.committer,
-        "table": config.location,
-        "iceberg_table": config.iceberg_table,
-    }
-
-    def enter(connection: Connection) -> tuple[str, bool, str]:
-        before = noted(connection, config.name)
-        if before is None:
-            owner = uuid.uuid4().hex
-            values = {"source": config.name, "settings": json.dumps({**fixed, "owner": owner})}
-            connection.execute(insert(SOURCES).values(**values, pruned_at=0, swept_at=0, forgotten_to=0))
-            return owner, False, ""
-        changed = [
-            f"{name} was {before[name]!r}, now {value!r}"
-            for name, value in fixed.items()
-            if before.get(name, value) != value
-        ]
-        if changed:
-            raise Invalid(
-                f"the ingest {config.name} is another one in this database: {'; '.join(changed)}. Give it another name "
-                "and another table"
-            )
-        if not fixed.keys() <= before.keys():  # it was reset
-            note(connection, config.name, {**before, **fixed})
-        return str(before["owner"]), bool(before.get(MARKED)), str(before.get(EPOCH, ""))
-
-    owner, is_marked, epoch = transact(engine, enter)
-    location = Path(config.location)
-    if owner_of(location) is None:
-        if is_marked:
-            raise lost(engine, config.name, f"the folder of the table {location} is gone, or its mark is")
-        require_nothing_lost(engine, config.name, config.location)
-    _own(location, config.name, owner)
-    if not is_marked:
-        transact(engine, partial(_note_mark, source=config.name))
-    return epoch
-
-
-def _note_mark(connection: Connection, source: str) -> None:
-    settings = noted(connection, source)
-    if settings is not None:
-        note(connection, source, {**settings, MARKED: True})
-
-
-def owner_of(location: Path) -> str | None:
-    """The owner that a table's folder is marked with; None if there is no mark."""
-    found = _read_mark(location)
-    return None if found is None else str(found.get("owner"))
-
-
-def _read_mark(location: Path) -> dict[str, str] | None:
-    mark = location / DATA_FOLDER / OWNER_FILE
-    try:
-        return msgspec.json.decode(mark.read_bytes(), type=dict[str, str])
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except UNREADABLE as error:
-        raise Corrupt(f"{mark} says whose table this is, and cannot be read: {error}") from error
-
-
-def _own(location: Path, name: str, owner: str) -> None:
-    """Mark a folder; `Invalid` if it has the mark of another ingest, or data without a mark."""
-    folder = location / DATA_FOLDER
-    mark = folder / OWNER_FILE
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Invalid(f"the table {location} cannot be made: {error}") from error
-    found = _read_mark(location)
-    if found is None:
-        if has_batches(location):
-            raise Invalid(
-                f"{folder} has data of an ingest that this database does not know: name another table, or the database "
-                "that it was made with"
-            )
-        _write_mark(mark, json.dumps({"ingest": name, "owner": owner}).encode())
-        found = _read_mark(location) or {}  # another pipeline may have been faster
-    if found.get("owner") != owner:
-        raise Invalid(f"the table {location} is that of the ingest {found.get('ingest')!r}: name another folder")
-
-
-def has_batches(location: Path) -> bool:
-    """Whether a table's folder has data of batches in it, be they committed or not."""
-    folder = location / DATA_FOLDER
-    return folder.is_dir() and any(BATCH.fullmatch(path.name) for path in folder.iterdir())
-
-
-def _write_mark(mark: Path, content: bytes) -> None:
-    """All of it at once, for good, and only if there is none."""
-    temporary = mark.with_name(f".{uuid.uuid4().hex}")
-    with temporary.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    with suppress(FileExistsError):
-        os.link(temporary, mark)
-    temporary.unlink()
-    for folder in (mark.parent, mark.parent.parent, mark.parent.parent.parent):
-        sync_directory(folder)
 
 
 def check_window(config: IngestConfig, queue: MessageQueue, retention_s: float | None) -> None:
@@ -155,7 +43,7 @@ def check_window(config: IngestConfig, queue: MessageQueue, retention_s: float |
             f'window = "{no_shorter_text(known_s)}" or more'
         )
     if retention_s is None:
-        logger.warning(
+        log.warning(
             "the queue %r does not say how long it keeps messages, and finished files are remembered for %s: set the "
             "window longer than the oldest message that can wait there, or a late one is ingested twice",
             queue.name,
@@ -243,3 +131,72 @@ def _forget_batches(engine: Engine, source: str, before_ms: int) -> None:
     used = select(FILES.c.batch).where(FILES.c.source == source)
     old = (BATCHES.c.source == source, BATCHES.c.committed_at < before_ms, BATCHES.c.batch.not_in(used))
     transact(engine, lambda connection: connection.execute(delete(BATCHES).where(*old)))
+
+
+# -- a reset -----------------------------------------------------------------------------------------------------------
+
+
+class Forgotten(NamedTuple):
+    """What a reset forgets."""
+
+    files: int
+    """Files that are remembered, whether they are done, open or in quarantine."""
+    batches: int
+    rows: int
+    table: str
+    """Where the table was."""
+
+
+def look_for_reset(engine: Engine, config: IngestConfig) -> Forgotten:
+    """What a reset would forget; `Invalid` if the table is there, since its rows would come twice."""
+    return _look(engine, config)[0]
+
+
+def _look(engine: Engine, config: IngestConfig) -> tuple[Forgotten, Committer]:
+    settings, found = transact(engine, lambda connection: _remembered(connection, config))
+    committer = _committer(engine, config, settings)
+    committer.require_gone(settings.get(TABLE))
+    if has_batches(Path(found.table)):
+        raise Invalid(
+            f"{found.table}/{DATA_FOLDER} still has data of the table. Move the folder {found.table} away or delete "
+            "it: what is left in it would be taken for what pipelines never committed, and be deleted"
+        )
+    return found, committer
+
+
+def reset(engine: Engine, config: IngestConfig) -> Forgotten:
+    """Forget what a source has ingested, into a table that is gone; what was forgotten. A pipeline that runs ends with
+    `Fenced` before it commits or acknowledges anything more."""
+    _, committer = _look(engine, config)
+    has_none = committer.identity() is None
+
+    def forget(connection: Connection) -> Forgotten:
+        settings, found = _remembered(connection, config)
+        for table in (SHARDS, BATCHES, FILES):
+            connection.execute(delete(table).where(table.c.source == config.name))
+        connection.execute(delete(SCHEMAS).where(SCHEMAS.c.source.in_([config.name, f"{config.name}/table"])))
+        times = {"pruned_at": 0, "swept_at": 0, "forgotten_to": 0}
+        connection.execute(update(SOURCES).where(SOURCES.c.source == config.name).values(**times))
+        note(connection, config.name, {"owner": settings["owner"], EPOCH: uuid.uuid4().hex})
+        if has_none:
+            committer.forget_table(connection)
+        return found
+
+    return transact(engine, forget)
+
+
+def _remembered(connection: Connection, config: IngestConfig) -> tuple[dict[str, Any], Forgotten]:
+    settings = noted(connection, config.name)
+    if settings is None:
+        raise NotFound(f"no ingest called {config.name!r} ever ran on this database")
+    files = connection.execute(select(func.count()).where(SHARDS.c.source == config.name)).scalar_one()
+    commits = steering.commits(connection, config.name)
+    location = settings.get("table", config.location)
+    return settings, Forgotten(files, commits["batches"], commits["rows"], location)
+
+
+def _committer(engine: Engine, config: IngestConfig, settings: dict[str, Any]) -> Committer:
+    """That of the table which the source has noted, whatever the configuration names now."""
+    kept = {name: settings[name] for name in ("table", "committer", "iceberg_table") if name in settings}
+    shared = QueueSharedState(engine, config.name, uuid.uuid4().hex, round(config.grace_s * 1000))
+    return committer_of(dataclasses.replace(config, **kept), shared)

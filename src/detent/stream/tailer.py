@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 from detent import names
 from detent.durations import Duration, milliseconds, since_1970_ms
 from detent.errors import Invalid, NotFound
-from detent.growth import LOOK_S, Growth
-from detent.journal.following import Following
 from detent.journal.message import Message
-from detent.processor.places_kept import KeptPlace, consumer_name
+from detent.stream.bell import LOOK_S, Growth
+from detent.stream.following import Following
+from detent.stream.kept_place import KeptPlace, consumer_name
 
 if TYPE_CHECKING:
     from detent.store import Store

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from detent.errors import NotFound
 from detent.journal.columns import Columns, Rows
 from detent.journal.message import Message, messages_of
 from detent.journal.reader import JournalReader, Whereabouts
+
+Start = Literal["earliest", "latest"] | int
+"""Where reading begins the first time: at the first message that is kept, behind the last one, or at an offset."""
 
 PLAN_ROWS: Final = 65_536
 """Messages that one look at a journal plans for."""
@@ -26,7 +29,8 @@ class Following:
     """A place in a journal, before or after any message, and which journal of that name it is.
 
     What was read and not taken yet is kept, so that few messages at a time cost little. Nothing is skipped: a journal
-    that was trimmed past the place, deleted, or made anew, is `NotFound`.
+    that was trimmed past the place, deleted, or made anew, is `NotFound`, and the error says what the user can do:
+    the `remedy`.
     """
 
     def __init__(
@@ -38,8 +42,10 @@ class Following:
         *,
         created_ms: int | None = None,
         label: str | None = None,
+        remedy: str = "Move",
     ) -> None:
         self._reader = reader
+        self._remedy = remedy
         self.journal = journal
         self.label = journal if label is None else label
         """What its messages say that they are from: the journal, for those who read several stores with its store."""
@@ -226,11 +232,21 @@ class Following:
         if self.at < first:
             raise NotFound(
                 f"the journal {self.label!r} begins at {first} now, and was read to {self.at}: messages were "
-                f"forgotten before they were read. Move to {first} to go on without them"
+                f"forgotten before they were read. {self._remedy} to {first} to go on without them"
             )
 
     def _vanished(self) -> NotFound:
         return NotFound(
             f"{self.label!r} was read to {self.at}, which is not there: the journal was deleted, or is another one of "
-            "that name. Move to an offset that exists to go on"
+            f"that name. {self._remedy} to an offset that exists to go on"
         )
+
+
+def start_of(reader: JournalReader, journal: str, start: Start) -> tuple[int, int | None]:
+    """Where a journal begins that was never read, and its number. One that does not exist yet begins at 0."""
+    if isinstance(start, int):
+        return start, None
+    found = reader.whereabouts(journal)
+    if found is None:
+        return 0, None
+    return found.next_offset if start == "latest" else found.first_offset, found.number

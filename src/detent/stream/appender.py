@@ -11,7 +11,7 @@ from detent.engine import Operation
 from detent.errors import Invalid, NotFound
 from detent.journal import Appended, calls
 from detent.journal.calls import Entry
-from detent.processor.places_kept import AT_MAX, KeptPlace, consumer_name
+from detent.stream.kept_place import AT_MAX, KeptPlace, consumer_name
 
 if TYPE_CHECKING:
     from detent.store import Store

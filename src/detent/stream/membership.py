@@ -1,0 +1,69 @@
+"""A member of a consumer: it says that it is alive, takes shards, and gives them back.
+
+A lease says who should work; what keeps two from it is the fence of the record. So a lease may be lost at any time, and
+a holder that has died on this machine need not be waited for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from detent.engine import Operation
+from detent.shard import operations as ops
+from detent.stream.members import has_died, new_member
+
+if TYPE_CHECKING:
+    from detent.store import Store
+
+BEATS: Final = 5
+"""So many times a lease is renewed before it would end."""
+
+
+class Membership:
+    """One member of one consumer, in one store. Its calls raise what the store says; `Conflict` while another member
+    has a shard."""
+
+    def __init__(self, store: Store, consumer: str, lease_ms: int, member: str | None = None) -> None:
+        self._store = store
+        self.consumer = consumer
+        self.lease_ms = lease_ms
+        self.member = member or new_member()
+
+    def beat(self, *reports: Operation, info: str | None = None) -> ops.ConsumerDescription:
+        """Say that the member is alive, which renews the leases of all that it holds, and report with it. Answers who
+        has what."""
+        said = f"pid {os.getpid()}" if info is None else info
+        beat = ops.Heartbeat(self.consumer, self.member, self.lease_ms, said)
+        table: ops.ConsumerDescription = self._store.commit([beat, *reports])[0]
+        return table
+
+    def take(self, shard: int = 0) -> int:
+        """Take a shard, or keep it. Answers its generation."""
+        leased: ops.Leased = self._store.commit([self._taking(shard)])[0]
+        return leased.generation
+
+    def take_only(self, journals: Sequence[str]) -> ops.ConsumerDescription:
+        """Take the only shard of a consumer that reads these journals, which is made if it is new."""
+        register = ops.RegisterConsumer(self.consumer, 1, list(journals))
+        question = ops.DescribeConsumers(name=self.consumer)
+        described: ops.ConsumerDescriptions = self._store.commit([register, self._taking(0), question])[2]
+        return described.consumers[0]
+
+    def _taking(self, shard: int) -> Operation:
+        return ops.LeaseShard(self.consumer, shard, self.member, self.lease_ms)
+
+    def give_back(self, shards: Sequence[int] | None = None) -> None:
+        """Give these shards back; without them all, and leave."""
+        self._release(self.member, None if shards is None else list(shards))
+
+    def free_dead(self, holder: str) -> bool:
+        """Free what a member holds that was a process of this machine and has died. Whether it was one."""
+        if not holder or not has_died(holder):
+            return False
+        self._release(holder)
+        return True
+
+    def _release(self, member: str, shards: list[int] | None = None) -> None:
+        self._store.commit([ops.ReleaseShards(self.consumer, member, shards)])

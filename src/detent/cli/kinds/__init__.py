@@ -23,7 +23,7 @@ from detent.cli.kinds.consumer import Consumers
 from detent.cli.kinds.graph import Graphs
 from detent.cli.kinds.ingest import Ingests, read_config
 from detent.cli.kinds.kind import Found, Kind
-from detent.cli.kinds.pipeline import Pipelines, send_by_value
+from detent.cli.kinds.pipeline import Pipelines
 from detent.cli.kinds.worker import Workers
 from detent.runtime.target import Loaded, Sought, Target
 
@@ -91,8 +91,13 @@ def _let_travel(found: dict[str, list[Found]], loaded: Iterable[dict[str, Any]])
     if "pipeline" not in found:
         return
     for names in loaded:
-        module = str(names["__name__"])
+        name = str(names["__name__"])
+        module = sys.modules.get(name)
+        if module is None or module.__spec__ is not None:  # a package's own, which workers may have, too
+            continue
         if len(found) > 1:
+            from detent.spark.sessions import send_by_value
+
             send_by_value(module)
-        elif sys.modules.get(module) is not None and vars(sys.modules[module]).get("__spec__") is None:
-            del sys.modules[module]
+        else:
+            del sys.modules[name]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import click
@@ -118,15 +116,6 @@ class Pipelines(Kind):
             streams.setdefault(pipeline, []).append(stream)
         for name, of_pipeline in sorted(streams.items()):
             yield KnownPipeline(store, name, of_pipeline)
-
-
-def send_by_value(module: str) -> None:
-    """Let functions of a module that stays imported travel to Spark's workers by value, which cannot import it."""
-    from pyspark import cloudpickle
-
-    register: Callable[[ModuleType], None] = cloudpickle.register_pickle_by_value
-    if module in sys.modules:
-        register(sys.modules[module])
 
 
 # -- running ----------------------------------------------------------------------------------------------------------

@@ -18,10 +18,9 @@ import detent
 from busworld import Books, Invoiced, OrderPlaced, app
 from detent.bus import Outcome, SqlOutbox
 from detent.bus.envelope import Incoming
-from detent.cli import _bus_metrics
-from detent.cli._bus_metrics import BusCollector, serve_bus_metrics
 from detent.cli.bus import bus as bus_commands
-from detent.cli.kinds.bus import Tally
+from detent.cli.kinds import bus as bus_kind
+from detent.cli.kinds.bus import BusCollector, Tally, serve_bus_metrics
 from detent.errors import Denied, Invalid
 from detent.ingest.progress import Counters
 from detent.server import metrics_state, operators
@@ -82,7 +81,7 @@ def test_docs_name_the_limits_that_the_code_has() -> None:
     text = " ".join(PAGE.read_text().split())
     assert f"at most {metrics_state.OBJECTS_MAX:,} queues" in text
     assert f"each of the {metrics_state.AGES_MAX} longest lags" in text
-    assert (metrics_state.AGES_S, _bus_metrics.LOOK_EVERY_S) == (1.0, 5.0)
+    assert (metrics_state.AGES_S, bus_kind.LOOK_EVERY_S) == (1.0, 5.0)
 
 
 # -- what the store holds ---------------------------------------------------------------------------------------------
@@ -209,7 +208,7 @@ def test_metrics_grant_allows_nothing_else() -> None:
 
 
 def test_outboxes_and_deliveries_of_apps_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bus_metrics, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(bus_kind, "LOOK_EVERY_S", 0.0)
     books = Books(f"sqlite:///{tmp_path / 'books.db'}")
     with app(name="billing", **books.options(outbox=SqlOutbox())) as bus:
         bus.handler(OrderPlaced)(lambda order: bus.send(Invoiced(1), to="later", delay="1h"))

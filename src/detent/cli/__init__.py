@@ -42,7 +42,6 @@ What commands share:
 What one noun needs beside its file:
 
     _bus_shown.py      an app: its parts, what waits, whether it goes together
-    _bus_metrics.py    metrics of an app that runs
     _consumer_shown.py  how far shards are
     _graph_shown.py    a graph: its processors, a message's origin
     _graph_send.py     `graph send`

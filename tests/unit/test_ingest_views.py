@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from detent.cli._views import JsonView, LineView
+from detent.cli._views import JsonTaskView, LineTaskView
 from detent.cli.kinds.ingest import Shown, line_of, metrics_view, report_of, summary_of
 from detent.ingest.progress import Counters, Progress
 
@@ -34,7 +34,7 @@ def test_unreadable_messages_are_said_to_be_left_to_the_queue() -> None:
 
 
 def test_json_is_an_object_a_line_when_something_changed(capsys: pytest.CaptureFixture[str]) -> None:
-    view = Shown(JsonView(), "orders")
+    view = Shown(JsonTaskView(), "orders")
     view.show(progress(files=1))
     view.show(progress(files=1))
     view.end(Counters(files=7))
@@ -44,7 +44,7 @@ def test_json_is_an_object_a_line_when_something_changed(capsys: pytest.CaptureF
 
 
 def test_a_log_has_a_line_when_something_was_committed(capsys: pytest.CaptureFixture[str]) -> None:
-    view = Shown(LineView(), "orders")
+    view = Shown(LineTaskView(), "orders")
     view.show(progress())
     view.show(progress(batches=1, files=3))
     view.show(progress(batches=2, files=4))  # too soon after the last one

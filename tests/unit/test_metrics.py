@@ -20,7 +20,7 @@ from detent.bus import Outcome, SqlOutbox
 from detent.bus.envelope import Incoming
 from detent.cli.bus import bus as bus_commands
 from detent.cli.kinds import bus as bus_kind
-from detent.cli.kinds.bus import BusCollector, Tally, serve_bus_metrics
+from detent.cli.kinds.bus import AppTally, BusCollector, serve_bus_metrics
 from detent.errors import Denied, Invalid
 from detent.ingest.progress import Counters
 from detent.server import metrics_state, operators
@@ -63,7 +63,7 @@ def shown_metrics() -> set[str]:
     """Every name that the code shows, as Prometheus stores it."""
     metrics = Metrics()
     registry = CollectorRegistry()
-    registry.register(BusCollector([], Tally([], cast(Any, None))))
+    registry.register(BusCollector([], AppTally([], cast(Any, None))))
     families = [*text_string_to_metric_families(metrics.page(StoreState()).decode()), *registry.collect()]
     found = {f"{one.name}_total" if one.type == "counter" else one.name for one in families}
     found = {name for name in found if not name.endswith("_created")}  # which each counter and histogram has beside it
@@ -213,7 +213,7 @@ def test_outboxes_and_deliveries_of_apps_are_shown(tmp_path: Path, monkeypatch: 
     with app(name="billing", **books.options(outbox=SqlOutbox())) as bus:
         bus.handler(OrderPlaced)(lambda order: bus.send(Invoiced(1), to="later", delay="1h"))
         bus.prepare()
-        tally = Tally([bus], cast(Any, None))
+        tally = AppTally([bus], cast(Any, None))
         tally.see(bus, cast(Incoming, None), Outcome.HANDLED)
         bus.send_local(OrderPlaced(1))
         (incoming,) = bus.transport.receive(1, 5)
@@ -244,7 +244,7 @@ def test_outbox_is_counted_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("detent.cli.kinds.bus.outbox_of", looks.append)
     with app(outbox=None) as bus:
         bus.outbox = cast(Any, object())
-        collector = BusCollector([bus], Tally([bus], cast(Any, None)))
+        collector = BusCollector([bus], AppTally([bus], cast(Any, None)))
         for _ in range(3):
             assert list(collector.collect())
         bus.outbox = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from detent.cli._views import JsonView, LineView, Look, picture_of
+from detent.cli._views import JsonTaskView, LineTaskView, Look, picture_of
 from detent.cli.kinds.pipeline import COLUMNS, notice_of, part_of, report_of
 from detent.errors import Busy, Denied, Invalid, SessionExpired
 from detent.runtime.report import Report
@@ -162,7 +162,7 @@ def test_events_as_lines_and_as_json() -> None:
         Event("failed", "s", "away; trying again in 1 s", {"retry_s": 1.0}),
     ]
     lines, objects = io.StringIO(), io.StringIO()
-    for view in (LineView(lines), JsonView(objects)):
+    for view in (LineTaskView(lines), JsonTaskView(objects)):
         with view:
             for event in events:
                 view.tell(notice_of(event))

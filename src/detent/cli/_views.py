@@ -41,7 +41,7 @@ _COLOURS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class TaskNotice:
     """Something that happened to a task, or a part of it."""
 
     event: str
@@ -59,12 +59,12 @@ class Notice:
         return {"event": self.event, **self.fields}
 
 
-def warning(text: str) -> Notice:
+def warning(text: str) -> TaskNotice:
     """What a part of the program warns of by its log."""
-    return Notice("warning", text, {"text": text})
+    return TaskNotice("warning", text, {"text": text})
 
 
-class Column(NamedTuple):
+class ReportColumn(NamedTuple):
     """A column of the parts of a report."""
 
     head: str
@@ -72,17 +72,17 @@ class Column(NamedTuple):
     is_number: bool = True
 
 
-def counted(name: str) -> Column:
+def counted(name: str) -> ReportColumn:
     """A column with something that is counted."""
-    return Column(name, lambda part: f"{part.progress.get(name, 0):,}")
+    return ReportColumn(name, lambda part: f"{part.progress.get(name, 0):,}")
 
 
-def said(name: str, *, is_number: bool = False) -> Column:
+def said(name: str, *, is_number: bool = False) -> ReportColumn:
     """A column with what only this kind has."""
-    return Column(name, lambda part: part.about.get(name, "-"), is_number)
+    return ReportColumn(name, lambda part: part.about.get(name, "-"), is_number)
 
 
-LAG: Final = Column("lag", lambda part: "-" if part.lag is None else f"{part.lag:,}")
+LAG: Final = ReportColumn("lag", lambda part: "-" if part.lag is None else f"{part.lag:,}")
 
 
 def line_of(report: Report) -> str:
@@ -99,32 +99,32 @@ class Look(NamedTuple):
     fields: Callable[[], dict[str, Any]]
     """A status for programs."""
 
-    columns: Sequence[Column] = ()
+    columns: Sequence[ReportColumn] = ()
     """Of the parts, a row each. Without columns each report is a line."""
 
     line: Callable[[Report], str] = line_of
     first_status_s: float = STATUS_S
 
 
-class View(Protocol):
+class TaskView(Protocol):
     """Shows what happens. `tell` is called by many threads."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *error: object) -> None: ...
 
-    def tell(self, notice: Notice) -> None:
+    def tell(self, notice: TaskNotice) -> None:
         """Something happened."""
 
     def show(self, look: Look, *, is_last: bool = False) -> None:
         """A moment has passed; at last, the task has ended."""
 
 
-def view_of(*, as_json: bool, is_live: bool = True) -> View:
+def view_of(*, as_json: bool, is_live: bool = True) -> TaskView:
     """The view that suits the reader."""
     if as_json:
-        return JsonView()
-    return LiveView() if is_live and sys.stderr.isatty() else LineView()
+        return JsonTaskView()
+    return LiveTaskView() if is_live and sys.stderr.isatty() else LineTaskView()
 
 
 class _Printed:
@@ -153,7 +153,7 @@ class _Printed:
             raise self._gone
 
 
-class JsonView(_Printed):
+class JsonTaskView(_Printed):
     """An object a line, in ASCII: texts of others may have halves of characters in them."""
 
     def __init__(self, out: IO[str] | None = None) -> None:
@@ -161,7 +161,7 @@ class JsonView(_Printed):
         self._lock = threading.Lock()
         self._due: dict[str, float] = {}
 
-    def tell(self, notice: Notice) -> None:
+    def tell(self, notice: TaskNotice) -> None:
         """Print it."""
         if notice.event:
             self.say(notice.as_json())
@@ -181,13 +181,13 @@ class JsonView(_Printed):
                 self.say({"event": "status", **fields})
 
 
-class LineView(_Printed):
+class LineTaskView(_Printed):
     """A line for each thing that happens, in a log or a pipe."""
 
     def __init__(self, out: IO[str] | None = None) -> None:
         self._out = out or sys.stderr
 
-    def tell(self, notice: Notice) -> None:
+    def tell(self, notice: TaskNotice) -> None:
         """Print it."""
         if notice.text:
             self._write(self._out, line_text(notice.text))
@@ -198,7 +198,7 @@ class LineView(_Printed):
         self._check_read()
 
 
-class LiveView:
+class LiveTaskView:
     """Tables and lines that are kept up to date, with the latest notes under them."""
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ class LiveView:
     def __exit__(self, *error: object) -> None:
         self._live.__exit__(None, None, None)
 
-    def tell(self, notice: Notice) -> None:
+    def tell(self, notice: TaskNotice) -> None:
         """Note it under the tables, or print it above them."""
         from rich.text import Text
 
@@ -277,7 +277,7 @@ def picture_of(report: Report, look: Look) -> Any:
     return Grid([column.head for column in look.columns], rows, right=right, title=title_of(report))
 
 
-def _cell(column: Column, part: Report) -> Any:
+def _cell(column: ReportColumn, part: Report) -> Any:
     from rich.text import Text
 
     text = line_text(column.cell(part))
@@ -293,10 +293,10 @@ def title_of(report: Report) -> str:
     return line_text(f"{report.kind} {report.name}{paused}{lag}{more}")
 
 
-class Part:
+class PartView:
     """The view of one task of several that run in one process: what it says has its title with it."""
 
-    def __init__(self, view: View, title: str) -> None:
+    def __init__(self, view: TaskView, title: str) -> None:
         self._view = view
         self._title = title
 
@@ -306,7 +306,7 @@ class Part:
     def __exit__(self, *error: object) -> None:
         return
 
-    def tell(self, notice: Notice) -> None:
+    def tell(self, notice: TaskNotice) -> None:
         """Tell it with the task's title."""
         text = notice.text and f"{self._title}: {notice.text}"
         self._view.tell(replace(notice, text=text, fields={"task": self._title, **notice.fields}))
@@ -318,7 +318,7 @@ class Part:
 
 
 def logs_told(
-    view: View, is_told: Callable[[logging.LogRecord], bool], *, verbose: bool, as_json: bool
+    view: TaskView, is_told: Callable[[logging.LogRecord], bool], *, verbose: bool, as_json: bool
 ) -> AbstractContextManager[None]:
     """What parts of the program say in their logs, as notices; what `is_told` in another way is left out."""
     return logs_shown(lambda text: view.tell(warning(text)), is_told, verbose=verbose, as_json=as_json)

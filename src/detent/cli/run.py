@@ -12,9 +12,9 @@ from typing import Any, Final, NoReturn
 import click
 
 from detent.cli._output import note
-from detent.cli._views import Part, View, view_of
+from detent.cli._views import PartView, TaskView, view_of
 from detent.cli.kinds import KINDS, find_all
-from detent.cli.kinds.kind import Found, Given, HandlersLate, Ready, with_options
+from detent.cli.kinds.kind import Found, Given, HandlersLate, ReadyTask, with_options
 from detent.runtime.signals import stop_on_signals
 from detent.runtime.supervisor import Supervisor
 from detent.runtime.task import DONE, Next, Task
@@ -202,7 +202,7 @@ def run(targets: tuple[str, ...], check: bool, **given: Any) -> None:
     execute(ready, given)
 
 
-def _ready(found: dict[str, list[Found]], given: Given) -> list[Ready]:
+def _ready(found: dict[str, list[Found]], given: Given) -> list[ReadyTask]:
     """What is to be run. An option that none of it has was meant for something else, and is refused."""
     for kinds, options in OPTIONS.values():
         if kinds.isdisjoint(found):
@@ -224,7 +224,7 @@ def run_found(kind: str, found: Iterable[Found], **values: Any) -> None:
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-def execute(ready: Sequence[Ready], given: Given) -> None:
+def execute(ready: Sequence[ReadyTask], given: Given) -> None:
     """Run tasks until they have ended, and end the command with an exit code if something is wrong."""
     once, as_json = given["once"], given["as_json"]
     view = view_of(as_json=as_json, is_live=not once or any(one.kind in {"pipeline", "ingest"} for one in ready))
@@ -237,7 +237,7 @@ def execute(ready: Sequence[Ready], given: Given) -> None:
         click.get_current_context().exit(code)
 
 
-def _run_alone(one: Ready, view: View, *, once: bool) -> int:
+def _run_alone(one: ReadyTask, view: TaskView, *, once: bool) -> int:
     """One task, in this thread. Spark sets handlers of signals of its own: what uses it sets ours by itself."""
     at_once = (lambda: end_now(INTERRUPTED, view)) if one.hangs_on_threads else None
     signals: AbstractContextManager[Any] = (
@@ -250,19 +250,19 @@ def _run_alone(one: Ready, view: View, *, once: bool) -> int:
         return one.run(view)
 
 
-def _run_together(ready: Sequence[Ready], view: View, *, once: bool) -> int:
+def _run_together(ready: Sequence[ReadyTask], view: TaskView, *, once: bool) -> int:
     """Several tasks, each in a thread, until all have ended or one has failed. The last one is stopped first, and the
     stores that they share stay open until all have ended."""
     import detent
 
     if once:
-        return max(one.run_once(Part(view, one.title)) for one in ready)
+        return max(one.run_once(PartView(view, one.title)) for one in ready)
     stopping = threading.Event()
     supervisor = Supervisor()
     with stop_on_signals(stopping, lambda: end_now(INTERRUPTED, view)), view, ExitStack() as stores:
         for url in dict.fromkeys(url for one in ready for url in one.urls):
             stores.enter_context(detent.open(url))
-        running = [_Running(one, Part(view, one.title)) for one in ready]
+        running = [_Running(one, PartView(view, one.title)) for one in ready]
         for one in running:
             supervisor.add(one)
         supervisor.run(stopping)
@@ -273,7 +273,7 @@ class _Running(Task):
     """One of several tasks of this process. What its kind tries again is tried again in there: an error that comes out
     of it is the end of all."""
 
-    def __init__(self, ready: Ready, view: View) -> None:
+    def __init__(self, ready: ReadyTask, view: TaskView) -> None:
         super().__init__(ready.title)
         self.kind = ready.kind
         self._ready = ready
@@ -295,7 +295,7 @@ class _Running(Task):
         return True
 
 
-def end_now(code: int, view: View | None = None) -> NoReturn:
+def end_now(code: int, view: TaskView | None = None) -> NoReturn:
     """End without waiting for threads in which functions of the user's hang, as Python would. What they were at comes
     again."""
     if view is not None:

@@ -22,7 +22,7 @@ from detent.cli._common import (
 from detent.cli._output import line_text, print_fields, print_json, print_table, time_text
 from detent.cli.kinds import KINDS, find_all
 from detent.cli.kinds.ingest import settings_of
-from detent.cli.kinds.kind import Known
+from detent.cli.kinds.kind import KnownTask
 from detent.durations import milliseconds
 from detent.errors import DetentError, Invalid, NotFound
 from detent.paths import as_url
@@ -60,7 +60,7 @@ def _store_url(given: str | None) -> str:
 
 
 @contextmanager
-def _declared(target: str, url: str | None) -> Iterator[list[Known]]:
+def _declared(target: str, url: str | None) -> Iterator[list[KnownTask]]:
     """All that a file declares, or the one that is named."""
     given = {"url": None if url is None else as_url(url), "transport": None}
     with ExitStack() as stack:
@@ -75,7 +75,7 @@ def _declared(target: str, url: str | None) -> Iterator[list[Known]]:
         yield known
 
 
-class _NeverRan(Known):
+class _NeverRan(KnownTask):
     """A task that a file declares, and whose store or database is not there yet."""
 
     def __init__(self, kind: str, name: str, error: NotFound) -> None:
@@ -94,14 +94,14 @@ class _NeverRan(Known):
 
 
 @contextmanager
-def _stored(url: str, *, force: bool) -> Iterator[list[Known]]:
+def _stored(url: str, *, force: bool) -> Iterator[list[KnownTask]]:
     """All that a store knows."""
     with open_for_writing(url, force=force) as store, listing("consumer"):
         yield [one for kind in KINDS for one in kind.stored(store)]
 
 
 @contextmanager
-def _meant(words: Sequence[str], named: str | None, *, force: bool) -> Iterator[list[Known]]:
+def _meant(words: Sequence[str], named: str | None, *, force: bool) -> Iterator[list[KnownTask]]:
     """The tasks that ``[URL] TASK`` means: those of a file, or one of a store by KIND/NAME, or by NAME alone."""
     if len(words) > 2 or (len(words) == 2 and not _is_store(words[0])):
         raise click.UsageError(f"give [URL] TASK, and not {' '.join(words)}")
@@ -118,7 +118,7 @@ def _meant(words: Sequence[str], named: str | None, *, force: bool) -> Iterator[
         yield [_named(task, known)]
 
 
-def _named(text: str, known: Sequence[Known]) -> Known:
+def _named(text: str, known: Sequence[KnownTask]) -> KnownTask:
     found = [one for one in known if text in {one.title, one.name}]
     if len(found) == 1:
         return found[0]
@@ -172,7 +172,7 @@ def list_tasks(place: str | None, named: str | None, force: bool, as_json: bool)
     print_table(["task", "state", "done", "lag", "error"], [list(map(line_text, row)) for row in rows])
 
 
-def _report_of(one: Known) -> Report:
+def _report_of(one: KnownTask) -> Report:
     """How a task is; one that never ran is in a list, too."""
     try:
         return one.report()

@@ -2,7 +2,7 @@
 
 Nothing of a kind is imported before a command needs it.
 
-    kind.py       what a kind is: `Kind`, `Ready` (about to run), `Known` (there, to be looked at and steered)
+    kind.py       what a kind is: `TaskKind`, `ReadyTask` (about to run), `KnownTask` (to be looked at and steered)
     consumer.py   applications with state that read journals
     graph.py      graphs of processors
     bus.py        apps that handle typed messages
@@ -22,12 +22,12 @@ from detent.cli.kinds.bus import Buses
 from detent.cli.kinds.consumer import Consumers
 from detent.cli.kinds.graph import Graphs
 from detent.cli.kinds.ingest import Ingests, read_config
-from detent.cli.kinds.kind import Found, Kind
+from detent.cli.kinds.kind import Found, TaskKind
 from detent.cli.kinds.pipeline import Pipelines
 from detent.cli.kinds.worker import Workers
 from detent.runtime.target import Loaded, Sought, Target
 
-KINDS: Final[tuple[Kind, ...]] = (Consumers(), Graphs(), Buses(), Workers(), Ingests(), Pipelines())
+KINDS: Final[tuple[TaskKind, ...]] = (Consumers(), Graphs(), Buses(), Workers(), Ingests(), Pipelines())
 """In the order in which several of one process are started."""
 
 ANYTHING: Final[Sought[Any]] = Sought(
@@ -63,7 +63,7 @@ def find_all(targets: Iterable[str]) -> dict[str, list[Found]]:
     return {kind.noun: found[kind.noun] for kind in KINDS if kind.noun in found}
 
 
-def _of(target: Target, names: dict[str, Any]) -> list[tuple[Kind, Found]]:
+def _of(target: Target, names: dict[str, Any]) -> list[tuple[TaskKind, Found]]:
     """What one target means."""
     soughts = [(kind, kind.sought()) for kind in KINDS if kind.is_imported]
     classes = tuple(cls for _, sought in soughts for cls in _classes(sought))

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import click
 
 from detent.cli._output import print_table
-from detent.cli._views import Look, Notice, View, logs_told
-from detent.cli.kinds.kind import LOOK_S, Found, Given, HandlersLate, Kind, Known, Ready
+from detent.cli._views import Look, TaskNotice, TaskView, logs_told
+from detent.cli.kinds.kind import LOOK_S, Found, Given, HandlersLate, KnownTask, ReadyTask, TaskKind
 from detent.cli.kinds.worker import KnownQueue, queue_report
 from detent.errors import Invalid
 from detent.runtime.report import Report, State
@@ -90,7 +90,7 @@ def refuse_metrics_once(given: Given) -> None:
         raise click.UsageError("--metrics-port is for apps that go on running, and --once ends: give one of them")
 
 
-class Buses(Kind):
+class Buses(TaskKind):
     """The kind."""
 
     noun = "app"
@@ -109,7 +109,7 @@ class Buses(Kind):
             lines='from detent.bus import Bus; billing = Bus("billing", "file:./data")',
         )
 
-    def ready(self, found: Sequence[Found], given: Given) -> list[Ready]:
+    def ready(self, found: Sequence[Found], given: Given) -> list[ReadyTask]:
         """All of them are one task: each has subscribed before the first one publishes."""
         buses = [one.what for one in found]
         refuse_twins(buses)
@@ -120,13 +120,13 @@ class Buses(Kind):
         return [ReadyBuses(buses, given)]
 
     @contextmanager
-    def declared(self, found: Any, given: Given) -> Iterator[Known]:
+    def declared(self, found: Any, given: Given) -> Iterator[KnownTask]:
         """An app of a file, with its queue if a store has that."""
         if given.get("transport"):
             found.use(given["transport"])
         yield KnownBus(found)
 
-    def stored(self, store: Store) -> Iterator[Known]:
+    def stored(self, store: Store) -> Iterator[KnownTask]:
         """The queues of a store that have subscribed to types of messages."""
         from detent.bus import topics
 
@@ -146,10 +146,10 @@ def _kept_at(bus: Bus) -> str | None:
     return None if url is None or url.startswith("memory:") else url
 
 
-class Tally:
+class AppTally:
     """Counts what became of the deliveries of some apps, and tells of those that failed."""
 
-    def __init__(self, buses: Sequence[Bus], view: View) -> None:
+    def __init__(self, buses: Sequence[Bus], view: TaskView) -> None:
         self._buses = buses
         self._view = view
         self._counts: dict[str, Counter[str]] = {bus.name: Counter() for bus in buses}
@@ -200,7 +200,7 @@ def outbox_of(bus: Bus) -> OutboxCounts | None:
         return None
 
 
-def _failure(bus: Bus, incoming: Incoming, outcome: Outcome) -> Notice:
+def _failure(bus: Bus, incoming: Incoming, outcome: Outcome) -> TaskNotice:
     from detent.bus.envelope import TYPE
     from detent.bus.observing import id_of
     from detent.queue.message import reason_of
@@ -221,8 +221,8 @@ def _failure(bus: Bus, incoming: Incoming, outcome: Outcome) -> Notice:
     return _notice(outcome.value.replace(" ", "_"), bus, lines[outcome.value], fields)
 
 
-def _notice(event: str, bus: Bus, text: str, fields: dict[str, Any]) -> Notice:
-    return Notice(event, f"{bus.name}: {text}", {"app": bus.name, **fields}, "above")
+def _notice(event: str, bus: Bus, text: str, fields: dict[str, Any]) -> TaskNotice:
+    return TaskNotice(event, f"{bus.name}: {text}", {"app": bus.name, **fields}, "above")
 
 
 def number_text(count: int | None) -> str:
@@ -237,7 +237,7 @@ def status_line(report: Report) -> str:
     return ", ".join([*done, *([] if outbox is None else [f"{outbox} in the outbox"])])
 
 
-def fields_of(tally: Tally) -> list[dict[str, Any]]:
+def fields_of(tally: AppTally) -> list[dict[str, Any]]:
     """The apps for programs."""
     return [
         {"app": name, **{key.replace(" ", "_"): count for key, count in counts.items()}}
@@ -245,7 +245,7 @@ def fields_of(tally: Tally) -> list[dict[str, Any]]:
     ]
 
 
-class ReadyBuses(Ready):
+class ReadyBuses(ReadyTask):
     """Apps that are about to run in this process."""
 
     kind = "app"
@@ -264,18 +264,18 @@ class ReadyBuses(Ready):
         for bus in self._buses:
             show_bus(bus, as_json=as_json)
 
-    def _logs(self, view: View) -> AbstractContextManager[None]:
+    def _logs(self, view: TaskView) -> AbstractContextManager[None]:
         """What apps say in their logs. What is said there of a message that failed is told already."""
         failed = ("pipeline", "failed")
         given = self._given
         is_told = lambda logged: (logged.module, logged.funcName) == failed  # noqa: E731
         return logs_told(view, is_told, verbose=given["verbose"], as_json=given["as_json"])
 
-    def run(self, view: View) -> int:
+    def run(self, view: TaskView) -> int:
         """Handle their messages and forward their outboxes until `stop`."""
         from detent.bus.observing import observed
 
-        tally = Tally(self._buses, view)
+        tally = AppTally(self._buses, view)
         if self._given["metrics_port"] is not None:
             serve_bus_metrics(self._given["metrics_port"], self._buses, tally)
         look = Look(self.title, tally.reports, lambda: {"apps": fields_of(tally)}, line=status_line)
@@ -290,7 +290,7 @@ class ReadyBuses(Ready):
                 view.tell(_started(one))
             while not self.stopping.wait(LOOK_S):
                 view.show(look)
-            view.tell(Notice("stopping", "stopping: handlers under way are waited for; Ctrl-C does not wait"))
+            view.tell(TaskNotice("stopping", "stopping: handlers under way are waited for; Ctrl-C does not wait"))
             for one in self._buses:  # all at once: together they may take as long as the slowest one
                 one.stop_taking()
         late = [one for one in threading.enumerate() if one.name.startswith("detent-bus-")]
@@ -298,11 +298,11 @@ class ReadyBuses(Ready):
             raise HandlersLate(f"{len(late)} handlers did not end in time; their messages come again")
         return 0
 
-    def run_once(self, view: View) -> int:
+    def run_once(self, view: TaskView) -> int:
         """Handle what there is, one message after the other."""
         from detent.bus.observing import observed
 
-        tally = Tally(self._buses, view)
+        tally = AppTally(self._buses, view)
         with self._logs(view), ExitStack() as stack:
             for one in self._buses:
                 stack.enter_context(observed(one, partial(tally.see, one)))
@@ -313,7 +313,7 @@ class ReadyBuses(Ready):
                 idle = 0 if handled else idle + 1
             fields, rows = fields_of(tally), tally.rows()
         if self._given["as_json"]:
-            view.tell(Notice("summary", "", {"apps": fields}))
+            view.tell(TaskNotice("summary", "", {"apps": fields}))
             return 0
         columns = [*COUNTED, "outbox"]
         print_table(["app", *columns], [[name, *(_cell(counts, key) for key in columns)] for name, counts in rows])
@@ -324,7 +324,7 @@ def _cell(counts: dict[str, int | None], key: str) -> str:
     return "-" if key not in counts else "?" if counts[key] is None else str(counts[key])
 
 
-def _started(bus: Bus) -> Notice:
+def _started(bus: Bus) -> TaskNotice:
     handlers = [handler.name for handler in bus.all_handlers]
     does = f"{', '.join(handlers)} of {', '.join(bus.topics)}" if handlers else "sends only"
     queue = None if bus.send_only else bus.transport.input_name
@@ -333,7 +333,7 @@ def _started(bus: Bus) -> Notice:
     return _notice("started", bus, f"started on {where}: {does}", fields)
 
 
-def _stop(bus: Bus, view: View, tally: Tally) -> None:
+def _stop(bus: Bus, view: TaskView, tally: AppTally) -> None:
     bus.stop()
     counts = tally.counts(bus)
     text = ", ".join(f"{counts[name]:,} {name}" for name in COUNTED)
@@ -344,7 +344,7 @@ def _stop(bus: Bus, view: View, tally: Tally) -> None:
 # -- metrics ----------------------------------------------------------------------------------------------------------
 
 
-def serve_bus_metrics(port: int, buses: Sequence[Bus], tally: Tally) -> None:
+def serve_bus_metrics(port: int, buses: Sequence[Bus], tally: AppTally) -> None:
     """Show the metrics on a port of the loopback address."""
     from detent.scraped import new_registry, serve_metrics
 
@@ -356,7 +356,7 @@ def serve_bus_metrics(port: int, buses: Sequence[Bus], tally: Tally) -> None:
 class BusCollector:
     """Looks at the apps when the page is asked for."""
 
-    def __init__(self, buses: Sequence[Bus], tally: Tally) -> None:
+    def __init__(self, buses: Sequence[Bus], tally: AppTally) -> None:
         self._buses = buses
         self._tally = tally
         self._lock = threading.Lock()
@@ -423,7 +423,7 @@ def show_bus(app: Bus, *, as_json: bool) -> None:
         raise Invalid(problem)
 
 
-class KnownBus(Known):
+class KnownBus(KnownTask):
     """An app of a file. What can be steered is its queue, where a store has that."""
 
     kind = "app"

@@ -13,8 +13,8 @@ from detent.cli._common import count_text, open_for_writing
 from detent.cli._consumer_shown import Seen, consumer_fields, look, shown_error, shown_journals, shown_status, total_lag
 from detent.cli._logs import set_up_logs
 from detent.cli._output import line_text, print_fields, print_json, print_table
-from detent.cli._views import LAG, Column, Look, Notice, View, said
-from detent.cli.kinds.kind import Found, Given, Kind, Known, Ready, store_of
+from detent.cli._views import LAG, Look, ReportColumn, TaskNotice, TaskView, said
+from detent.cli.kinds.kind import Found, Given, KnownTask, ReadyTask, TaskKind, store_of
 from detent.durations import Duration, milliseconds
 from detent.errors import Denied, DetentError, Invalid, NotFound
 from detent.runtime.report import Report, State, Trouble
@@ -30,11 +30,11 @@ MODULE: Final = "__detent_consumer__"
 """The name of a file as a module. It stays imported: classes that are declared in it may look for it at any time."""
 
 COLUMNS: Final = (
-    Column("shard", lambda part: part.name),
+    ReportColumn("shard", lambda part: part.name),
     said("journals"),
     said("holder"),
     said("status"),
-    Column("processed", lambda part: f"{part.progress['processed']:,}"),
+    ReportColumn("processed", lambda part: f"{part.progress['processed']:,}"),
     LAG,
     said("msgs/s", is_number=True),
 )
@@ -81,7 +81,7 @@ def store_url(consumer: Consumer, given: str | None) -> str:
     return store_of("consumer", "Consumer", consumer.name, consumer.store, given)
 
 
-class Consumers(Kind):
+class Consumers(TaskKind):
     """The kind."""
 
     noun = "consumer"
@@ -100,7 +100,7 @@ class Consumers(Kind):
             lines='from detent.consumer import Consumer; app = Consumer("orders", read="orders")',
         )
 
-    def ready(self, found: Sequence[Found], given: Given) -> list[Ready]:
+    def ready(self, found: Sequence[Found], given: Given) -> list[ReadyTask]:
         """One task a consumer. Its processes load the file by themselves."""
         for one in found:
             _ = one.what.consume_function  # which says what to do if there is none
@@ -108,13 +108,13 @@ class Consumers(Kind):
         return [ReadyConsumer(one, given) for one in found]
 
     @contextmanager
-    def declared(self, found: Any, given: Given) -> Iterator[Known]:
+    def declared(self, found: Any, given: Given) -> Iterator[KnownTask]:
         """A consumer of a file, in the store that it says."""
         url = store_url(found, given.get("url"))
         with open_for_writing(url, force=False) as store:
             yield KnownConsumer(store, found.name)
 
-    def stored(self, store: Store) -> Iterator[Known]:
+    def stored(self, store: Store) -> Iterator[KnownTask]:
         """All consumers of a store. Processors of graphs are kept as consumers, too, and are not listed here."""
         for info in store.consumers():
             if not info.name.startswith("graph/"):
@@ -133,7 +133,7 @@ def log_as_asked(*, verbose: bool, as_json: bool) -> None:
         logging.getLogger("detent").setLevel(logging.CRITICAL)
 
 
-class ReadyConsumer(Ready):
+class ReadyConsumer(ReadyTask):
     """A consumer that is about to run: in several processes, or in this one until nothing is left to read."""
 
     kind = "consumer"
@@ -154,7 +154,7 @@ class ReadyConsumer(Ready):
         fields = {"consumer": app.name, "store": self.url, "shards": app.shards, "standbys": app.standbys}
         print_json(fields) if as_json else print_fields({name: str(value) for name, value in fields.items()})
 
-    def run(self, view: View) -> int:
+    def run(self, view: TaskView) -> int:
         """Start its processes, and watch them until `stop`."""
         from detent.consumer.supervisor import Supervisor, run_alone, worker_count
 
@@ -194,7 +194,7 @@ class ReadyConsumer(Ready):
         fields = lambda: consumer_fields(look(store, self.name))  # noqa: E731
         return Look(self.title, reports, fields, COLUMNS, first_status_s=0)
 
-    def run_once(self, view: View) -> int:
+    def run_once(self, view: TaskView) -> int:
         """Read what there is, in this process, then print how far it is."""
         from detent.consumer.running import opened, stopped_by
 
@@ -202,7 +202,7 @@ class ReadyConsumer(Ready):
 
         def on_event(what: str, shard: int, text: str) -> None:
             if what == "waiting":  # for the process that holds the shard, which may take long
-                view.tell(Notice(what, f"shard {shard} is waited for: {text}", {"shard": shard, "text": text}))
+                view.tell(TaskNotice(what, f"shard {shard} is waited for: {text}", {"shard": shard, "text": text}))
 
         with opened(self._app, self.url, on_event=on_event) as worker:
             try:
@@ -215,13 +215,13 @@ class ReadyConsumer(Ready):
             self._summarize(look(worker.store, self.name), worker.progress, view)
         return 0
 
-    def _summarize(self, seen: Seen, progress: dict[int, Progress], view: View) -> None:
+    def _summarize(self, seen: Seen, progress: dict[int, Progress], view: TaskView) -> None:
         counts = {shard.index: progress[shard.index].messages for shard in seen.info.shards if shard.index in progress}
         if self._given["as_json"]:
             fields = consumer_fields(seen)
             for shard in fields["shards"]:
                 shard["messages"] = counts.get(shard["shard"], 0)
-            view.tell(Notice("summary", "", {"messages": sum(counts.values()), **fields}))
+            view.tell(TaskNotice("summary", "", {"messages": sum(counts.values()), **fields}))
             return
         rows = [
             [
@@ -246,7 +246,7 @@ def _why(app: Consumer, error: Exception) -> str:
     )
 
 
-def notice_of(notice: Any) -> Notice:
+def notice_of(notice: Any) -> TaskNotice:
     """What a supervisor of processes tells."""
     text, member = notice.text, notice.member
     lines = {
@@ -263,7 +263,7 @@ def notice_of(notice: Any) -> Notice:
     }
     fields = {name: value for name, value in notice.as_json().items() if name != "event"}
     line = lines.get(notice.kind, f"{notice.kind} {text}".strip())
-    return Notice(notice.kind, line, fields, "above" if notice.kind == "output" else "note")
+    return TaskNotice(notice.kind, line, fields, "above" if notice.kind == "output" else "note")
 
 
 # -- looking ----------------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def report_of(seen: Seen, rates: Rates | None = None) -> Report:
 # -- steering ---------------------------------------------------------------------------------------------------------
 
 
-class KnownConsumer(Known):
+class KnownConsumer(KnownTask):
     """A consumer that a store knows."""
 
     kind = "consumer"

@@ -16,8 +16,8 @@ import click
 
 from detent.cli._common import is_server
 from detent.cli._output import note, print_json, print_table, progress_bar
-from detent.cli._views import LAG, Column, LineView, Look, Notice, View, counted, logs_told
-from detent.cli.kinds.kind import LOOK_S, Found, Given, Kind, Known, Ready, store_of
+from detent.cli._views import LAG, LineTaskView, Look, ReportColumn, TaskNotice, TaskView, counted, logs_told
+from detent.cli.kinds.kind import LOOK_S, Found, Given, KnownTask, ReadyTask, TaskKind, store_of
 from detent.errors import DetentError, Invalid, NotFound, Unavailable
 from detent.runtime import thread
 from detent.runtime.report import Report, State, Trouble, state_of
@@ -36,11 +36,11 @@ COUNTED: Final = ("outputs", "errors", "nils")
 """What may come of an input set."""
 
 COLUMNS: Final = (
-    Column("processor", lambda part: part.name, is_number=False),
-    Column("status", lambda part: part.about["status"], is_number=False),
+    ReportColumn("processor", lambda part: part.name, is_number=False),
+    ReportColumn("status", lambda part: part.about["status"], is_number=False),
     LAG,
     *map(counted, COUNTED),
-    Column("restarts", lambda part: f"{part.restarts:,}"),
+    ReportColumn("restarts", lambda part: f"{part.restarts:,}"),
 )
 
 _STATES: Final = {
@@ -83,7 +83,7 @@ def opened(graph: Graph, given: str | None, *, create: bool = False) -> Iterator
         yield live
 
 
-class Graphs(Kind):
+class Graphs(TaskKind):
     """The kind."""
 
     noun = "graph"
@@ -103,18 +103,18 @@ class Graphs(Kind):
             usual="graph",
         )
 
-    def ready(self, found: Sequence[Found], given: Given) -> list[Ready]:
+    def ready(self, found: Sequence[Found], given: Given) -> list[ReadyTask]:
         """One task a graph."""
         return [ReadyGraph(one.what, given) for one in found]
 
     @contextmanager
-    def declared(self, found: Any, given: Given) -> Iterator[Known]:
+    def declared(self, found: Any, given: Given) -> Iterator[KnownTask]:
         """A graph of a file, in the stores that it says."""
         found.check()
         with opened(found, given.get("url")) as live:
             yield KnownGraph(live)
 
-    def stored(self, store: Store) -> Iterator[Known]:
+    def stored(self, store: Store) -> Iterator[KnownTask]:
         """All graphs of which a store has processors."""
         names = sorted({info.name.split("/")[1] for info in store.consumers("graph/")})
         for name in names:
@@ -135,10 +135,10 @@ def processors_to_run(graph: Graph, only: Sequence[str]) -> list[str]:
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-class Tally:
+class GraphTally:
     """What is told of the processors of this process, and how often each had to start over."""
 
-    def __init__(self, view: View, graph: str, names: Sequence[str], *, silent: Sequence[str] = ()) -> None:
+    def __init__(self, view: TaskView, graph: str, names: Sequence[str], *, silent: Sequence[str] = ()) -> None:
         self.view = view
         self._graph = graph
         self._names = names
@@ -162,7 +162,7 @@ class Tally:
             "failed": f"failed, and starts over: {more}",
         }
         fields = {"processor": processor, **({"text": more} if more else {})}
-        self.view.tell(Notice(what, f"{processor}: {lines.get(what, f'{what} {more}')}", fields))
+        self.view.tell(TaskNotice(what, f"{processor}: {lines.get(what, f'{what} {more}')}", fields))
 
     def stopped(self) -> None:
         """All of them have ended."""
@@ -225,7 +225,7 @@ def fields_of(report: Report) -> list[dict[str, Any]]:
     ]
 
 
-class ReadyGraph(Ready):
+class ReadyGraph(ReadyTask):
     """A graph whose processors are about to run in this process."""
 
     kind = "graph"
@@ -254,9 +254,9 @@ class ReadyGraph(Ready):
         click.echo()
         print_options(self._graph)
 
-    def run(self, view: View) -> int:
+    def run(self, view: TaskView) -> int:
         """Run processors until `stop`, which lets the steps under way end."""
-        tally = Tally(view, self.name, self._names)
+        tally = GraphTally(view, self.name, self._names)
         with self._logs(view), self._graph.open(self.url, on_event=tally.see) as live:
             before = tally.look(live)
             live.start(only=self._names, migrate=self._given["migrate"])
@@ -264,7 +264,7 @@ class ReadyGraph(Ready):
             look = Look(self.title, lambda: [tally.look(live)], lambda: _status(tally.look(live)), COLUMNS)
             while not self.stopping.wait(LOOK_S):
                 view.show(look)
-            view.tell(Notice("stopping", "stopping: steps under way are waited for; Ctrl-C does not wait"))
+            view.tell(TaskNotice("stopping", "stopping: steps under way are waited for; Ctrl-C does not wait"))
             live.stop()
             tally.stopped()
             now = tally.look(live)
@@ -273,7 +273,7 @@ class ReadyGraph(Ready):
                 view.tell(_stopped(part))
         return 0
 
-    def _logs(self, view: View) -> AbstractContextManager[None]:
+    def _logs(self, view: TaskView) -> AbstractContextManager[None]:
         """What a graph says in its log. What is said there of a processor that failed is told already."""
 
         def is_told(logged: logging.LogRecord) -> bool:
@@ -281,19 +281,19 @@ class ReadyGraph(Ready):
 
         return logs_told(view, is_told, verbose=self._given["verbose"], as_json=self._given["as_json"])
 
-    def _started(self) -> Notice:
+    def _started(self) -> TaskNotice:
         text = f"started {self.name} on {self.url}: {', '.join(self._names)}"
-        return Notice("started", text, {"graph": self.name, "store": self.url, "processors": list(self._names)})
+        return TaskNotice("started", text, {"graph": self.name, "store": self.url, "processors": list(self._names)})
 
     # -- once ---------------------------------------------------------------------------------------------------
 
-    def run_once(self, view: View) -> int:
+    def run_once(self, view: TaskView) -> int:
         """Run processors until none has anything left to do; raises what made one fail."""
-        tally = Tally(view, self.name, self._names, silent=("running", "failed"))
+        tally = GraphTally(view, self.name, self._names, silent=("running", "failed"))
         with ExitStack() as stack:
             move = stack.enter_context(progress_bar(f"running {self.name}", hidden=self._given["as_json"]))
             if not self._given["as_json"]:
-                view = tally.view = LineView()  # made here: the bar moves up what is printed under it
+                view = tally.view = LineTaskView()  # made here: the bar moves up what is printed under it
             stack.enter_context(self._logs(view))
             live = stack.enter_context(self._graph.open(self.url, on_event=tally.see))
             before = tally.look(live)
@@ -307,7 +307,7 @@ class ReadyGraph(Ready):
             raise problem
         return 0
 
-    def _settled(self, live: LiveGraph, tally: Tally) -> DetentError | None:
+    def _settled(self, live: LiveGraph, tally: GraphTally) -> DetentError | None:
         """Wait until nothing is left, also of what another process has taken on. What went wrong, if something did."""
         try:
             live.finish(self.stopping)
@@ -315,14 +315,14 @@ class ReadyGraph(Ready):
             return _problem(live, tally, error)
         return None
 
-    def _summarize(self, seen: Report, problem: DetentError | None, view: View) -> None:
+    def _summarize(self, seen: Report, problem: DetentError | None, view: TaskView) -> None:
         from detent.processor.plan import errors_of
 
         columns = [*COUNTED, "lag"]
         if self._given["as_json"]:
             listed = [{name: fields[name] for name in ("processor", *columns)} for fields in fields_of(seen)]
             text = None if problem is None else str(problem)
-            view.tell(Notice("summary", "", {"graph": self.name, "processors": listed, "problem": text}))
+            view.tell(TaskNotice("summary", "", {"graph": self.name, "processors": listed, "problem": text}))
             return
         rows = [[part.name, *(str(part.progress[name]) for name in COUNTED), str(part.lag)] for part in seen.parts]
         print_table(["processor", *columns], rows)
@@ -346,12 +346,12 @@ def _since(before: Report, now: Report) -> Report:
     return replace(now, parts=parts)
 
 
-def _stopped(part: Report) -> Notice:
+def _stopped(part: Report) -> TaskNotice:
     text = ", ".join(f"{count:,} {name}" for name, count in part.progress.items())
-    return Notice("stopped", f"{part.name}: stopped: {text}", {"processor": part.name, **part.progress}, "no")
+    return TaskNotice("stopped", f"{part.name}: stopped: {text}", {"processor": part.name, **part.progress}, "no")
 
 
-def _problem(live: LiveGraph, tally: Tally, error: BaseException) -> DetentError:
+def _problem(live: LiveGraph, tally: GraphTally, error: BaseException) -> DetentError:
     """Which processor failed, of what, and what that means."""
     from detent.processor.life import told
     from detent.processor.plan import errors_of
@@ -370,7 +370,7 @@ def _problem(live: LiveGraph, tally: Tally, error: BaseException) -> DetentError
 
 
 @contextmanager
-def _moving(move: Callable[[int, int | None], None], live: LiveGraph, tally: Tally, before: int) -> Iterator[None]:
+def _moving(move: Callable[[int, int | None], None], live: LiveGraph, tally: GraphTally, before: int) -> Iterator[None]:
     """Move the progress bar meanwhile, if it is shown: what was done, of that and what is left."""
     ended = threading.Event()
 
@@ -398,7 +398,7 @@ def _moving(move: Callable[[int, int | None], None], live: LiveGraph, tally: Tal
 # -- steering ---------------------------------------------------------------------------------------------------------
 
 
-class StoredGraph(Known):
+class StoredGraph(KnownTask):
     """A graph of which a store knows processors, and whose file is not there."""
 
     kind = "graph"

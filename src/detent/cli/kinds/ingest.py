@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import click
 
 from detent.cli._output import note, print_fields, print_json
-from detent.cli._views import Look, Notice, View
-from detent.cli.kinds.kind import LOOK_S, Found, Given, Kind, Known, Ready
+from detent.cli._views import Look, TaskNotice, TaskView
+from detent.cli.kinds.kind import LOOK_S, Found, Given, KnownTask, ReadyTask, TaskKind
 from detent.errors import Unavailable
 from detent.runtime.report import Report, State
 from detent.runtime.target import Sought
@@ -35,7 +35,7 @@ JSON_EVERY_S: Final = 1.0
 # -- finding ----------------------------------------------------------------------------------------------------------
 
 
-class Ingests(Kind):
+class Ingests(TaskKind):
     """The kind."""
 
     noun = "ingest"
@@ -56,14 +56,14 @@ class Ingests(Kind):
             usual="ingest",
         )
 
-    def ready(self, found: Sequence[Found], given: Given) -> list[Ready]:
+    def ready(self, found: Sequence[Found], given: Given) -> list[ReadyTask]:
         """One task an ingest."""
         if given["match"] is not None and given["backfill"] is None:
             raise click.UsageError("--match chooses among the files of a backfill: say --backfill PREFIX too")
         return [ReadyIngest(one.what, given) for one in found]
 
     @contextmanager
-    def declared(self, found: Any, given: Given) -> Iterator[Known]:
+    def declared(self, found: Any, given: Given) -> Iterator[KnownTask]:
         """An ingest with its database."""
         del given
         settings = settings_of(found)
@@ -106,7 +106,7 @@ def start(settings: Any, session: dict[str, Any], watch: Any) -> Any:
     return settings if isinstance(settings, Ingest) else Ingest(settings, session=session, watch=watch)
 
 
-class ReadyIngest(Ready):
+class ReadyIngest(ReadyTask):
     """An ingest that is about to run in this process."""
 
     kind = "ingest"
@@ -132,15 +132,15 @@ class ReadyIngest(Ready):
         if self._running is not None:
             self._running.stop()
 
-    def run(self, view: View) -> int:
+    def run(self, view: TaskView) -> int:
         """Ingest until `stop`."""
         return self._run(view, once=False)
 
-    def run_once(self, view: View) -> int:
+    def run_once(self, view: TaskView) -> int:
         """Ingest what there is."""
         return self._run(view, once=True)
 
-    def _run(self, view: View, *, once: bool) -> int:
+    def _run(self, view: TaskView, *, once: bool) -> int:
         given = self._given
         logging.basicConfig(level=logging.WARNING, format="%(message)s")
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
@@ -169,7 +169,7 @@ class ReadyIngest(Ready):
 class Shown:
     """The progress of an ingest on a view."""
 
-    def __init__(self, view: View, name: str) -> None:
+    def __init__(self, view: TaskView, name: str) -> None:
         self._view = view
         self._name = name
         self._last: dict[str, Any] = {}
@@ -183,15 +183,15 @@ class Shown:
         if counters != self._last and now - self._json_at >= JSON_EVERY_S:
             self._last, self._json_at = counters, now
             waits = {"ready": progress.ready, "in_progress": progress.in_progress, "lag_s": round(progress.lag_s, 3)}
-            self._view.tell(Notice("progress", "", {**waits, **counters}))
+            self._view.tell(TaskNotice("progress", "", {**waits, **counters}))
         if progress.counters.batches != self._batches and now - self._line_at >= LINE_EVERY_S:
             self._batches, self._line_at = progress.counters.batches, now
-            self._view.tell(Notice("", f"{self._name}: {line_of(report)}", live="no"))
+            self._view.tell(TaskNotice("", f"{self._name}: {line_of(report)}", live="no"))
         self._view.show(Look(f"ingest/{self._name}", lambda: [report], dict, line=line_of))
 
     def end(self, counters: Counters) -> None:
         """A summary for programs."""
-        self._view.tell(Notice("summary", "", counters.as_json()))
+        self._view.tell(TaskNotice("summary", "", counters.as_json()))
 
 
 def report_of(name: str, progress: Progress) -> Report:
@@ -251,7 +251,7 @@ def metrics_view(port: int, name: str, show: Callable[[Progress], None]) -> Call
 # -- steering ---------------------------------------------------------------------------------------------------------
 
 
-class KnownIngest(Known):
+class KnownIngest(KnownTask):
     """An ingest, as its database knows it."""
 
     kind = "ingest"

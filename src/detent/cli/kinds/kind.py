@@ -1,7 +1,7 @@
 """What a kind of tasks is: how one is found in a file, run, looked at, and steered.
 
-`Kind` is what there is one of for each kind; `Ready` is a task that a file declares and that is about to run; `Known`
-is a task that can be looked at and steered, wherever it runs.
+There is one `TaskKind` for each kind. A `ReadyTask` is declared by a file, and about to run in this process; a
+`KnownTask` can be looked at and steered, wherever it runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from detent.paths import as_url
 from detent.runtime.report import Report
 
 if TYPE_CHECKING:
-    from detent.cli._views import View
+    from detent.cli._views import TaskView
     from detent.runtime.target import Sought
     from detent.store import Store
 
@@ -45,7 +45,7 @@ class HandlersLate(Exception):
     """Functions of the user's did not end in time: the process is to end without waiting for their threads."""
 
 
-class Ready:
+class ReadyTask:
     """A task that is about to run in this process."""
 
     kind: str
@@ -73,11 +73,11 @@ class Ready:
         """End after what is under way. For any thread, also before it runs."""
         self.stopping.set()
 
-    def run(self, view: View) -> int:
+    def run(self, view: TaskView) -> int:
         """Work until `stop`; the exit code."""
         raise NotImplementedError
 
-    def run_once(self, view: View) -> int:
+    def run_once(self, view: TaskView) -> int:
         """Do what there is to do, then print a summary; the exit code."""
         raise NotImplementedError
 
@@ -86,7 +86,7 @@ class Ready:
         raise NotImplementedError
 
 
-class Known:
+class KnownTask:
     """A task that is there, whether or not it runs, here or elsewhere. Only the verbs that its kind has are
     overridden: the others say why there is no such thing, and what to do."""
 
@@ -140,7 +140,7 @@ class Known:
         return Invalid(f"{self.title} cannot be told to {verb}: {self.instead[verb]}")
 
 
-class Kind:
+class TaskKind:
     """One kind of tasks."""
 
     noun: str
@@ -156,15 +156,15 @@ class Kind:
         """Whether a file has imported what declares one: else there is nothing of this kind to be found in it."""
         return self.home in sys.modules
 
-    def ready(self, found: Sequence[Found], given: Given) -> list[Ready]:
+    def ready(self, found: Sequence[Found], given: Given) -> list[ReadyTask]:
         """What a file declares, to be run."""
         raise NotImplementedError
 
-    def declared(self, found: Any, given: Given) -> AbstractContextManager[Known]:
+    def declared(self, found: Any, given: Given) -> AbstractContextManager[KnownTask]:
         """What a file declares, to be looked at and steered."""
         raise NotImplementedError
 
-    def stored(self, store: Store) -> Iterator[Known]:
+    def stored(self, store: Store) -> Iterator[KnownTask]:
         """All tasks of this kind that a store knows."""
         del store
         return iter(())

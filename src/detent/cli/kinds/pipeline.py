@@ -14,8 +14,8 @@ import click
 
 from detent.cli._common import open_for_writing
 from detent.cli._output import print_json, print_table
-from detent.cli._views import Column, Look, Notice, View, said
-from detent.cli.kinds.kind import Found, Given, Kind, Known, Ready
+from detent.cli._views import Look, ReportColumn, TaskNotice, TaskView, said
+from detent.cli.kinds.kind import Found, Given, KnownTask, ReadyTask, TaskKind
 from detent.errors import Invalid, NotFound
 from detent.paths import as_url
 from detent.runtime.report import Report, State, Trouble, state_of
@@ -31,10 +31,10 @@ _QUIET: Final = frozenset({"progress", "stopped"})
 """Events that are not worth a line for people: there are many, or the end of the run shows them."""
 
 COLUMNS: Final = (
-    Column("stream", lambda part: part.name, is_number=False),
+    ReportColumn("stream", lambda part: part.name, is_number=False),
     said("state"),
     said("in/s", is_number=True),
-    Column("waiting", lambda part: "-" if part.lag is None else f"{part.lag:,}"),
+    ReportColumn("waiting", lambda part: "-" if part.lag is None else f"{part.lag:,}"),
     said("batch", is_number=True),
     said("took", is_number=True),
     said("read up to"),
@@ -75,7 +75,7 @@ def only_pipeline(found: Any, shown: str) -> Pipeline:
     return pipelines[0]
 
 
-class Pipelines(Kind):
+class Pipelines(TaskKind):
     """The kind."""
 
     noun = "pipeline"
@@ -95,20 +95,20 @@ class Pipelines(Kind):
             usual="pipeline",
         )
 
-    def ready(self, found: Sequence[Found], given: Given) -> list[Ready]:
+    def ready(self, found: Sequence[Found], given: Given) -> list[ReadyTask]:
         """The only one: there is one Spark a process."""
         pipeline = only_pipeline([one.what for one in found], found[0].target.partition(":")[0])
         return [ReadyPipeline(pipeline, found[0].target, given)]
 
     @contextmanager
-    def declared(self, found: Any, given: Given) -> Iterator[Known]:
+    def declared(self, found: Any, given: Given) -> Iterator[KnownTask]:
         """A pipeline of a file, in the store that it says."""
         from detent.spark.running_prepare import store_url
 
         with open_for_writing(store_url(found, given.get("url")), force=False) as store:
             yield KnownPipeline(store, found.name, [stream.name for stream in found.streams])
 
-    def stored(self, store: Store) -> Iterator[Known]:
+    def stored(self, store: Store) -> Iterator[KnownTask]:
         """The pipelines that have declared streams in a store."""
         streams: dict[str, list[str]] = {}
         for one in store.declared_streams():
@@ -121,7 +121,7 @@ class Pipelines(Kind):
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-class ReadyPipeline(Ready):
+class ReadyPipeline(ReadyTask):
     """A pipeline whose streams are about to run in this process."""
 
     kind = "pipeline"
@@ -146,15 +146,15 @@ class ReadyPipeline(Ready):
         else:
             click.echo(f"{as_text(self._pipeline)}\n\n{as_mermaid(self._pipeline)}")
 
-    def run(self, view: View) -> int:
+    def run(self, view: TaskView) -> int:
         """Run its streams until `stop`, or until each was given up."""
         return self._run(view, once=False)
 
-    def run_once(self, view: View) -> int:
+    def run_once(self, view: TaskView) -> int:
         """Let its streams read what there is."""
         return self._run(view, once=True)
 
-    def _run(self, view: View, *, once: bool) -> int:
+    def _run(self, view: TaskView, *, once: bool) -> int:
         _let_workers_import(self._folder)
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
         from detent.spark.running import run
@@ -174,7 +174,7 @@ class ReadyPipeline(Ready):
             **{name: given[name] for name in ("cores", "memory", "quick", "verbose")},
         )
         if given["as_json"]:
-            view.tell(Notice("summary", "", summary.as_json()))
+            view.tell(TaskNotice("summary", "", summary.as_json()))
         else:
             rows = [_summary_row(part_of(state)) for state in summary.states]
             heads = ["stream", "state", "messages", "batches", "read up to", "waiting", "quarantined", "failures"]
@@ -207,7 +207,7 @@ def _let_workers_import(folder: Path) -> None:
 class Watched:
     """What a runner of streams tells, on a view."""
 
-    def __init__(self, view: View, pipeline: str) -> None:
+    def __init__(self, view: TaskView, pipeline: str) -> None:
         self._view = view
         self._pipeline = pipeline
 
@@ -229,12 +229,12 @@ class Watched:
         self._view.show(Look(name, reports, dict, COLUMNS), is_last=is_last)
 
 
-def notice_of(event: Event) -> Notice:
+def notice_of(event: Event) -> TaskNotice:
     """An event of a stream, or of the whole run."""
     fields = {"stream": event.stream, "text": event.text}
     words = [event.stream + ":" if event.stream else "", event.kind.replace("_", " "), event.text]
     line = "" if event.kind in _QUIET else " ".join(word for word in words if word)
-    return Notice(event.kind, line, {**{key: text for key, text in fields.items() if text}, **event.fields})
+    return TaskNotice(event.kind, line, {**{key: text for key, text in fields.items() if text}, **event.fields})
 
 
 def report_of(pipeline: str, states: Sequence[StreamState]) -> Report:
@@ -284,7 +284,7 @@ def duration_of(milliseconds: int) -> str:
 # -- steering ---------------------------------------------------------------------------------------------------------
 
 
-class KnownPipeline(Known):
+class KnownPipeline(KnownTask):
     """A pipeline whose streams a store knows."""
 
     kind = "pipeline"

@@ -13,8 +13,8 @@ import click
 
 from detent.cli._common import count_text
 from detent.cli._output import line_text
-from detent.cli._views import Look, Notice, View, logs_told
-from detent.cli.kinds.kind import LOOK_S, Found, Given, Kind, Known, Ready
+from detent.cli._views import Look, TaskNotice, TaskView, logs_told
+from detent.cli.kinds.kind import LOOK_S, Found, Given, KnownTask, ReadyTask, TaskKind
 from detent.errors import Unavailable
 from detent.runtime import thread
 from detent.runtime.report import Report, State
@@ -28,7 +28,7 @@ QUIET_LOOKS: Final = 2
 """A queue that is empty at so many looks in a row has nothing more for --once."""
 
 
-class Workers(Kind):
+class Workers(TaskKind):
     """The kind."""
 
     noun = "worker"
@@ -49,18 +49,18 @@ class Workers(Kind):
             usual="worker",
         )
 
-    def ready(self, found: Sequence[Found], given: Given) -> list[Ready]:
+    def ready(self, found: Sequence[Found], given: Given) -> list[ReadyTask]:
         """One task a worker."""
         return [ReadyWorker(one.what, given) for one in found]
 
     @contextmanager
-    def declared(self, found: Any, given: Given) -> Iterator[Known]:
+    def declared(self, found: Any, given: Given) -> Iterator[KnownTask]:
         """The queue of a worker of a file, whose store the file has opened."""
         del given
         store = found._queue._store
         yield KnownQueue(store, found._queue.name)
 
-    def stored(self, store: Store) -> Iterator[Known]:
+    def stored(self, store: Store) -> Iterator[KnownTask]:
         """The queues of a store that have no subscriptions: workers take their messages."""
         from detent.bus import topics
 
@@ -69,7 +69,7 @@ class Workers(Kind):
                 yield KnownQueue(store, info.name)
 
 
-class ReadyWorker(Ready):
+class ReadyWorker(ReadyTask):
     """A worker that is about to run in this process."""
 
     kind = "worker"
@@ -91,15 +91,15 @@ class ReadyWorker(Ready):
         super().stop()
         self._worker.stop()
 
-    def run(self, view: View) -> int:
+    def run(self, view: TaskView) -> int:
         """Handle messages until `stop`."""
         return self._run(view, is_once=False)
 
-    def run_once(self, view: View) -> int:
+    def run_once(self, view: TaskView) -> int:
         """Handle messages until the queue is empty."""
         return self._run(view, is_once=True)
 
-    def _run(self, view: View, *, is_once: bool) -> int:
+    def _run(self, view: TaskView, *, is_once: bool) -> int:
         look = Look(self.title, self._reports, self._fields)
         given = self._given
 
@@ -113,7 +113,7 @@ class ReadyWorker(Ready):
             self._worker.stop()
 
         with logs_told(view, _is_told, verbose=given["verbose"], as_json=given["as_json"]):
-            view.tell(Notice("started", f"started on the queue {self.name}", {"queue": self.name}))
+            view.tell(TaskNotice("started", f"started on the queue {self.name}", {"queue": self.name}))
             watching = thread.start(f"detent-watch-{self.name}", watch)
             try:
                 done = self._worker.run()
@@ -125,7 +125,7 @@ class ReadyWorker(Ready):
             counts = {"handled": self._worker.handled, "failed": self._worker.failed}
             text = ", ".join(f"{count:,} {name}" for name, count in counts.items())
             event = "summary" if is_once else "stopped"
-            view.tell(Notice(event, f"stopped: {text}", {"queue": self.name, **counts}))
+            view.tell(TaskNotice(event, f"stopped: {text}", {"queue": self.name, **counts}))
         return 0
 
     def _waiting(self) -> int:
@@ -161,7 +161,7 @@ def queue_report(found: QueueInfo, kind: str, name: str) -> Report:
     return Report(kind, name, state, done, found.available + found.delayed + found.blocked, about=about)
 
 
-class KnownQueue(Known):
+class KnownQueue(KnownTask):
     """What handles the messages of a queue: an app or a worker, in any number of processes."""
 
     instead: ClassVar[Mapping[str, str]] = {

@@ -11,10 +11,12 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from detent.cli._common import names_server
 from detent.cli._output import note
 from detent.cli._views import PartView, TaskView, view_of
 from detent.cli.kinds import KINDS, find_all
 from detent.cli.kinds.kind import Found, Given, HandlersLate, ReadyTask, with_options
+from detent.errors import Invalid
 from detent.runtime.signals import stop_on_signals
 from detent.runtime.supervisor import Supervisor
 from detent.runtime.task import DONE, Next, Task
@@ -227,12 +229,14 @@ def run_found(kind: str, found: Iterable[Found], **values: Any) -> None:
 def execute(ready: Sequence[ReadyTask], given: Given) -> None:
     """Run tasks until they have ended, and end the command with an exit code if something is wrong."""
     once, as_json = given["once"], given["as_json"]
-    view = view_of(as_json=as_json, is_live=not once or any(one.kind in {"pipeline", "ingest"} for one in ready))
+    view = view_of(as_json=as_json, is_live=not once or [one.sets_handlers for one in ready] == [True])
     try:
         code = _run_alone(ready[0], view, once=once) if len(ready) == 1 else _run_together(ready, view, once=once)
     except HandlersLate as error:
         note(f"error: {error}")
         end_now(1)
+    for one in ready:
+        one.summarize()
     if code:
         click.get_current_context().exit(code)
 
@@ -243,11 +247,8 @@ def _run_alone(one: ReadyTask, view: TaskView, *, once: bool) -> int:
     signals: AbstractContextManager[Any] = (
         nullcontext() if one.sets_handlers else stop_on_signals(one.stopping, at_once)
     )
-    if once:
-        with signals:
-            return one.run_once(view)
     with signals, view:
-        return one.run(view)
+        return one.run_once(view) if once else one.run(view)
 
 
 def _run_together(ready: Sequence[ReadyTask], view: TaskView, *, once: bool) -> int:
@@ -256,17 +257,36 @@ def _run_together(ready: Sequence[ReadyTask], view: TaskView, *, once: bool) -> 
     import detent
 
     if once:
-        return max(one.run_once(PartView(view, one.title)) for one in ready)
+        codes = []
+        for one in ready:
+            codes.append(_run_alone(one, PartView(view, one.title), once=True))
+            if one.stopping.is_set():
+                break
+        return max(codes)
+    shared = _shared(ready)
     stopping = threading.Event()
     supervisor = Supervisor()
     with stop_on_signals(stopping, lambda: end_now(INTERRUPTED, view)), view, ExitStack() as stores:
-        for url in dict.fromkeys(url for one in ready for url in one.urls):
+        for url in shared:
             stores.enter_context(detent.open(url))
         running = [_Running(one, PartView(view, one.title)) for one in ready]
-        for one in running:
-            supervisor.add(one)
+        for task in running:
+            supervisor.add(task)
         supervisor.run(stopping)
-    return max(one.code for one in running)
+    return max(task.code for task in running)
+
+
+def _shared(ready: Sequence[ReadyTask]) -> list[str]:
+    """The stores on disk that tasks work on. `Invalid` if several work on one that is open in one place only."""
+    urls = [url for one in ready for url in one.urls if not names_server(url)]
+    for url in urls:
+        if not url.startswith("file:") and urls.count(url) > 1:
+            names = " and ".join(one.title for one in ready if url in one.urls)
+            raise Invalid(
+                f"{names} work on {url}, which is open in one place only: run them one by one, or put a server before "
+                "it (detent serve) and give its address as the store"
+            )
+    return list(dict.fromkeys(url for url in urls if url.startswith("file:")))
 
 
 class _Running(Task):

@@ -156,6 +156,11 @@ class _Worker:
 
     _messages: _Handling
 
+    @property
+    def queue(self) -> Any:
+        """The queue whose messages it handles."""
+        return self._messages._queue
+
     def stop(self) -> None:
         """Claim no more, finish what is running, and return from `run`. For any thread, and for signal handlers. What
         was claimed and no handler has begun with goes back with its attempt."""

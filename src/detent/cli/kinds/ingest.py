@@ -117,6 +117,7 @@ class ReadyIngest(ReadyTask):
         self._found = found
         self._given = given
         self._running: Any = None
+        self._counters: Counters | None = None
         self.name = settings_of(found).name
 
     def check(self, *, as_json: bool) -> None:
@@ -160,10 +161,14 @@ class ReadyIngest(ReadyTask):
             signals=threading.current_thread() is threading.main_thread(),
         )
         shown.end(counters)
-        if not given["as_json"]:
-            done = summary_of(counters)
-            print_fields(done) if done else click.echo("nothing to ingest")
+        self._counters = counters
         return 0
+
+    def summarize(self) -> None:
+        """What it has done."""
+        if self._counters is not None and not self._given["as_json"]:
+            done = summary_of(self._counters)
+            print_fields(done) if done else click.echo("nothing to ingest")
 
 
 class Shown:

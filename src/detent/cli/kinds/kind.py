@@ -81,6 +81,9 @@ class ReadyTask:
         """Do what there is to do, then print a summary; the exit code."""
         raise NotImplementedError
 
+    def summarize(self) -> None:
+        """Print for people how it ended, once nothing else is shown any more."""
+
     def check(self, *, as_json: bool) -> None:
         """Only print what is declared. What is wrong with it was raised when it was made."""
         raise NotImplementedError

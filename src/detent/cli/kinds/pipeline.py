@@ -23,7 +23,7 @@ from detent.runtime.target import Sought, UserFile
 
 if TYPE_CHECKING:
     from detent.spark.pipeline import Pipeline
-    from detent.spark.running_events import Event
+    from detent.spark.running_events import Event, Summary
     from detent.spark.running_state import StreamState
     from detent.store import Store
 
@@ -133,6 +133,7 @@ class ReadyPipeline(ReadyTask):
         self._folder = Path(target.partition(":")[0]).resolve().parent
         self._given = given
         self._settings = dict(map(_setting, given["conf"]))
+        self._summary: Summary | None = None
         self.name = pipeline.name
 
     def check(self, *, as_json: bool) -> None:
@@ -173,15 +174,20 @@ class ReadyPipeline(ReadyTask):
             conf=self._settings,
             **{name: given[name] for name in ("cores", "memory", "quick", "verbose")},
         )
+        self._summary = summary
         if given["as_json"]:
             view.tell(TaskNotice("summary", "", summary.as_json()))
-        else:
-            rows = [_summary_row(part_of(state)) for state in summary.states]
-            heads = ["stream", "state", "messages", "batches", "read up to", "waiting", "quarantined", "failures"]
-            print_table(heads, rows)
-            for state in summary.failed:
-                click.echo(f"error: the stream {state.name} was given up: {state.error}", err=True)
         return 1 if summary.failed else 0
+
+    def summarize(self) -> None:
+        """A row for each stream, and what was given up."""
+        if self._summary is None or self._given["as_json"]:
+            return
+        rows = [_summary_row(part_of(state)) for state in self._summary.states]
+        heads = ["stream", "state", "messages", "batches", "read up to", "waiting", "quarantined", "failures"]
+        print_table(heads, rows)
+        for state in self._summary.failed:
+            click.echo(f"error: the stream {state.name} was given up: {state.error}", err=True)
 
 
 def _summary_row(part: Report) -> list[str]:

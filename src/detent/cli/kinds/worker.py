@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,8 +58,8 @@ class Workers(TaskKind):
     def declared(self, found: Any, given: Given) -> Iterator[KnownTask]:
         """The queue of a worker of a file, whose store the file has opened."""
         del given
-        store = found._queue._store
-        yield KnownQueue(store, found._queue.name)
+        store = found.queue._store
+        yield KnownQueue(store, found.queue.name)
 
     def stored(self, store: Store) -> Iterator[KnownTask]:
         """The queues of a store that have no subscriptions: workers take their messages."""
@@ -79,7 +80,7 @@ class ReadyWorker(ReadyTask):
         super().__init__()
         self._worker = worker
         self._given = given
-        self.name = worker._queue.name
+        self.name = worker.queue.name
 
     def check(self, *, as_json: bool) -> None:
         """Its queue."""
@@ -101,16 +102,15 @@ class ReadyWorker(ReadyTask):
 
     def _run(self, view: TaskView, *, is_once: bool) -> int:
         look = Look(self.title, self._reports, self._fields)
-        given = self._given
+        given, ended = self._given, threading.Event()
 
         def watch() -> None:
             quiet = 0
-            while not self.stopping.wait(LOOK_S):
+            while not ended.wait(LOOK_S):
                 view.show(look)
                 quiet = quiet + 1 if is_once and not self._waiting() else 0
-                if quiet >= QUIET_LOOKS:
-                    self.stop()
-            self._worker.stop()
+                if quiet >= QUIET_LOOKS or self.stopping.is_set():
+                    self._worker.stop()
 
         with logs_told(view, _is_told, verbose=given["verbose"], as_json=given["as_json"]):
             view.tell(TaskNotice("started", f"started on the queue {self.name}", {"queue": self.name}))
@@ -120,7 +120,7 @@ class ReadyWorker(ReadyTask):
                 if asyncio.iscoroutine(done):
                     asyncio.run(done)
             finally:
-                self.stopping.set()
+                ended.set()
                 watching.join()
             counts = {"handled": self._worker.handled, "failed": self._worker.failed}
             text = ", ".join(f"{count:,} {name}" for name, count in counts.items())
@@ -130,7 +130,7 @@ class ReadyWorker(ReadyTask):
 
     def _waiting(self) -> int:
         """Messages that are still to be handled."""
-        found = self._worker._queue.info()
+        found = self._worker.queue.info()
         if asyncio.iscoroutine(found):
             found.close()  # a queue of an event loop, which is not this thread's
             return 1

@@ -20,12 +20,12 @@ from sqlalchemy import select, update
 
 from detent.ingest import metastore, ownership, steering
 from detent.ingest.commit_manifest import ManifestCommitter
-from detent.ingest.committer import Output
+from detent.ingest.committer import BatchOutput
 from detent.ingest.config import IngestConfig
 from detent.ingest.coordinator import QueueCoordinator
 from detent.ingest.job import BatchFailed
-from detent.ingest.local_state import File
-from detent.ingest.objects import Objects
+from detent.ingest.local_state import HeldFile
+from detent.ingest.objects import FileObjects
 from detent.ingest.shard_sql import FILES, SHARDS
 from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.staging import Staging
@@ -141,7 +141,7 @@ class Body(io.BytesIO):
 class Job:
     """Fetches files as the real one does, and writes their names down instead of their rows."""
 
-    def __init__(self, world: World, committer: ManifestCommitter, objects: Objects) -> None:
+    def __init__(self, world: World, committer: ManifestCommitter, objects: FileObjects) -> None:
         self._world, self._committer, self._objects = world, committer, objects
         self.runs: list[list[str]] = []
         self.poison: set[str] = set()
@@ -152,7 +152,7 @@ class Job:
     def check_working(self) -> None:
         """Nothing is wrong with this one, unless a test says so."""
 
-    def run(self, batch: str, files: Sequence[File]) -> Output:
+    def run(self, batch: str, files: Sequence[HeldFile]) -> BatchOutput:
         self.runs.append(sorted(name_of(file.shard.uri) for file in files))
         folder = Path(self._committer.folder_of(batch))
         with Staging(self._world.folder / "staging" / batch, files, self._objects) as staging:
@@ -167,7 +167,7 @@ class Job:
         path.write_text(json.dumps(self.runs[-1]))
         meanwhile, self.meanwhile = self.meanwhile, lambda: None
         meanwhile()
-        return Output(batch, str(folder), (DataFile(str(path), len(files), 1, 0),), StructType([]))
+        return BatchOutput(batch, str(folder), (DataFile(str(path), len(files), 1, 0),), StructType([]))
 
 
 class Pipeline(QueueCoordinator):
@@ -176,14 +176,14 @@ class Pipeline(QueueCoordinator):
     def __init__(self, world: World, token: str) -> None:
         shared = QueueSharedState(world.engine, world.config.name, token, round(world.config.grace_s * 1000))
         committer = ManifestCommitter(world.config.location, shared)
-        objects = Objects(world.config.identity, allow=world.config.allow)
+        objects = FileObjects(world.config.identity, allow=world.config.allow)
         objects._client = world.bucket
         self.job = Job(world, committer, objects)
         super().__init__(
             world.config, world.queue, shared, committer, objects, self.job, clock=lambda: world.now  # type: ignore[arg-type]
         )  # fmt: skip
 
-    def begin(self) -> list[File]:
+    def begin(self) -> list[HeldFile]:
         return self.next_batch(is_draining=True)
 
     def work(self) -> None:

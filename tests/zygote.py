@@ -52,7 +52,13 @@ MODULES = (
     "sqlalchemy.dialects.postgresql.psycopg",
     "sqlalchemy.dialects.sqlite",
 )
-SPARK_MODULES = ("detent.ingest.running", "detent.spark.running", "pandas", "pyspark.sql", "sqlalchemy.dialects.sqlite")
+SPARK_MODULES = (
+    "detent.ingest.pipeline",
+    "detent.spark.pipeline_runner",
+    "pandas",
+    "pyspark.sql",
+    "sqlalchemy.dialects.sqlite",
+)
 """What the programs of tests import, as far as it starts no threads: those do not survive a fork. Programs without
 Spark have a zygote of their own, because a smaller one forks faster."""
 

@@ -17,8 +17,8 @@ from bench.harness import INFORMATIVE, Plan, Row, Size, ours_at_most
 from bench.ingest.suite import SUITE
 from bench.place import Place
 from detent.ingest import IngestConfig, metastore
-from detent.ingest.committer import Committer, DataFile, Output, committer_of
-from detent.ingest.shared_state import QueueSharedState, Shard
+from detent.ingest.committer import BatchOutput, DataFile, TableCommitter, committer_of
+from detent.ingest.shared_state import FileShard, QueueSharedState
 
 KINDS = ("manifest", "delta", "iceberg")
 SIZES = (1, 10, 100)
@@ -33,7 +33,7 @@ class _Table:
         config = IngestConfig(name="bench", queue="none:", table="table", committer=kind, folder=str(folder))
         self.engine = metastore.connect(config.state_url)
         self.state = QueueSharedState(self.engine, "bench", uuid.uuid4().hex, 120_000)
-        self.committer: Committer = committer_of(config, self.state)
+        self.committer: TableCommitter = committer_of(config, self.state)
         self.committer.prepare(SCHEMA)
         self._number = 0
 
@@ -48,10 +48,10 @@ class _Table:
             path = folder / f"part-{number}.parquet"
             pq.write_table(pa.table({"id": list(range(10)), "name": ["x"] * 10}), path)
             written.append(DataFile(str(path), 10, path.stat().st_size, 0))
-        shards = [Shard(uuid.uuid4().bytes, f"file:///{batch}/{number}", "etag:0", 100) for number in range(files)]
+        shards = [FileShard(uuid.uuid4().bytes, f"file:///{batch}/{number}", "etag:0", 100) for number in range(files)]
         self.state.open(shards)
         began = time.perf_counter()
-        self.committer.publish(shards, Output(batch, str(folder), tuple(written), SCHEMA))
+        self.committer.publish(shards, BatchOutput(batch, str(folder), tuple(written), SCHEMA))
         return (time.perf_counter() - began) * 1000
 
 

@@ -17,7 +17,7 @@ from bench.ingest.suite import SUITE
 from bench.place import Place
 from bench.server.peers import postgres
 from detent.ingest.metastore import connect, connect_existing, transact
-from detent.ingest.shared_state import BatchRecord, QueueSharedState, Shard
+from detent.ingest.shared_state import BatchRecord, FileShard, QueueSharedState
 
 ROUND_TRIP_S = 0.002
 BATCHES = (1, 100, 1_000)
@@ -25,13 +25,13 @@ SECONDS, QUICK_SECONDS = 2, 1
 _numbers = itertools.count()
 
 
-def _shards(count: int) -> list[Shard]:
+def _shards(count: int) -> list[FileShard]:
     """New shards, with names as long as real ones."""
     found = []
     for _ in range(count):
         number = next(_numbers)
         uri = f"s3://a-bucket-with-a-name/incoming/orders/2026/11/17/part-{number:012d}.json.gz"
-        found.append(Shard(uuid.uuid4().bytes, uri, "etag:0123456789abcdef", 1_000_000))
+        found.append(FileShard(uuid.uuid4().bytes, uri, "etag:0123456789abcdef", 1_000_000))
     return found
 
 
@@ -49,7 +49,7 @@ class _Rows:
             )
         self._lock = "" if engine.dialect.name == "sqlite" else " FOR UPDATE"
 
-    def cycle(self, shard: Shard) -> None:
+    def cycle(self, shard: FileShard) -> None:
         with self._engine.begin() as connection:
             values = {"id": shard.uri, "token": "t", "now": int(time.time())}
             connection.execute(

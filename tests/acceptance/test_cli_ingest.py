@@ -21,7 +21,7 @@ from acceptance.test_cli import PATIENCE_S, detent_command, environment, ok, ref
 from detent.ingest import metastore, ownership
 from detent.ingest.config import IngestConfig
 from detent.ingest.progress import Counters
-from detent.ingest.shared_state import QueueSharedState, Shard
+from detent.ingest.shared_state import FileShard, QueueSharedState
 
 COMMANDS = ["run", "status", "files", "quarantine", "redrive", "prune", "reset"]
 LONG = "it is torn at byte 7, " * 20 + "and that is all"
@@ -38,7 +38,7 @@ def config(tmp_path: Path) -> str:
     try:
         ownership.register(engine, settings)
         shared = QueueSharedState(engine, settings.name, "pipeline", 1_000)
-        shards = [Shard(name.encode() * 16, f"file:///landing/{name}.json", "etag:1", 2_048) for name in "abcd"]
+        shards = [FileShard(name.encode() * 16, f"file:///landing/{name}.json", "etag:1", 2_048) for name in "abcd"]
         shared.open(shards)
         shared.finish(shards[1:2])
         for shard in shards[2:]:
@@ -98,7 +98,7 @@ def test_redrive_takes_files_or_all(config: str) -> None:
 def test_redrive_takes_a_name_as_quarantine_shows_it(config: str) -> None:
     engine = metastore.connect(IngestConfig.read(config).state_url)
     shared = QueueSharedState(engine, "orders", "pipeline", 1_000)
-    shared.set_aside({Shard(b"n" * 16, "s3://landing/a\nb\x1b.json", "etag:1", 1): "bad"})
+    shared.set_aside({FileShard(b"n" * 16, "s3://landing/a\nb\x1b.json", "etag:1", 1): "bad"})
     engine.dispose()
     shown = next(word for word in ok("ingest", "quarantine", config).decode().split() if word.startswith("s3:"))
     assert shown == "s3://landing/a\\nb\\x1b.json"

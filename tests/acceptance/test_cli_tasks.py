@@ -15,9 +15,9 @@ import pytest
 import detent
 import zygote
 from acceptance.test_cli import PATIENCE_S, environment
-from detent.ingest import metastore, source
+from detent.ingest import metastore, ownership
 from detent.ingest.config import IngestConfig
-from detent.ingest.shared_state import QueueSharedState, Shard
+from detent.ingest.shared_state import FileShard, QueueSharedState
 from eventlines import Events
 from processes import eventually
 
@@ -139,9 +139,9 @@ class World:
         settings = IngestConfig.read(self.folder / "orders.toml")
         engine = metastore.connect(settings.state_url)
         try:
-            source.register(engine, settings)
+            ownership.register(engine, settings)
             shared = QueueSharedState(engine, settings.name, "pipeline", 1_000)
-            shards = [Shard(name.encode() * 16, f"file:///landing/{name}.json", "etag:1", 2_048) for name in "ab"]
+            shards = [FileShard(name.encode() * 16, f"file:///landing/{name}.json", "etag:1", 2_048) for name in "ab"]
             shared.open(shards)
             shared.finish(shards[1:])
         finally:

@@ -34,10 +34,10 @@ DRIVER = textwrap.dedent(
     from pyspark.sql.types import LongType, StructField, StructType
 
     import detent
-    from detent.spark import once, queue_packing, to_journal, to_queue
+    from detent.spark import once, queue_outgoing, to_journal, to_queue
     from sparkframes import Frame
 
-    queue_packing.PUBLISHED_MAX = 3
+    queue_outgoing.PUBLISHED_MAX = 3
     url, turn, count = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     numbers = [(number + turn) % count for number in range(count)]
     schema = StructType([StructField("id", LongType())])

@@ -7,10 +7,9 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from detent.errors import AlreadyEntered
-from detent.spark import queue_packing
+from detent.spark import queue_outgoing
 from detent.spark.once_batch import Share
-from detent.spark.queue_outgoing import RowsToPublish
-from detent.spark.queue_packing import pack, whole_room
+from detent.spark.queue_outgoing import RowsToPublish, pack, whole_room
 from detent.spark.queue_splitting import settle
 from detent.store import Store
 from detent.tables.marks import BatchKey
@@ -29,7 +28,7 @@ def write(store: Store, key: BatchKey, values: list[bytes]) -> None:
 
 
 def test_a_split_batch_is_published_once_and_in_order(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_packing, "PUBLISHED_MAX", 3)
+    monkeypatch.setattr(queue_outgoing, "PUBLISHED_MAX", 3)
     store.queue("mail").create()
     values = [b"%d" % number for number in range(10)]
     key = BatchKey("shop", "query", 0, "run-1")

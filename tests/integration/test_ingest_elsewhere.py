@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,8 @@ import redisserver
 import s3server
 import sparkling
 from detent.errors import Unavailable
-from detent.ingest import Ingest, IngestConfig, read_table, running
-from detent.ingest.objects import Objects, S3Options
+from detent.ingest import Ingest, IngestConfig, pipeline, read_table
+from detent.ingest.objects import FileObjects, S3Options
 from detent.transports.queue_detent import DetentQueue
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Bucket:
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setattr(running, "POLL_S", 0.05)
+    monkeypatch.setattr(pipeline, "POLL_S", 0.05)
 
 
 def ids_of(spark: SparkSession, config: IngestConfig) -> list[int]:
@@ -117,7 +118,7 @@ def test_versions_that_were_written_over_are_all_ingested(spark: SparkSession, t
 def test_files_that_a_stream_of_redis_announces(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "POLL_S", 0.05)
+    monkeypatch.setattr(pipeline, "POLL_S", 0.05)
     url = redisserver.shared_server().url
     stream = f"s{uuid.uuid4().hex}"
     with redis.Redis.from_url(url) as client:
@@ -147,7 +148,7 @@ def test_all_that_a_commit_names_is_synced_before_it_and_it_before_the_acknowled
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", recorded)
-    monkeypatch.setattr(running, "POLL_S", 0.05)
+    monkeypatch.setattr(pipeline, "POLL_S", 0.05)
     config = IngestConfig(name="t", queue="none:", table="table", folder=str(tmp_path), committer=kind, schema=SCHEMA)
     (tmp_path / "a.json").write_bytes(lines(1, 2))
     with detent.open(f"file:{tmp_path / 'store'}") as store:
@@ -156,7 +157,7 @@ def test_all_that_a_commit_names_is_synced_before_it_and_it_before_the_acknowled
         queue = DetentQueue(store, "files")
         acknowledge = queue.acknowledge
         monkeypatch.setattr(queue, "acknowledge", lambda some: events.append(("ack", "")) or acknowledge(some))
-        committed = running.committer_of
+        committed = pipeline.committer_of
 
         def watched(*arguments: Any) -> Any:
             committer = committed(*arguments)
@@ -164,7 +165,7 @@ def test_all_that_a_commit_names_is_synced_before_it_and_it_before_the_acknowled
             monkeypatch.setattr(committer, "publish", lambda *a: events.append(("publish", "")) or publish(*a))
             return committer
 
-        monkeypatch.setattr(running, "committer_of", watched)
+        monkeypatch.setattr(pipeline, "committer_of", watched)
         Ingest(config, spark=spark, queue=queue).run(once=True)
     kinds = [event for event, _ in events]
     publish, ack = kinds.index("publish"), kinds.index("ack")
@@ -211,13 +212,13 @@ class Flaky:
 
 
 def test_a_listing_that_breaks_off_is_begun_again_and_nothing_is_left_out() -> None:
-    objects = Objects("etag", S3Options())
+    objects = FileObjects("etag", S3Options())
     flaky = Flaky()
     objects._client = flaky
     seen: list[str] = []
 
     class Worker:
-        counters = running.Counters()
+        counters = pipeline.Counters()
 
         def __init__(self) -> None:
             self.objects = objects
@@ -225,14 +226,14 @@ def test_a_listing_that_breaks_off_is_begun_again_and_nothing_is_left_out() -> N
         def announce(self, files: list[Any], _horizon: Any) -> None:
             seen.extend(file.uri for file in files)
 
-    run = object.__new__(running._Run)
-    run._worker, run._backfill_prefix = Worker(), "s3://bucket/"  # type: ignore[assignment]
-    run._backfill_match = None
+    run = object.__new__(pipeline._ReceivingFiles)
+    run._worker = Worker()  # type: ignore[assignment]
+    run._until = pipeline._Until(threading.Event(), False, "s3://bucket/", None)
     run._listing = run._list()
     run._config = IngestConfig(name="t", queue="none:", table="t")
     run._engine = None  # type: ignore[assignment]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running.source, "forgotten_to", lambda *_: 0)
+        patch.setattr(pipeline.forgetting, "forgotten_to", lambda *_: 0)
         with pytest.raises(Unavailable):
             run._backfill(run._listing)
         while run._listing is not None:

@@ -39,10 +39,10 @@ import postgresserver
 from detent.errors import Invalid, NotFound, OutcomeUnknown, ShardsLost, Unavailable
 from detent.extras import install_command
 from detent.ingest.commit_iceberg import IcebergCommitter
-from detent.ingest.committer import Output
+from detent.ingest.committer import BatchOutput
 from detent.ingest.metastore import connect
 from detent.ingest.shard_sql import BATCHES, SHARDS
-from detent.ingest.shared_state import QueueSharedState, Shard
+from detent.ingest.shared_state import FileShard, QueueSharedState
 from detent.runtime.backoff import Backoff
 from detent.tables import iceberg
 from detent.tables.files import DataFile
@@ -71,13 +71,13 @@ class Pipeline:
         self.committer.prepare(schema)
         return self
 
-    def take(self, *names: str) -> list[Shard]:
-        shards = [Shard(name.encode(), f"file:///{name}", "", 10) for name in names]
+    def take(self, *names: str) -> list[FileShard]:
+        shards = [FileShard(name.encode(), f"file:///{name}", "", 10) for name in names]
         opened = self.state.open(shards)
         assert set(opened.granted) == {shard.key for shard in shards}
         return shards
 
-    def write(self, *tables: pa.Table | list[int], schema: StructType = SCHEMA) -> Output:
+    def write(self, *tables: pa.Table | list[int], schema: StructType = SCHEMA) -> BatchOutput:
         batch = f"{self.state.token}-{next(NUMBERS):06d}"
         folder = Path(self.committer.folder_of(batch))
         folder.mkdir(parents=True)
@@ -87,9 +87,9 @@ class Pipeline:
             path = folder / f"part-{number}.parquet"
             pq.write_table(table, path)
             files.append(DataFile(str(path), table.num_rows, path.stat().st_size, 0))
-        return Output(batch, str(folder), tuple(files), schema)
+        return BatchOutput(batch, str(folder), tuple(files), schema)
 
-    def publish(self, names: Iterable[str], *ids: list[int]) -> Output:
+    def publish(self, names: Iterable[str], *ids: list[int]) -> BatchOutput:
         shards, output = self.take(*names), self.write(*ids)
         self.committer.publish(shards, output)
         return output
@@ -207,7 +207,7 @@ def test_a_batch_without_rows_finishes_its_shards(lake: Lake) -> None:
     assert (lake.done(), lake.batches()) == ({"empty": output.batch}, {output.batch: (1, 0, 0)})
     assert (lake.ids(), lake.metadata_files()) == ([], before)
     with pytest.raises(ShardsLost):
-        pipeline.committer.publish([Shard(b"empty", "", "", 1)], pipeline.write())
+        pipeline.committer.publish([FileShard(b"empty", "", "", 1)], pipeline.write())
     assert len(lake.batches()) == 1
 
 

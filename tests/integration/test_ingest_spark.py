@@ -17,7 +17,7 @@ import pytest
 import detent
 import sparkling
 from detent.errors import Invalid, Unavailable
-from detent.ingest import Committer, Ingest, IngestConfig, metastore, read_table, running, steering
+from detent.ingest import Ingest, IngestConfig, TableCommitter, metastore, pipeline, read_table, steering
 from detent.spark import opened
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class World:
 
 @pytest.fixture
 def world(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(running, "POLL_S", 0.02)  # a queue in the same process has no more when it says so
+    monkeypatch.setattr(pipeline, "POLL_S", 0.02)  # a queue in the same process has no more when it says so
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
     with detent.open(f"file:{tmp_path / 'store'}") as store:
         yield World(spark, store, tmp_path)
@@ -290,12 +290,12 @@ def test_a_transform_that_is_wrong_ends_the_pipeline_and_blames_no_file(world: W
 
 
 def test_a_table_that_cannot_be_written_is_no_files_fault(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PASSING_MAX", 0)
+    monkeypatch.setattr(pipeline, "PASSING_MAX", 0)
     world.put("a.json", [{"id": 1}])
     blocked = world.folder / "blocked"
     blocked.write_text("a file where a folder is to be")
     with monkeypatch.context() as patch:
-        patch.setattr(Committer, "folder_of", lambda _, batch: str(blocked / batch))
+        patch.setattr(TableCommitter, "folder_of", lambda _, batch: str(blocked / batch))
         with pytest.raises(Unavailable, match="cannot write to"):
             world.run(schema="id BIGINT")
     assert world.quarantine() == {}

@@ -23,8 +23,8 @@ from detent.cli.kinds.pipeline import load_pipeline
 from detent.errors import Invalid
 from detent.spark import quarantine
 from detent.spark.pipeline import Pipeline, queue
-from detent.spark.running import run
-from detent.spark.running_events import Event, Silent
+from detent.spark.pipeline_runner import run
+from detent.spark.stream_state import Event, Silent
 from detent.store import Store
 from processes import eventually
 
@@ -92,7 +92,7 @@ BAD = [
 def test_what_matches_is_told_from_what_does_not(spark: SparkSession) -> None:
     from pyspark.sql.types import StructType
 
-    from detent.spark.running_frames import parse
+    from detent.spark.stream_frames import parse
 
     columns = (
         "journal STRING, offset BIGINT, published_at TIMESTAMP, key BINARY, headers MAP<STRING, STRING>, body BINARY"
@@ -116,7 +116,7 @@ def test_what_matches_is_told_from_what_does_not(spark: SparkSession) -> None:
 def test_what_a_queue_gave_says_so(spark: SparkSession) -> None:
     from pyspark.sql.types import StructType
 
-    from detent.spark.running_frames import parse
+    from detent.spark.stream_frames import parse
 
     columns = "queue STRING, message BIGINT, headers MAP<STRING, STRING>, body BINARY, uri STRING"
     given = [("q", 7, {"queue": "q"}, b"half", None), ("q", 8, {}, None, "s3://bucket/x")]
@@ -128,7 +128,7 @@ def test_what_a_queue_gave_says_so(spark: SparkSession) -> None:
 
 
 def test_columns_that_make_no_message_are_refused(spark: SparkSession) -> None:
-    from detent.spark.running_frames import messages_of, published_of
+    from detent.spark.stream_frames import messages_of, published_of
 
     def columns(ddl: str) -> DataFrame:
         return spark.createDataFrame([], ddl)

@@ -31,7 +31,7 @@ from detent.bus import (
 )
 from detent.bus.envelope import Envelope
 from detent.bus.forwarder import Forwarder
-from detent.bus.housekeeping import Housekeeping
+from detent.bus.housekeeping import Sweep
 from detent.errors import Invalid, Unavailable
 from processes import eventually
 
@@ -508,7 +508,7 @@ def test_S4_and_R3_marks_and_sent_messages_are_forgotten(store: detent.Store, bo
         assert books.count("detent_handled") == 2
         assert books.count("detent_outbox") == 1
         tracker = SqlTracker(retention="0s")  # an app does not start with this one
-        keeping = Housekeeping(bus.name, tracker, outbox, books.unit_of_work, bus.calling)
+        keeping = Sweep(bus.name, tracker, outbox, books.unit_of_work, bus.calling)
         eventually(lambda: keeping.sweep() >= 0 and books.count("detent_handled") + books.count("detent_outbox") == 0)
 
 

@@ -400,7 +400,7 @@ def test_a_start_that_fails_leaves_nothing_behind(books: Books, monkeypatch: pyt
     with detent.open("memory:") as store:
         bus = Bus("half", QueueTransport(store), **books.options())
         bus.handler(OrderPlaced)(lambda order: None)
-        monkeypatch.setattr("detent.bus.running.Worker.start", lambda self: (_ for _ in ()).throw(Broken()))
+        monkeypatch.setattr("detent.bus.running.Intake.start", lambda self: (_ for _ in ()).throw(Broken()))
         for _ in range(2):
             with pytest.raises(Broken):
                 bus.start()

@@ -94,7 +94,7 @@ def test_ends_when_the_owner_was_replaced(
     # The next owner keeps house now. This one must not write another line about it every second, for ever.
     rounds = Rounds(Fenced("there is a newer owner"), owner.engine.tick)
     monkeypatch.setattr(owner.engine, "tick", rounds)
-    eventually(lambda: not owner._housekeeper._thread.is_alive(), what="the end of housekeeping")
+    eventually(lambda: not owner._housekeeper._supervised.is_alive, what="the end of housekeeping")
     assert rounds.later == 0
     assert reports(caplog) == [(logging.WARNING, "housekeeping ends: there is a newer owner")]
 

@@ -18,10 +18,9 @@ from detent.ingest import csv_headers
 from detent.ingest.announcements import Announced
 from detent.ingest.config import IngestConfig
 from detent.ingest.identity import POLICIES, announced_of, check_policy, key_of, missing, shard_of, version_of
-from detent.ingest.local_state import BatchLimits, File, Message, next_batch
-from detent.ingest.shared_state import Shard
+from detent.ingest.local_state import BatchLimits, HeldFile, HeldMessage, VisibilitySchedule, next_batch
+from detent.ingest.shared_state import FileShard
 from detent.ingest.staging import FilesFailed, StagedFile, staged_name
-from detent.ingest.visibility import VisibilitySchedule
 from detent.tables import delta_log
 from detent.tables.delta_log import known_applications
 from detent.transports.contract import Delivery
@@ -119,7 +118,7 @@ def test_a_file_says_it_all_and_its_paths_begin_in_its_folder(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('name = "orders', "is no TOML"),
+        ('name = "orders', "is not TOML"),
         ('queue = "sqs:x"\npassword = "hush"', "says password, which is nothing that an ingest knows"),
         ('name = "o"\nqueue = "redis://:hush@h/0#s"', "does not say table"),
         ('name = "o"\nqueue = "sqs:x"\ntable = "t"\nfolder = "/"', "says folder"),
@@ -141,7 +140,7 @@ def test_a_file_that_is_not_there_or_no_text_is_told(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"nothing\.toml"):
         IngestConfig.read(tmp_path / "nothing.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(Invalid, match="no TOML"):
+    with pytest.raises(Invalid, match="not TOML"):
         IngestConfig.read(tmp_path / "binary.toml")
 
 
@@ -150,9 +149,9 @@ def test_a_file_that_is_not_there_or_no_text_is_told(tmp_path: Path) -> None:
 LIMITS = BatchLimits(files=3, bytes=100, age_s=10.0)
 
 
-def files(*sizes: int, since: float = 0.0) -> list[File]:
+def files(*sizes: int, since: float = 0.0) -> list[HeldFile]:
     return [
-        File(Shard(bytes([number]), f"s3://b/{number}", "", size), Announced(""), since)
+        HeldFile(FileShard(bytes([number]), f"s3://b/{number}", "", size), Announced(""), since)
         for number, size in enumerate(sizes)
     ]
 
@@ -198,8 +197,8 @@ def test_no_more_is_asked_for_than_the_queue_can_do() -> None:
 def test_messages_are_due_within_the_margin_unless_lost_or_extended_for_the_last_time() -> None:
     schedule = VisibilitySchedule(120, 60, 43_200)
 
-    def message(deadline: float, **flags: bool) -> Message:
-        return Message(Delivery("m", "r", b""), deadline, set(), **flags)
+    def message(deadline: float, **flags: bool) -> HeldMessage:
+        return HeldMessage(Delivery("m", "r", b""), deadline, set(), **flags)
 
     late, due, early = message(90), message(104), message(104.1)
     lost, last = message(90, is_lost=True), message(90, is_last_extended=True)
@@ -293,7 +292,7 @@ def staged(folder: Path, **contents: bytes) -> list[StagedFile]:
     for name, content in contents.items():
         real = name.replace("_gz", ".gz")
         (folder / real).write_bytes(content)
-        found.append(StagedFile(real, File(Shard(real.encode(), real, "", 1), Announced(real), 0.0)))
+        found.append(StagedFile(real, HeldFile(FileShard(real.encode(), real, "", 1), Announced(real), 0.0)))
     return found
 
 
@@ -357,7 +356,7 @@ def test_csv_files_without_a_usable_header_are_named(tmp_path: Path, monkeypatch
         plain_gz=b"id,name\n",
         cut_gz=gzip.compress(b"id,name\n")[:12],
     )
-    files.append(StagedFile("gone", File(Shard(b"gone", "gone", "", 1), Announced(""), 0.0)))
+    files.append(StagedFile("gone", HeldFile(FileShard(b"gone", "gone", "", 1), Announced(""), 0.0)))
     with pytest.raises(FilesFailed) as failure:
         csv_headers.groups(tmp_path, files, csv_headers.HeaderStyle.of({}))
     wanted = {b"twice", b"unnamed", b"long", b"encoded", b"plain.gz", b"cut.gz", b"gone"}

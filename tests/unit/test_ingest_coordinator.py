@@ -20,9 +20,9 @@ from sqlalchemy.exc import OperationalError
 from detent.errors import Unavailable
 from detent.ingest import steering
 from detent.ingest.announcements import Announced, canonical_uri
-from detent.ingest.committer import Output
+from detent.ingest.committer import BatchOutput
 from detent.ingest.job import BatchFailed, SparkEnded
-from detent.ingest.local_state import File
+from detent.ingest.local_state import HeldFile
 from detent.ingest.shard_sql import SHARDS
 from detent.runtime.backoff import Backoff
 from ingestfakes import EXTENSION_S, GRACE_S, LAST_S, MARGIN_S, RECEIVE_S, RETRY_S, World, name_of
@@ -594,7 +594,7 @@ def test_an_error_that_is_no_files_fault_ends_the_pipeline_and_lets_go_of_all_fi
         pipeline.job.poison = {"a", "b", "c", "d"}
         run = pipeline.job.run
 
-        def break_later(batch: str, files: Sequence[File]) -> Output:
+        def break_later(batch: str, files: Sequence[HeldFile]) -> BatchOutput:
             if len(pipeline.job.runs) == 2:
                 pipeline.job.fatal = RuntimeError("the transform is wrong")
             return run(batch, files)
@@ -775,7 +775,7 @@ def test_a_backfill_that_the_database_interrupts_leaves_out_no_file(
 ) -> None:
     import threading
 
-    from detent.ingest import running
+    from detent.ingest import pipeline as running
 
     monkeypatch.setattr(running, "BACK_OFF", Backoff(0.02, 30.0))
     folder = world.folder / "in"
@@ -791,7 +791,7 @@ def test_a_backfill_that_the_database_interrupts_leaves_out_no_file(
 
     pipeline.shared.open = away_once  # type: ignore[method-assign]
     until = running._Until(threading.Event(), True, str(folder), None)
-    running._Run(world.config, pipeline, world.engine, None, until, lambda _: None).run()
+    running._PipelineRun(world.config, pipeline, world.engine, None, until, lambda _: None).run()
     assert world.landed() == ["a", "b", "c"]
 
 
@@ -800,7 +800,7 @@ def test_no_file_is_blamed_when_nothing_can_be_written(world: World, monkeypatch
     world.put("a", "b", "c")
     pipeline.poll(0)
 
-    def broken(_batch: str, files: Sequence[File]) -> Output:
+    def broken(_batch: str, files: Sequence[HeldFile]) -> BatchOutput:
         raise BatchFailed("no room on the disk", [])
 
     monkeypatch.setattr(pipeline._job, "run", broken)

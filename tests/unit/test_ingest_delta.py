@@ -17,8 +17,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from detent.errors import Invalid, ShardsLost
 from detent.ingest import metastore
 from detent.ingest.commit_delta import DeltaCommitter
-from detent.ingest.committer import Output
-from detent.ingest.shared_state import QueueSharedState, Shard
+from detent.ingest.committer import BatchOutput
+from detent.ingest.shared_state import FileShard, QueueSharedState
 from detent.tables.delta_log import sync_log
 from detent.tables.files import DataFile
 
@@ -36,20 +36,20 @@ class Pipeline:
         )
         self.committer = DeltaCommitter(str(folder / "t"), self.state, WINDOW_S)
 
-    def write(self, *ids: int) -> Output:
+    def write(self, *ids: int) -> BatchOutput:
         batch = f"{self.state.token}-{next(NUMBERS):06d}"
         folder = Path(self.committer.folder_of(batch))
         folder.mkdir(parents=True)
         pq.write_table(pa.table({"id": list(ids), "d": ["x"] * len(ids)}), folder / "part.parquet")
         file = DataFile(str(folder / "part.parquet"), len(ids), (folder / "part.parquet").stat().st_size, 0)
-        return Output(batch, str(folder), (file,), SCHEMA)
+        return BatchOutput(batch, str(folder), (file,), SCHEMA)
 
-    def take(self, *names: str) -> list[Shard]:
-        shards = [Shard(name.encode(), f"file:///{name}", "", 1) for name in names]
+    def take(self, *names: str) -> list[FileShard]:
+        shards = [FileShard(name.encode(), f"file:///{name}", "", 1) for name in names]
         assert len(self.state.open(shards).granted) == len(shards)
         return shards
 
-    def publish(self, name: str, *ids: int) -> Output:
+    def publish(self, name: str, *ids: int) -> BatchOutput:
         output = self.write(*ids)
         self.committer.publish(self.take(name), output)
         return output
@@ -111,9 +111,9 @@ def test_a_batch_that_was_swept_is_refused_for_all_its_files(pipeline: Pipeline,
 
 
 def test_files_without_rows_are_finished_before_there_is_a_table(pipeline: Pipeline) -> None:
-    output = Output(f"{pipeline.state.token}-000001", "nowhere", (), StructType([]))
+    output = BatchOutput(f"{pipeline.state.token}-000001", "nowhere", (), StructType([]))
     pipeline.committer.publish(pipeline.take("empty"), output)
-    assert pipeline.state.open([Shard(b"empty", "", "", 0)]).finished == {b"empty"}
+    assert pipeline.state.open([FileShard(b"empty", "", "", 0)]).finished == {b"empty"}
 
 
 def test_checkpoints_are_synced_with_the_commits_that_they_replace(

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from detent.errors import Invalid, NotFound
-from detent.ingest.objects import Objects
+from detent.ingest.objects import FileObjects
 
 
 def names(folder: Path, match: str | None = None) -> list[str]:
-    return [file.uri.removeprefix(f"file://{folder}/") for file in Objects("etag").list(str(folder), match)]
+    return [file.uri.removeprefix(f"file://{folder}/") for file in FileObjects("etag").list(str(folder), match)]
 
 
 @pytest.fixture
@@ -51,4 +51,4 @@ def test_a_listing_needs_a_folder_and_an_identity_that_it_can_tell(tmp_path: Pat
     with pytest.raises(NotFound):
         names(tmp_path / "none")
     with pytest.raises(Invalid, match="no sequencers"):
-        Objects("sequencer").list(str(tmp_path))
+        FileObjects("sequencer").list(str(tmp_path))

@@ -12,7 +12,7 @@ from detent.errors import Denied, DetentError, Invalid, NotFound, Unavailable
 from detent.ingest import local_files
 from detent.ingest.announcements import Announced
 from detent.ingest.identity import POLICIES
-from detent.ingest.objects import Objects, Superseded
+from detent.ingest.objects import FileObjects, Superseded
 from ingestfakes import RETRY_S, World
 
 LOCAL = [policy for policy in POLICIES if policy != "sequencer"]
@@ -28,7 +28,7 @@ def landing(tmp_path: Path) -> Path:
     return folder
 
 
-def announced(objects: Objects, path: Path) -> Announced:
+def announced(objects: FileObjects, path: Path) -> Announced:
     """A file as a pipeline has it after its message was received."""
     file = Announced(f"file://{path}")
     objects.check_allowed(file)
@@ -39,7 +39,7 @@ def announced(objects: Objects, path: Path) -> Announced:
 def test_staged_file_stays_as_it_was_when_its_source_is_written_over(
     landing: Path, tmp_path: Path, policy: str
 ) -> None:
-    objects = Objects(policy)
+    objects = FileObjects(policy)
     objects.fetch(announced(objects, landing / "a.json"), tmp_path / "staged")
     (landing / "a.json").write_text("what came later")
     assert (tmp_path / "staged").read_text() == "what was announced"
@@ -48,7 +48,7 @@ def test_staged_file_stays_as_it_was_when_its_source_is_written_over(
 
 def test_staged_file_has_the_time_of_change_of_its_source(landing: Path, tmp_path: Path) -> None:
     os.utime(landing / "a.json", ns=(1_000, 2_000_000_000))
-    objects = Objects("etag")
+    objects = FileObjects("etag")
     objects.fetch(announced(objects, landing / "a.json"), tmp_path / "staged")
     assert (tmp_path / "staged").stat().st_mtime_ns == 2_000_000_000
 
@@ -71,7 +71,7 @@ SWAPS = pytest.mark.parametrize("swap", [to_link, to_link_of_folder])
 def test_link_that_replaces_an_allowed_file_is_refused(
     landing: Path, tmp_path: Path, policy: str, swap: Callable[[Path, Path], None]
 ) -> None:
-    objects = Objects(policy, allow=[f"file://{landing}/"])
+    objects = FileObjects(policy, allow=[f"file://{landing}/"])
     file = announced(objects, landing / "a.json")
     os.utime(tmp_path / "secret" / "a.json", ns=(0, (landing / "a.json").stat().st_mtime_ns))  # the same etag
     swap(landing, tmp_path.resolve() / "secret")
@@ -84,7 +84,7 @@ def test_link_that_replaces_an_allowed_file_is_refused(
 def test_link_that_comes_between_check_and_opening_is_not_followed(
     landing: Path, tmp_path: Path, swap: Callable[[Path, Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objects = Objects("uri", allow=[f"file://{landing}/"])
+    objects = FileObjects("uri", allow=[f"file://{landing}/"])
     file = announced(objects, landing / "a.json")
     place, secret = os.path.realpath(landing / "a.json"), tmp_path.resolve() / "secret"
 
@@ -100,7 +100,7 @@ def test_link_that_comes_between_check_and_opening_is_not_followed(
 
 def test_link_within_the_allowed_folder_is_read(landing: Path, tmp_path: Path) -> None:
     (landing / "link").symlink_to(landing)
-    objects = Objects("etag", allow=[f"file://{landing}/"])
+    objects = FileObjects("etag", allow=[f"file://{landing}/"])
     objects.fetch(announced(objects, landing / "link" / "a.json"), tmp_path / "staged")
     assert (tmp_path / "staged").read_text() == "what was announced"
 
@@ -123,7 +123,7 @@ def written_meanwhile(monkeypatch: pytest.MonkeyPatch, write: Callable[[], objec
 def test_file_that_is_written_to_while_it_is_copied_is_tried_again(
     landing: Path, tmp_path: Path, policy: str, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objects = Objects(policy)
+    objects = FileObjects(policy)
     path = landing / "a.json"
     file = announced(objects, path)
     with monkeypatch.context() as patching:
@@ -141,7 +141,7 @@ def test_file_that_is_written_to_while_it_is_copied_is_tried_again(
 def test_writing_that_leaves_no_trace_in_the_status_is_found(
     landing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objects = Objects("uri")
+    objects = FileObjects("uri")
     file = announced(objects, landing / "a.json")
     monkeypatch.setattr(local_files, "_traces", lambda _status: ())
     written_meanwhile(monkeypatch, lambda: (landing / "a.json").write_text("WHAT WAS ANNOUNCED"), before=2)
@@ -179,7 +179,7 @@ def test_what_is_not_a_regular_file_is_not_read(
 ) -> None:
     (landing / "folder").mkdir()
     os.mkfifo(landing / "pipe")
-    objects = Objects("uri")
+    objects = FileObjects("uri")
     with pytest.raises(expected):
         objects.look_up(Announced(f"file://{landing}/{name}"))
     with pytest.raises(expected):
@@ -187,7 +187,7 @@ def test_what_is_not_a_regular_file_is_not_read(
 
 
 def test_file_that_may_not_be_read_is_denied(landing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    objects = Objects("etag")
+    objects = FileObjects("etag")
     file = announced(objects, landing / "a.json")
     real = os.open
 

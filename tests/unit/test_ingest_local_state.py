@@ -11,20 +11,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from detent.ingest import local_state
 from detent.ingest.announcements import Announced
-from detent.ingest.local_state import Message, QueueLocalState
-from detent.ingest.shared_state import Shard
+from detent.ingest.local_state import HeldMessage, QueueLocalState
+from detent.ingest.shared_state import FileShard
 from detent.transports.contract import Delivery
 
 A, B, C = b"a", b"b", b"c"
 
 
-def message(name: str, *keys: bytes, receipt: str = "") -> Message:
-    return Message(Delivery(name, receipt or f"{name}/1", b""), 0.0, set(keys))
+def message(name: str, *keys: bytes, receipt: str = "") -> HeldMessage:
+    return HeldMessage(Delivery(name, receipt or f"{name}/1", b""), 0.0, set(keys))
 
 
-def grant(state: QueueLocalState, key: bytes, *messages: Message, now: float = 0.0) -> None:
+def grant(state: QueueLocalState, key: bytes, *messages: HeldMessage, now: float = 0.0) -> None:
     uri = f"s3://landing/{key.decode()}"
-    state.grant(Shard(key, uri, "", 1), Announced(uri), messages, now)
+    state.grant(FileShard(key, uri, "", 1), Announced(uri), messages, now)
 
 
 def commit(state: QueueLocalState, *keys: bytes) -> None:
@@ -194,7 +194,7 @@ class History(RuleBasedStateMachine):
         self.count = 0
         self.completed: set[bytes] = set()
         self.stages: dict[bytes, str] = {}
-        self.holders: dict[bytes, dict[str, Message]] = {}
+        self.holders: dict[bytes, dict[str, HeldMessage]] = {}
         """By file, the newest delivery of each message that waits for it."""
         self.missing: dict[str, set[bytes]] = {}
         """By receipt, what a delivery still waits for."""

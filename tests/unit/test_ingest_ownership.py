@@ -19,12 +19,12 @@ from sqlalchemy import Engine, delete, select
 import postgresserver
 from detent.errors import Conflict, DetentError, Fenced, Invalid
 from detent.ingest import forgetting, metastore, ownership, steering
-from detent.ingest.committer import Committer, Output, committer_of
+from detent.ingest.committer import BatchOutput, TableCommitter, committer_of
 from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
 from detent.ingest.ownership import MARKED, TABLE, note, noted
 from detent.ingest.shard_sql import FILES, SOURCES
-from detent.ingest.shared_state import BatchRecord, QueueSharedState, Shard
+from detent.ingest.shared_state import BatchRecord, FileShard, QueueSharedState
 from detent.tables.files import DataFile
 from processes import Io, Processes
 
@@ -48,7 +48,7 @@ class Lake:
     def table(self) -> Path:
         return Path(self.config.location)
 
-    def pipeline(self) -> Committer:
+    def pipeline(self) -> TableCommitter:
         """What a pipeline does before Spark starts."""
         ownership.register(self.engine, self.config)
         shared = QueueSharedState(self.engine, "orders", uuid.uuid4().hex, 60_000)
@@ -56,20 +56,20 @@ class Lake:
         committer.require_owned()
         return committer
 
-    def publish(self, committer: Committer, name: str, *ids: int) -> None:
+    def publish(self, committer: TableCommitter, name: str, *ids: int) -> None:
         committer.prepare(SCHEMA)
-        shard = Shard(name.encode(), f"file:///{name}", "", 1)
+        shard = FileShard(name.encode(), f"file:///{name}", "", 1)
         assert committer.state.open([shard]).granted
         committer.publish([shard], self.write(committer, *ids))
 
-    def write(self, committer: Committer, *ids: int) -> Output:
+    def write(self, committer: TableCommitter, *ids: int) -> BatchOutput:
         """The files that Spark would have written."""
         batch = f"{committer.state.token}-{next(NUMBERS):06d}"
         folder = Path(committer.folder_of(batch))
         folder.mkdir(parents=True)
         pq.write_table(pa.table({"id": list(ids), "d": ["x"] * len(ids)}), folder / "part.parquet")
         size = (folder / "part.parquet").stat().st_size
-        return Output(batch, str(folder), (DataFile(str(folder / "part.parquet"), len(ids), size, 0),), SCHEMA)
+        return BatchOutput(batch, str(folder), (DataFile(str(folder / "part.parquet"), len(ids), size, 0),), SCHEMA)
 
     def settings(self) -> dict[str, Any]:
         with self.engine.begin() as connection:
@@ -173,7 +173,7 @@ def test_pipeline_that_runs_is_refused_when_its_table_goes(lake: Lake) -> None:
     running = lake.pipeline()
     output = lake.write(running, 3)
     shutil.rmtree(lake.table)
-    shard = Shard(b"b", "file:///b", "", 1)
+    shard = FileShard(b"b", "file:///b", "", 1)
     running.state.open([shard])
     with pytest.raises(Conflict, match="is gone"):
         running.prepare(SCHEMA)
@@ -240,7 +240,7 @@ def test_files_are_ingested_into_a_new_table_after_a_reset(make: Callable[..., L
     assert lake.ids() == [1, 2]
     assert steering.status(lake.engine, "orders").done == 1
     with pytest.raises(Fenced, match="was reset"):
-        before.publish([Shard(b"a", "file:///a", "", 1)], lake.write(before, 1, 2))
+        before.publish([FileShard(b"a", "file:///a", "", 1)], lake.write(before, 1, 2))
     lake.pipeline()
 
 
@@ -248,7 +248,7 @@ def test_reset_leaves_other_ingests_alone(lake: Lake) -> None:
     events = IngestConfig(name="events", queue="sqs:new", table="events", folder=str(lake.folder))
     ownership.register(lake.engine, events)
     other = QueueSharedState(lake.engine, "events", "p", 60_000)
-    other.open([Shard(b"a", "file:///a", "", 1)])
+    other.open([FileShard(b"a", "file:///a", "", 1)])
     shutil.rmtree(lake.table)
     forgetting.reset(lake.engine, lake.config)
     assert steering.status(lake.engine, "events").open == 1
@@ -297,7 +297,7 @@ def test_pipeline_from_before_a_reset_changes_no_shard(make: Callable[..., Lake]
     before = lake.pipeline().state
     shutil.rmtree(lake.table)
     forgetting.reset(lake.engine, lake.config)
-    shard = Shard(b"a", "file:///a", "", 1)
+    shard = FileShard(b"a", "file:///a", "", 1)
     calls: dict[str, Callable[[], object]] = {
         "open": lambda: before.open([shard]),
         "begin": lambda: before.begin([shard.key]),

@@ -13,7 +13,8 @@ from pyspark.errors import PySparkRuntimeError
 import detent.spark
 import ingestfakes
 from detent.errors import Invalid, NotFound
-from detent.ingest import Counters, Ingest, IngestConfig, read_table, running
+from detent.ingest import Counters, Ingest, IngestConfig, read_table
+from detent.ingest import pipeline as running
 
 
 def an_ingest(folder: Path) -> Ingest:
@@ -73,15 +74,16 @@ def test_time_before_the_first_batch_does_not_count_in_the_rate(
     shown: list[running.Progress] = []
     monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: world.now))
     until = running._Until(threading.Event(), True, None, None)
-    run = running._Run(world.config, pipeline, world.engine, None, until, shown.append)
+    receiving = running._ReceivingFiles(world.config, pipeline, world.engine, None, until)
+    batching = running._BatchingFiles(world.config, pipeline, receiving, until, shown.append)
     world.sleep(120)
-    run._batch()
+    batching.step()
     world.put("a")
     pipeline.poll(0)
     world.sleep(20)
-    run._batch()
+    batching.step()
     world.sleep(2)
-    run._batch()
+    batching.step()
     assert [one.seconds for one in shown] == [0, 0, 2]
     world.engine.dispose()
 

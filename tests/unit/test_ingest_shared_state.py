@@ -22,7 +22,7 @@ from detent.ingest import metastore
 from detent.ingest.identity import key_of
 from detent.ingest.metastore import transact
 from detent.ingest.shard_sql import BATCHES, METADATA, SHARDS, SOURCES
-from detent.ingest.shared_state import REASON_MAX, BatchRecord, Opened, QueueSharedState, Shard
+from detent.ingest.shared_state import REASON_MAX, BatchRecord, FileShard, Opened, QueueSharedState
 from detent.runtime.backoff import Backoff
 from detent.sql import transactions
 
@@ -41,12 +41,12 @@ class Database:
     def pipeline(self, token: str, *, grace_ms: int = GRACE_MS, source: str = "orders") -> QueueSharedState:
         return QueueSharedState(self.engine, source, token, grace_ms)
 
-    def row(self, shard: Shard, source: str = "orders") -> Any:
+    def row(self, shard: FileShard, source: str = "orders") -> Any:
         query = select(SHARDS).where(SHARDS.c.source == source, SHARDS.c.shard == shard.key)
         with self.engine.connect() as connection:
             return connection.execute(query).first()
 
-    def change(self, shard: Shard, **values: object) -> None:
+    def change(self, shard: FileShard, **values: object) -> None:
         with self.engine.begin() as connection:
             connection.execute(update(SHARDS).where(SHARDS.c.shard == shard.key).values(**values))
 
@@ -55,7 +55,7 @@ class Database:
         with self.engine.begin() as connection:
             connection.execute(update(SHARDS).values(updated_at=SHARDS.c.updated_at - ms))
 
-    def forget(self, shard: Shard) -> None:
+    def forget(self, shard: FileShard) -> None:
         with self.engine.begin() as connection:
             connection.execute(delete(SHARDS).where(SHARDS.c.shard == shard.key))
 
@@ -77,20 +77,20 @@ def database(url: str) -> Iterator[Database]:
     made.engine.dispose()
 
 
-def shard(name: object, size: int = 7) -> Shard:
+def shard(name: object, size: int = 7) -> FileShard:
     uri = f"s3://landing/{name}"
-    return Shard(key_of(uri, "etag:1"), uri, "etag:1", size)
+    return FileShard(key_of(uri, "etag:1"), uri, "etag:1", size)
 
 
-def shards(count: int) -> list[Shard]:
+def shards(count: int) -> list[FileShard]:
     return [shard(number) for number in range(count)]
 
 
-def keys(some: list[Shard]) -> set[bytes]:
+def keys(some: list[FileShard]) -> set[bytes]:
     return {one.key for one in some}
 
 
-def advance(pipeline: QueueSharedState, some: list[Shard], batch: str = "b1") -> None:
+def advance(pipeline: QueueSharedState, some: list[FileShard], batch: str = "b1") -> None:
     record = BatchRecord(batch, len(some), 1, 10, 100)
     transact(pipeline.engine, lambda connection: pipeline.advance(connection, some, record))
 
@@ -349,7 +349,7 @@ def test_a_pipeline_that_says_it_is_alive_keeps_its_open_files_and_those_alone(d
 def test_what_nobody_works_on_is_found_without_a_message(database: Database) -> None:
     first, second = database.pipeline("p1"), database.pipeline("p2")
     dead, redriven, released, fresh, done = map(shard, ("dead", "redriven", "released", "fresh", "done"))
-    message = Shard(b"m" * 16, "message:orders/1", "", 3)
+    message = FileShard(b"m" * 16, "message:orders/1", "", 3)
     first.open([dead, redriven, done, message])
     advance(first, [done])
     assert first.fail(redriven.key, "bad", 0, 1)
@@ -401,7 +401,7 @@ def test_more_files_than_one_statement_takes_are_one_commit(database: Database) 
 
 def test_pipelines_that_steal_from_each_other_all_the_time_commit_each_file_once(database: Database) -> None:
     many = shards(200)
-    tally: list[Shard] = []
+    tally: list[FileShard] = []
     lost: list[bytes] = []
     failures: list[BaseException] = []
 

@@ -19,7 +19,7 @@ from detent.ingest.config import IngestConfig
 from detent.ingest.metastore import transact
 from detent.ingest.schemas import check_fits, kept_schema, widen
 from detent.ingest.shard_sql import BATCHES, FILES, SHARDS
-from detent.ingest.shared_state import BatchRecord, QueueSharedState, Shard, now_ms
+from detent.ingest.shared_state import BatchRecord, FileShard, QueueSharedState, now_ms
 from detent.transports.contract import MessageQueue
 
 DAY_MS = 86_400_000
@@ -228,7 +228,7 @@ def test_the_status_counts_files_pipelines_and_commits(engine: Engine) -> None:
     enter(engine, ("q", "quarantined", 3), ("r", "redriven", 1))
     for number, token in enumerate(("p1", "p2")):
         state = QueueSharedState(engine, "orders", token, 1_000)
-        mine = [Shard(f"{token}{n}".encode(), f"s3://b/{token}{n}", "", 1) for n in range(3)]
+        mine = [FileShard(f"{token}{n}".encode(), f"s3://b/{token}{n}", "", 1) for n in range(3)]
         state.open(mine)
         record = BatchRecord(f"b{number}", 2, 1, 10 + number, 100)
         transact(engine, lambda connection, s=state, m=mine, r=record: s.advance(connection, m[:2], r))

@@ -8,7 +8,7 @@ from detent import patterns
 from detent.bus import reply_journals
 from detent.consumer.application import Source
 from detent.consumer.sources import shard_journals
-from detent.spark.pipeline_stream import Journal
+from detent.spark.pipeline_stream import JournalEnd
 from detent.state.base import ShardName
 from detent.state.recovery_log import log_name
 
@@ -33,7 +33,7 @@ LISTED = [*OWN, "a/words/recovery/notes", "a/words/in", "orders", "recovery/1", 
 )
 def test_pattern_means_internal_journals_only_when_it_begins_as_they_do(pattern: str, meant: list[str]) -> None:
     assert patterns.matching(pattern, LISTED) == meant
-    assert [name for name in LISTED if Journal(pattern).reads(Journal(name))] == meant
+    assert [name for name in LISTED if JournalEnd(pattern).reads(JournalEnd(name))] == meant
     assert shard_journals([Source(pattern)], LISTED) == meant
 
 

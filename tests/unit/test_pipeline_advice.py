@@ -13,10 +13,7 @@ import detent
 from detent.errors import Fenced, NotFound, Unavailable
 from detent.spark.advice import completed, completing
 from detent.spark.pipeline import Pipeline, queue
-from detent.spark.running_advice import Advisor
-from detent.spark.running_checkpoint import damage
-from detent.spark.running_failure import failure_of, is_connection
-from detent.spark.running_java import JavaWatch
+from detent.spark.stream_failure import Advisor, JavaWatch, damage, failure_of, is_connection
 from detent.store import Store
 
 

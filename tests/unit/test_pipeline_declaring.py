@@ -16,10 +16,10 @@ from detent.spark.pipeline_stream import (
     PUBLISHED_MAX,
     Custom,
     Delta,
-    Input,
-    Journal,
-    Queue,
+    JournalEnd,
+    QueueEnd,
     Stream,
+    StreamInput,
 )
 
 
@@ -40,8 +40,8 @@ def declared(function: Any = one, **options: Any) -> Stream:
 
 def test_a_stream_reads_and_writes_journals_by_name() -> None:
     stream = declared()
-    assert stream.inputs == (Input("frame", (Journal("orders"),)),)
-    assert stream.outputs == (Journal("paid"),)
+    assert stream.inputs == (StreamInput("frame", (JournalEnd("orders"),)),)
+    assert stream.outputs == (JournalEnd("paid"),)
     assert (stream.name, stream.full_name, stream.quarantine) == ("one", "shop/one", None)
     assert stream.messages_max == MESSAGES_MAX
 
@@ -55,8 +55,8 @@ def test_queues_tables_and_sinks_are_written_too() -> None:
         def write(self, batch: Any, key: Any) -> None: ...
 
     stream = declared(read=queue("orders"), write=["paid", queue("mails"), ToSql()])
-    assert stream.sources == [Queue("orders")]
-    assert stream.outputs[:2] == (Journal("paid"), Queue("mails"))
+    assert stream.sources == [QueueEnd("orders")]
+    assert stream.outputs[:2] == (JournalEnd("paid"), QueueEnd("mails"))
     assert isinstance(stream.outputs[2], Custom)
     assert str(stream.outputs[2]) == "to_sql"
     assert stream.messages_max == PUBLISHED_MAX, "what is published passes through the owner"
@@ -72,24 +72,27 @@ def test_a_table_is_a_stream_into_delta() -> None:
 
 def test_a_schema_brings_a_quarantine() -> None:
     stream = declared(json="id BIGINT")
-    assert stream.quarantine == Journal("shop/one.quarantine")
-    assert stream.targets == [Journal("paid"), Journal("shop/one.quarantine")]
+    assert stream.quarantine == JournalEnd("shop/one.quarantine")
+    assert stream.targets == [JournalEnd("paid"), JournalEnd("shop/one.quarantine")]
     assert stream.inputs[0].schema == "id BIGINT"
 
 
 def test_one_parameter_gets_all_journals_together() -> None:
     stream = declared(read=["orders", "refunds"])
-    assert stream.inputs == (Input("frame", (Journal("orders"), Journal("refunds"))),)
+    assert stream.inputs == (StreamInput("frame", (JournalEnd("orders"), JournalEnd("refunds"))),)
 
 
 def test_several_parameters_get_their_sources_by_name() -> None:
     stream = declared(two, read=["shop/refunds", "shop/orders"], json={"refunds": "id BIGINT"})
     assert stream.inputs == (
-        Input("orders", (Journal("shop/orders"),)),
-        Input("refunds", (Journal("shop/refunds"),), "id BIGINT"),
+        StreamInput("orders", (JournalEnd("shop/orders"),)),
+        StreamInput("refunds", (JournalEnd("shop/refunds"),), "id BIGINT"),
     )
     named = declared(two, read={"refunds": queue("q"), "orders": ["a", "b"]})
-    assert named.inputs == (Input("orders", (Journal("a"), Journal("b"))), Input("refunds", (Queue("q"),)))
+    assert named.inputs == (
+        StreamInput("orders", (JournalEnd("a"), JournalEnd("b"))),
+        StreamInput("refunds", (QueueEnd("q"),)),
+    )
 
 
 def test_parameters_with_defaults_are_the_functions_own() -> None:

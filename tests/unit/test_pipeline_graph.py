@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detent.errors import Invalid, NotFound
-from detent.spark.pipeline import Pipeline, queue
-from detent.spark.pipeline_graph import (
+from detent.spark.pipeline import (
+    Pipeline,
     as_json,
     as_mermaid,
     as_text,
@@ -20,6 +20,7 @@ from detent.spark.pipeline_graph import (
     journals_read,
     journals_written,
     ordered,
+    queue,
     queues_used,
 )
 

@@ -14,10 +14,11 @@ import detent
 from detent.cli.kinds.pipeline import part_of
 from detent.errors import Fenced, NotFound, Unavailable
 from detent.spark.pipeline import Pipeline, queue
+from detent.spark.pipeline_prepare import prepare
+from detent.spark.pipeline_runner import PipelineRunner
 from detent.spark.pipeline_stream import Stream
-from detent.spark.running import BACK_OFF, ONCE_TRIES, Runner
-from detent.spark.running_events import Event, Summary
-from detent.spark.running_prepare import prepare
+from detent.spark.stream_state import Event, Summary
+from detent.spark.stream_task import BACK_OFF, ONCE_TRIES
 from detent.store import Store
 
 
@@ -109,7 +110,7 @@ class World:
         self.ends: dict[str, int] = {}
         self.script: dict[str, Callable[[], FakeQuery]] = {}
         stopping = Stopping(self.clock, lambda: self.until())
-        self.runner = Runner(store, pipeline.streams, self._start, self.view, stopping, self.clock)  # type: ignore[arg-type]
+        self.runner = PipelineRunner(store, pipeline.streams, self._start, self.view, stopping, self.clock)  # type: ignore[arg-type]
 
     def _start(self, stream: Stream, ends: Mapping[str, int]) -> FakeQuery:
         self.started.append((stream.name, self.clock.now))

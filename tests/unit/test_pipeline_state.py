@@ -13,10 +13,9 @@ from detent.cli.kinds.pipeline import COLUMNS, notice_of, part_of, report_of
 from detent.errors import Busy, Denied, Invalid, SessionExpired
 from detent.runtime.report import Report
 from detent.spark.pipeline import Pipeline, queue
-from detent.spark.running_events import Event
-from detent.spark.running_failure import REASON_MAX, failure_of
-from detent.spark.running_prepare import checkpoint_folder, store_url
-from detent.spark.running_state import RATE_S, StreamState
+from detent.spark.pipeline_prepare import checkpoint_folder, store_url
+from detent.spark.stream_failure import REASON_MAX, failure_of
+from detent.spark.stream_state import RATE_S, Event, StreamState
 
 
 def state_of(**options: Any) -> StreamState:

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from detent.runtime import thread
-from detent.runtime.thread import Crew, Thread
+from detent.runtime.thread import DaemonPool, Thread
 
 PATIENCE_S = 30.0
 
@@ -62,7 +62,7 @@ def test_error_that_ends_a_thread_is_kept_and_logged(unheard: list[object], capl
 
 
 def test_crew_makes_a_thread_only_when_all_are_busy() -> None:
-    crew = Crew("detent-crew", 2)
+    crew = DaemonPool("detent-crew", 2)
     ends = [threading.Event(), threading.Event()]
     names: list[str] = []
     began = threading.Semaphore(0)

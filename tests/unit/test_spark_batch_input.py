@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from detent.errors import Corrupt
-from detent.spark.batch_input import UNKNOWN, input_of, local_checkpoint
-from detent.spark.identity import BatchIdentity, CheckpointPlace
+from detent.spark.batch_identity import UNKNOWN, BatchIdentity, CheckpointPlace, input_of, local_checkpoint
 
 KAFKA = '{"orders":{"0":%d}}'
 

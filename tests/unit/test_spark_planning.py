@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from detent.errors import Invalid
-from detent.spark.options import Options
-from detent.spark.places import EARLIEST, LATEST, Places
+from detent.spark.options import FormatOptions
+from detent.spark.places import EARLIEST, LATEST, OffsetPlaces
 from detent.spark.ranges import Range, between, cut, limited, ordered
 
 offsets = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 400), max_size=8)
@@ -88,7 +88,7 @@ def test_offsets_have_one_order() -> None:
     ],
 )
 def test_places(text: str, found: int) -> None:
-    assert Places("startingOffsets", text, EARLIEST).find({"a": (10, 20)}, offset_at) == {"a": found}
+    assert OffsetPlaces("startingOffsets", text, EARLIEST).find({"a": (10, 20)}, offset_at) == {"a": found}
 
 
 @pytest.mark.parametrize(
@@ -97,25 +97,25 @@ def test_places(text: str, found: int) -> None:
 )
 def test_places_that_are_none(text: str) -> None:
     with pytest.raises(Invalid, match="startingOffsets"):
-        Places("startingOffsets", text, EARLIEST)
+        OffsetPlaces("startingOffsets", text, EARLIEST)
 
 
 def test_places_of_journals_that_are_not_read() -> None:
     with pytest.raises(Invalid, match="'orders'"):
-        Places("endingOffsets", '{"orders": 5}', LATEST).check_names(["order"])
+        OffsetPlaces("endingOffsets", '{"orders": 5}', LATEST).check_names(["order"])
 
 
 def test_which_places_never_move() -> None:
-    assert Places("startingOffsets", '{"a": 3}', EARLIEST).is_fixed
+    assert OffsetPlaces("startingOffsets", '{"a": 3}', EARLIEST).is_fixed
     for text in ("latest", '{"a": "latest"}', datetime(2026, 1, 1, tzinfo=UTC).isoformat()):
-        assert not Places("startingOffsets", text, EARLIEST).is_fixed
+        assert not OffsetPlaces("startingOffsets", text, EARLIEST).is_fixed
 
 
 # -- options ----------------------------------------------------------------------------------------------------
 
 
-def options(**given: str) -> Options:
-    return Options(given, ("maxMessagesPerTrigger", "failOnDataLoss", "size", "isolation"), "the format")
+def options(**given: str) -> FormatOptions:
+    return FormatOptions(given, ("maxMessagesPerTrigger", "failOnDataLoss", "size", "isolation"), "the format")
 
 
 def test_options_ignore_case_and_read_their_kinds() -> None:

@@ -15,8 +15,8 @@ import detent
 from detent.errors import Conflict, DetentError, Fenced, Invalid, NotFound
 from detent.spark import queue_reading
 from detent.spark.opened import close_all
-from detent.spark.queue_packing import PUBLISHED_BYTES_MAX
-from detent.spark.queue_reading import COLUMNS, QueueSettings, QueueStreamReader
+from detent.spark.queue_outgoing import PUBLISHED_BYTES_MAX
+from detent.spark.queue_reading import COLUMNS, QueueReadSettings, QueueStreamReader
 from detent.spark.queues import QueueDataSource
 
 
@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> Iterator[detent.Store]:
 def stream(store: detent.Store, **options: str) -> QueueStreamReader:
     """A reader as a driver has it; a new one for each start of a query."""
     given = {"path": store.url, "queue": "in", "readerName": "r", **options}
-    return QueueStreamReader(QueueSettings.of(given))
+    return QueueStreamReader(QueueReadSettings.of(given))
 
 
 def read(reader: QueueStreamReader, start: Any, end: Any) -> list[bytes]:

@@ -18,15 +18,14 @@ from detent import crash
 from detent.errors import AlreadyEntered, Conflict, Corrupt, Denied, Fenced, OtherInput
 from detent.ledger.operations import BATCH_MAX
 from detent.server.access import Grant
-from detent.spark import queue_packing, queue_splitting, to_journal, to_queue
+from detent.spark import queue_outgoing, queue_splitting, to_journal, to_queue
 from detent.spark.advice import completing
 from detent.spark.once_batch import EngineSink, Share, is_entered
 from detent.spark.once_writing import _shared
-from detent.spark.queue_outgoing import RowsToPublish
-from detent.spark.queue_packing import pack, unpacked, whole_room
+from detent.spark.queue_outgoing import RowsToPublish, pack, unpacked, whole_room
 from detent.spark.queue_splitting import settle
 from detent.spark.queue_writing import RowsMessage, commit
-from detent.spark.running_sinks import _Engine
+from detent.spark.stream_query import _StoreResult
 from detent.tables.marks import BatchKey
 from remoteserver import TOKENS, serving
 
@@ -43,7 +42,7 @@ class Died(Exception):
 @pytest.fixture(autouse=True)
 def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction that publishes three messages."""
-    monkeypatch.setattr(queue_packing, "PUBLISHED_MAX", 3)
+    monkeypatch.setattr(queue_outgoing, "PUBLISHED_MAX", 3)
 
 
 @pytest.fixture
@@ -146,16 +145,16 @@ def test_split_goes_on_when_another_sink_comes_first(store: detent.Store) -> Non
 
 
 def test_split_goes_on_when_sinks_are_swapped(store: detent.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_packing, "PUBLISHED_MAX", 6)
+    monkeypatch.setattr(queue_outgoing, "PUBLISHED_MAX", 6)
     texts = [b"s" + value for value in TEN]
-    mail, sms = (_Engine(to_queue("mail")), packed(TEN)), (_Engine(to_queue("sms")), packed(texts, "sms"))
+    mail, sms = (_StoreResult(to_queue("mail")), packed(TEN)), (_StoreResult(to_queue("sms")), packed(texts, "sms"))
     die(write_all, store, KEY, mail, sms)
     write_all(store, KEY._replace(run="run-2"), sms, mail)
     assert (claimed(store), claimed(store, "sms")) == (TEN, texts)
 
 
 def test_two_sinks_of_one_queue_are_split_apart(store: detent.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_packing, "PUBLISHED_MAX", 6)
+    monkeypatch.setattr(queue_outgoing, "PUBLISHED_MAX", 6)
     again = [b"again" + value for value in TEN]
     sinks = [(to_queue("mail"), packed(TEN)), (to_queue("mail"), packed(again))]
     die(write_all, store, KEY, *sinks, behind_part=4)
@@ -295,7 +294,7 @@ def test_other_input_is_told_what_is_published_and_where_the_rest_is(store: dete
 @pytest.mark.parametrize("room", [2, 100])
 def test_split_goes_on_with_another_room(store: detent.Store, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     die(write, store, KEY, TEN)
-    monkeypatch.setattr(queue_packing, "PUBLISHED_MAX", room)
+    monkeypatch.setattr(queue_outgoing, "PUBLISHED_MAX", room)
     assert write(store, KEY._replace(run="run-2"), TEN[::-1])
     assert claimed(store) == TEN
 

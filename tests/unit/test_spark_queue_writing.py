@@ -26,11 +26,10 @@ from pyspark.sql.types import (
 import detent
 from detent import crash
 from detent.errors import Fenced, Invalid, LimitExceeded, NotFound
-from detent.spark import queue_packing, queue_splitting
-from detent.spark.identity import BatchIdentity
+from detent.spark import queue_outgoing, queue_splitting
+from detent.spark.batch_identity import BatchIdentity
 from detent.spark.opened import close_all
-from detent.spark.queue_outgoing import RowsToPublish
-from detent.spark.queue_packing import pack
+from detent.spark.queue_outgoing import RowsToPublish, pack
 from detent.spark.queue_writing import PublishSettings, QueueStreamWriter, QueueWriter, RowsMessage, arrived
 from detent.spark.queues import QueueDataSource
 
@@ -61,7 +60,7 @@ def payloads(*values: bytes) -> Any:
 
 def publish(store: detent.Store, columns: RowsToPublish, *batches: Any) -> None:
     with store.transaction() as transaction:
-        queue_packing.publish(transaction, [pack(columns, batches)])
+        queue_outgoing.publish(transaction, [pack(columns, batches)])
 
 
 def claimed(store: detent.Store, queue: str) -> list[detent.Delivery]:
@@ -265,7 +264,7 @@ def test_a_batch_write_with_a_version_is_done_once(store: detent.Store) -> None:
 @pytest.fixture
 def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction that publishes three messages."""
-    monkeypatch.setattr(queue_packing, "PUBLISHED_MAX", 3)
+    monkeypatch.setattr(queue_outgoing, "PUBLISHED_MAX", 3)
 
 
 @pytest.fixture
@@ -300,7 +299,7 @@ def test_a_large_batch_is_published_in_parts_and_in_order(store: detent.Store, p
 def test_a_batch_is_split_by_bytes_and_by_delays_too(
     store: detent.Store, parts: Callable[[], int], monkeypatch: pytest.MonkeyPatch, limit: str, batch: Any
 ) -> None:
-    monkeypatch.setattr(queue_packing, limit, {"PUBLISHED_BYTES_MAX": 1000, "GROUPS_MAX": 2}[limit])
+    monkeypatch.setattr(queue_outgoing, limit, {"PUBLISHED_BYTES_MAX": 1000, "GROUPS_MAX": 2}[limit])
     kinds = {"payload": BinaryType(), "delay": IntegerType()}
     columns = RowsToPublish.of(schema(**{name: kinds[name] for name in batch}), "mail")
     packed = pack(columns, [rows(**batch)])
@@ -376,20 +375,20 @@ def test_a_write_without_a_ledger_is_not_split(store: detent.Store) -> None:
 
 
 def test_more_than_the_driver_holds_is_refused(store: detent.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_packing, "BATCH_MESSAGES_MAX", 3)
+    monkeypatch.setattr(queue_outgoing, "BATCH_MESSAGES_MAX", 3)
     with pytest.raises(LimitExceeded, match="at most 3 messages"):
         task(b"0", b"1", b"2", b"3")
     two = [task(b"0", b"1"), task(b"2", b"3", partition=1)]
     with pytest.raises(LimitExceeded, match="at most 3 messages"):
         writer(store).commit([*two], 0)
-    monkeypatch.setattr(queue_packing, "BATCH_BYTES_MAX", 1000)
+    monkeypatch.setattr(queue_outgoing, "BATCH_BYTES_MAX", 1000)
     with pytest.raises(LimitExceeded, match="1000 bytes"):
         task(bytes(1001))
     assert store.queue("mail").info().available == 0
 
 
 def test_many_messages_take_several_operations(store: detent.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_packing, "PUBLISH_MESSAGES_MAX", 3)
+    monkeypatch.setattr(queue_outgoing, "PUBLISH_MESSAGES_MAX", 3)
     values = [b"%d" % number for number in range(10)]
     writer(store).commit([task(*values)], 0)
     assert [message.payload for message in claimed(store, "mail")] == values

@@ -20,7 +20,7 @@ import detent
 from detent.cli.ledger import ledger
 from detent.errors import Denied, DetentError, Invalid, NotFound, Unavailable
 from detent.ledger import Planned, PlanOffsets
-from detent.spark.journal_reading import JournalStreamReader, ReadSettings
+from detent.spark.journal_reading import JournalReadSettings, JournalStreamReader
 from detent.spark.journals import JournalDataSource
 from detent.spark.opened import close_all, opened
 
@@ -38,7 +38,7 @@ def source(store: detent.Store, **options: str) -> JournalDataSource:
 
 
 def stream(store: detent.Store, **options: str) -> JournalStreamReader:
-    return JournalStreamReader(ReadSettings.of({"path": store.url, "journals": "a", **options}))
+    return JournalStreamReader(JournalReadSettings.of({"path": store.url, "journals": "a", **options}))
 
 
 def read(reader: Any, partitions: Any) -> list[bytes]:

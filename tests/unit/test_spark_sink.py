@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 import detent
 from detent.errors import Fenced, Invalid
 from detent.spark import journal_writing, opened
-from detent.spark.identity import BatchIdentity
+from detent.spark.batch_identity import BatchIdentity
 from detent.spark.journal_writing import JournalStreamWriter, JournalWriter, TaskMessage, WriteSettings, stage_rows
 
 SCHEMA = StructType([StructField("body", BinaryType()), StructField("journal", StringType())])

@@ -11,7 +11,8 @@
 
 An app, and how it starts:
 
-    app.py                 `Bus`: sends and handles typed messages
+    app.py                 `Bus`: sends and handles typed messages; `run` for several
+    declared.py            what an app is made of: parts and handlers; what all files below take
     checks.py              what is refused at the start
     running.py             transport, threads and event loop, from start to stop
 
@@ -83,8 +84,9 @@ from typing import TYPE_CHECKING
 from detent.lazy import attributes
 
 if TYPE_CHECKING:
-    from detent.bus.app import Bus
+    from detent.bus.app import Bus, run, run_async
     from detent.bus.context import Context
+    from detent.bus.declared import Outcome
     from detent.bus.envelope import Envelope, Incoming
     from detent.bus.idempotency import (
         IDEMPOTENCY_CHECK_KEY,
@@ -97,9 +99,7 @@ if TYPE_CHECKING:
     from detent.bus.middleware import Middleware
     from detent.bus.outbox import Claim, FailedEnvelope, OutboxCounts, OutboxStorage, Pending
     from detent.bus.outbox_sql import SqlOutbox
-    from detent.bus.pipeline import Outcome
     from detent.bus.retries import Retries
-    from detent.bus.running import run, run_async
     from detent.bus.serializers import JsonSerializer, MsgpackSerializer, Serializer
     from detent.bus.sql_port import SqlPort
     from detent.bus.statements import schema
@@ -116,7 +116,8 @@ if TYPE_CHECKING:
     from detent.bus.unit_sqlalchemy import SqlAlchemyUnitOfWork
 
 _HOMES = {
-    "detent.bus.app": ("Bus",),
+    "detent.bus.app": ("Bus", "run", "run_async"),
+    "detent.bus.declared": ("Outcome",),
     "detent.bus.context": ("Context",),
     "detent.bus.envelope": ("Envelope", "Incoming"),
     "detent.bus.idempotency": ("IDEMPOTENCY_CHECK_KEY", "IdempotencyConfig", "InMemoryTracker", "MessageTracker"),
@@ -124,9 +125,7 @@ _HOMES = {
     "detent.bus.middleware": ("Middleware",),
     "detent.bus.outbox": ("Claim", "FailedEnvelope", "OutboxCounts", "OutboxStorage", "Pending"),
     "detent.bus.outbox_sql": ("SqlOutbox",),
-    "detent.bus.pipeline": ("Outcome",),
     "detent.bus.retries": ("Retries",),
-    "detent.bus.running": ("run", "run_async"),
     "detent.bus.serializers": ("JsonSerializer", "MsgpackSerializer", "Serializer"),
     "detent.bus.sql_port": ("SqlPort",),
     "detent.bus.statements": ("schema",),

@@ -4,44 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
-from detent.bus.calling import Calling, LoopEnded, is_coroutine_function
-from detent.bus.checks import check_parts
+from detent.bus.calling import LoopEnded
+from detent.bus.declared import Declared, Outcome, check_parts
 from detent.bus.envelope import Incoming
-from detent.bus.handlers import Dependencies, Handler, new_handler
-from detent.bus.idempotency import IdempotencyConfig
 from detent.bus.message_types import name_of
-from detent.bus.middleware import Middleware
-from detent.bus.outbox import OutboxStorage
-from detent.bus.pipeline import Outcome, Pipeline
+from detent.bus.pipeline import Pipeline
 from detent.bus.replies import Replies
-from detent.bus.retries import Retries
-from detent.bus.running import Running, run, run_async
-from detent.bus.sending import TIMEOUT, Sending
-from detent.bus.serializers import Serializer
+from detent.bus.running import Running
+from detent.bus.sending import TIMEOUT
 from detent.bus.transaction import BusTransaction
 from detent.bus.transport import Transport
 from detent.bus.transport_urls import open_transport
-from detent.bus.unit_engine import EngineUnitOfWork
-from detent.bus.unit_of_work import UnitOfWork
-from detent.bus.worker import checked_concurrency
 from detent.durations import Duration, milliseconds
+from detent.errors import Invalid
+from detent.runtime.signals import call_on_signals_of_loop, stop_on_signals
+from detent.runtime.target import refuse_while_loading
 
-CONCURRENCY: Final = 8
-GRACE: Final = "30s"
-OUTBOX_LEASE: Final = "30s"
-"""How long messages to one address wait when the process dies that was forwarding them."""
+LOOK_S: Final = 0.2
 
-CLASSES_MAX: Final = 4_096
-
-HandlerType = TypeVar("HandlerType", bound=Callable[..., Any])
+INTERRUPTED: Final = 128 + signal.SIGINT
+"""The exit code of a program that did not wait for its handlers."""
 
 
-class Bus(Sending):
+class Bus(Declared):
     """An app: a name, which is its queue's and its consumer's, and the messages that it handles and sends.
 
     >>> bus = Bus("billing", "file:./data")
@@ -57,74 +50,15 @@ class Bus(Sending):
     messages; those of JSON and MessagePack are read in any case, and so are `serializers`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        transport: Transport | str,
-        *,
-        unit_of_work: UnitOfWork | None = None,
-        idempotency: IdempotencyConfig | None = None,
-        outbox: OutboxStorage | None = None,
-        retries: Retries | None = None,
-        routes: Mapping[type, str] | None = None,
-        serializer: Serializer | None = None,
-        serializers: Iterable[Serializer] = (),
-        middlewares: Sequence[Middleware] = (),
-        dependencies: Mapping[type | str, Any] | None = None,
-        concurrency: int = CONCURRENCY,
-        outbox_lease: Duration = OUTBOX_LEASE,
-        grace: Duration = GRACE,
-        send_only: bool = False,
-        subscribe: bool = True,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        chosen = open_transport(transport) if isinstance(transport, str) else transport
-        tracker = getattr(idempotency, "tracker", None)
-        check_parts(
-            transport=chosen, unit_of_work=unit_of_work, idempotency=idempotency, tracker=tracker, outbox=outbox
-        )
-        super().__init__(name, chosen, serializer, serializers, middlewares, clock)
-        self.unit_of_work = unit_of_work
-        self.idempotency = idempotency
-        self.outbox = outbox
-        self.retries = retries or Retries()
-        self.concurrency = checked_concurrency(concurrency)
-        self.outbox_lease_s = milliseconds(outbox_lease) / 1000
-        self.grace_s = milliseconds(grace) / 1000
-        self.send_only = send_only
-        self.subscribes = subscribe
-        self.dependencies = Dependencies()
-        self.all_handlers: list[Handler] = []
-        self._handlers_of: dict[type, tuple[Handler, ...]] = {}
-        self.calling = Calling(unit_is_async=self._parts_are_async())
+    def _assembled(self) -> None:
         self._pipeline = Pipeline(self)
         self._running = Running(self)
-        for cls, queue in (routes or {}).items():
-            self.route(cls, queue)
-        for key, value in (dependencies or {}).items():
-            self.provide(key, value)
 
     def __repr__(self) -> str:
         return f"Bus({self.name!r})"
 
-    # -- declaring ----------------------------------------------------------------------------------------------
-
-    def handler(self, target: Any = None, *classes: type) -> Any:
-        """Declare a handler: ``@bus.handler`` for the class that its first parameter is of, or
-        ``@bus.handler(OrderPlaced)``. Several may handle the same class: all of them run, in one transaction."""
-        if target is None or (isinstance(target, type) and "__call__" not in _names_in(target)):
-            given = (*(() if target is None else (target,)), *classes)
-            return lambda actual: self._add(actual, given)
-        return self._add(target, classes)
-
-    def _add(self, target: HandlerType, classes: tuple[type, ...]) -> HandlerType:
+    def _declares(self) -> None:
         self._running.declared()
-        handler = new_handler(target, classes)
-        for cls in handler.classes:
-            self.types.add(cls)
-        self.all_handlers.append(handler)
-        self._handlers_of.clear()
-        return target
 
     def use(self, transport: Transport | str) -> None:
         """Have messages carried by this transport instead of the one that it was made with; before it starts."""
@@ -132,55 +66,6 @@ class Bus(Sending):
         chosen = open_transport(transport) if isinstance(transport, str) else transport
         check_parts(transport=chosen)
         self.transport = chosen
-
-    def provide(self, key: type | str, value: Any) -> None:
-        """Give this to handlers that ask for it, by a parameter of that type or of that name."""
-        self.dependencies.add(key, value)
-
-    def provide_with(self, key: type | str, make: Callable[..., Any]) -> None:
-        """The same, made anew for each message by a function, which may have such parameters too."""
-        self.dependencies.add_maker(key, make)
-
-    @property
-    def has_handlers(self) -> bool:
-        """Whether there are any."""
-        return bool(self.all_handlers)
-
-    @property
-    def settles_itself(self) -> bool:
-        """Whether the unit of work acknowledges messages with its commit."""
-        return isinstance(self.unit_of_work, EngineUnitOfWork)
-
-    @property
-    def topics(self) -> list[str]:
-        """The names of what it handles."""
-        return sorted({name_of(cls) for handler in self.all_handlers for cls in handler.classes})
-
-    def handlers_of(self, cls: type) -> tuple[Handler, ...]:
-        """Who handles messages of a class: also those who handle a class that it is derived from."""
-        found = self._handlers_of.get(cls)
-        if found is None:
-            found = tuple(one for one in self.all_handlers if any(issubclass(cls, known) for known in one.classes))
-            if len(self._handlers_of) < CLASSES_MAX:
-                self._handlers_of[cls] = found
-        return found
-
-    def _parts_are_async(self) -> bool:
-        """Whether units, marks or kept messages are awaited."""
-        tracker = None if self.idempotency is None else self.idempotency.tracker
-        calls = [getattr(tracker, "track", None), getattr(self.outbox, "save", None)]
-        is_async = self.unit_of_work is not None and self.unit_of_work.is_async
-        return is_async or any(map(is_coroutine_function, calls))
-
-    @property
-    def is_async(self) -> bool:
-        """Whether anything here wants an event loop."""
-        return self._always_on_loop or any(handler.is_async for handler in self.all_handlers)
-
-    @property
-    def _always_on_loop(self) -> bool:
-        """Whether every message is handled on the loop."""
-        return self.calling.unit_is_async or self.dependencies.is_async or any(one.is_async for one in self.middlewares)
 
     # -- sending: see `Sending` -----------------------------------------------------------------------------------
 
@@ -289,5 +174,60 @@ class Bus(Sending):
         await asyncio.to_thread(self.stop)
 
 
-def _names_in(cls: type) -> set[str]:
-    return {name for base in cls.__mro__[:-1] for name in base.__dict__}
+# -- programs ---------------------------------------------------------------------------------------------------------
+
+
+def run(*buses: Bus) -> None:
+    """Run apps until SIGTERM or Ctrl-C, which let the handlers end that are running; a second Ctrl-C does not wait."""
+    refuse_while_loading("run()")
+    if threading.current_thread() is not threading.main_thread():
+        raise Invalid("run() ends by a signal, which only the main thread gets: use start() and stop() in threads")
+    stopping = threading.Event()
+    with stop_on_signals(stopping, lambda: os._exit(INTERRUPTED)):  # threads would be waited for otherwise
+        run_until(stopping, *buses)
+
+
+def run_until(stopping: threading.Event, *buses: Bus) -> None:
+    """Run apps until an event is set. If one cannot start, none does."""
+    with ExitStack() as stack:
+        for bus in buses:  # all have subscribed before the first one publishes
+            stack.callback(bus.stop)
+            bus.prepare()
+        for bus in buses:
+            bus.start()
+        while not stopping.wait(LOOK_S):
+            pass
+        for bus in buses:  # all at once: they may take as long as the slowest one
+            bus.stop_taking()
+
+
+async def run_async(*buses: Bus) -> None:
+    """Run apps on the caller's event loop until SIGTERM or Ctrl-C, or until this is cancelled."""
+    refuse_while_loading("run_async()")
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    started: list[Bus] = []
+    with call_on_signals_of_loop(stopping.set):  # in another thread than the main one: cancel it
+        try:
+            for bus in buses:  # all have subscribed before the first one publishes
+                bus.refuse_if_started()
+                bus.calling.loop = loop
+                started.append(bus)
+                await asyncio.to_thread(bus.prepare)
+            for bus in buses:
+                await asyncio.to_thread(bus.start)
+            await stopping.wait()
+        finally:
+            for bus in started:
+                bus.stop_taking()
+            for bus in reversed(started):
+                await _uncancelled(asyncio.to_thread(bus.stop))
+
+
+async def _uncancelled(ending: Any) -> None:
+    """Wait for the end even when cancelled: the last handlers still need this loop."""
+    task = asyncio.ensure_future(ending)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task}, timeout=LOOK_S)
+    await task

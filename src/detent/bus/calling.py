@@ -10,7 +10,6 @@ import asyncio
 import contextvars
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
@@ -18,6 +17,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from detent.errors import Invalid, Unavailable
+from detent.runtime import thread
+from detent.runtime.ground import drive as run_to_end
 
 LOOK_S: Final = 1.0
 """How often a thread that waits for an event loop looks whether there still is one."""
@@ -27,13 +28,7 @@ Result = TypeVar("Result")
 
 def drive(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """What a coroutine answers that waits for nothing."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        answer: Result = end.value
-        return answer
-    coroutine.close()
-    raise Invalid("a coroutine waits for an event loop where there is none: make the unit of work or the handler async")
+    return run_to_end(coroutine, "make the unit of work or the handler async")
 
 
 def is_coroutine_function(function: Any) -> bool:
@@ -216,7 +211,7 @@ async def run_here(work: Callable[..., Coroutine[Any, Any, Result]], *values: An
     home, loop = HomeThread(), asyncio.get_running_loop()
     ending: Future[None] = Future()
     # A thread of its own: those of the loop's pool may all be waiting for what this call is to do.
-    threading.Thread(target=home.serve, args=(ending, loop), name="detent-inbox", daemon=True).start()
+    thread.start("detent-inbox", lambda: home.serve(ending, loop))
     try:
         return await work(LoopCaller(home, unit_is_async=False), *values)
     finally:

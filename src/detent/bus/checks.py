@@ -5,39 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from typing import TYPE_CHECKING, Final
 
+from detent.bus.declared import Declared
 from detent.bus.unit_engine import EngineUnitOfWork
 from detent.durations import no_shorter_text, span_text
 from detent.errors import Invalid
 
-if TYPE_CHECKING:
-    from detent.bus.app import Bus
-
 logger = logging.getLogger("detent.bus")
 
-_running: weakref.WeakValueDictionary[str, Bus] = weakref.WeakValueDictionary()
+_running: weakref.WeakValueDictionary[str, Declared] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
-_PARTS: Final = {
-    "transport": (("receive", "send"), "a QueueTransport, an SqsTransport, an ExternalTransport or a URL"),
-    "unit_of_work": (("begin", "provided"), "a unit of work, such as SqlAlchemyUnitOfWork(session_factory)"),
-    "idempotency": (("tracker", "should_stop_invocation"), "IdempotencyConfig(SqlTracker())"),
-    "tracker": (("track", "committed"), "a tracker, such as SqlTracker()"),
-    "outbox": (("save", "claim"), "an outbox, such as SqlOutbox()"),
-}
-
-
-def check_parts(**given: object) -> None:
-    """`Invalid` for what cannot be what it is given as: a class, or something of another kind."""
-    for name, part in given.items():
-        attributes, wanted = _PARTS[name]
-        if part is not None and (isinstance(part, type) or not all(hasattr(part, one) for one in attributes)):
-            raise Invalid(f"{name} is {wanted}, and not {part!r}")
-
-
-def check(bus: Bus) -> None:
+def check(bus: Declared) -> None:
     """`Invalid`, with what to change, if the parts of an app do not go together."""
     _check_outbox(bus)
     _check_tracker(bus)
@@ -61,7 +41,7 @@ def check(bus: Bus) -> None:
         bus.dependencies.check(wanted, provided, handler.name)
 
 
-def _check_outbox(bus: Bus) -> None:
+def _check_outbox(bus: Declared) -> None:
     if bus.outbox is None:
         return
     if bus.unit_of_work is None:
@@ -76,7 +56,7 @@ def _check_outbox(bus: Bus) -> None:
         )
 
 
-def _check_tracker(bus: Bus) -> None:
+def _check_tracker(bus: Declared) -> None:
     config = bus.idempotency
     if config is None:
         return
@@ -106,7 +86,7 @@ def _check_tracker(bus: Bus) -> None:
         )
 
 
-def check_memory(bus: Bus) -> None:
+def check_memory(bus: Declared) -> None:
     """`Invalid` if the tracker forgets a message sooner than the transport stops to deliver it; a warning where one of
     the two cannot be known."""
     if bus.idempotency is None:
@@ -125,7 +105,7 @@ def check_memory(bus: Bus) -> None:
         )
 
 
-def _warn_of_memory(bus: Bus, kept_s: float | None, redelivered_s: float | None) -> None:
+def _warn_of_memory(bus: Declared, kept_s: float | None, redelivered_s: float | None) -> None:
     logger.warning(
         "%r remembers handled messages for %s, and %s can deliver one again for %s: see to it that the first is "
         "longer, or a message that comes late is handled twice",
@@ -136,7 +116,7 @@ def _warn_of_memory(bus: Bus, kept_s: float | None, redelivered_s: float | None)
     )
 
 
-def enter(bus: Bus) -> None:
+def enter(bus: Declared) -> None:
     """Nobody else in this process may have the name: with one tracker, each would take the other's messages for
     handled."""
     with _lock:
@@ -149,7 +129,7 @@ def enter(bus: Bus) -> None:
         _running[bus.name] = bus
 
 
-def leave(bus: Bus) -> None:
+def leave(bus: Declared) -> None:
     """The name is free again."""
     with _lock:
         if _running.get(bus.name) is bus:

@@ -1,92 +1,25 @@
-"""What is known about the message that is being handled, and the messages that go out with it."""
+"""What is known about the message that is being handled."""
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from detent.bus import envelope as wire
-from detent.bus.envelope import Envelope, Incoming
+from detent.bus.envelope import Incoming
+from detent.bus.sending import Outgoing, Sending
 from detent.errors import Invalid
-
-if TYPE_CHECKING:
-    from detent.bus.app import Bus
-
-SENDS_MAX: Final = 10_000
-"""Messages that one handler sends: they are kept in memory until its commit."""
 
 _IDS: Final = uuid.UUID("6f2d1c1e-3f0b-5c53-9a5e-6b1c1f0a7d11")
 """The space of ids that are made from other ids."""
 
 
-class Outgoing:
-    """Messages that wait for a commit."""
-
-    def __init__(self, bus: Bus) -> None:
-        self.bus = bus
-        self.envelopes: list[Envelope] = []
-        self._is_open = True
-        self._lock = threading.Lock()  # handlers may have threads of their own
-
-    def new_id(self, to: str, type_name: str) -> str:
-        """An id for the next message of a kind to an address."""
-        del to, type_name
-        return str(uuid.uuid4())
-
-    def correlation(self) -> dict[str, str]:
-        """Headers that say what the next message belongs to."""
-        return {}
-
-    def collect(self, envelope: Envelope) -> None:
-        """Send it with the commit."""
-        with self._lock:
-            if not self._is_open:
-                raise Invalid(
-                    "the transaction that this would be sent with has ended: await what the handler starts, and send "
-                    "before it returns"
-                )
-            if len(self.envelopes) >= SENDS_MAX:
-                raise Invalid(f"one transaction sends at most {SENDS_MAX} messages: send one that sends the rest")
-            self.envelopes.append(envelope)
-
-    def close(self) -> None:
-        """Nothing more can be sent with it: what is committed is what was sent before."""
-        with self._lock:
-            self._is_open = False
-
-    @contextmanager
-    def _joined(self) -> Iterator[None]:
-        """Have a send join this one, also in a thread that knows of none."""
-        token = current.set(self)
-        try:
-            yield
-        finally:
-            current.reset(token)
-
-    def send(self, message: Any, **options: Any) -> str:
-        """Send a message with the commit; see :meth:`Bus.send`."""
-        with self._joined():
-            return self.bus.send(message, **options)
-
-    def publish(self, message: Any, **options: Any) -> str:
-        """Publish a message with the commit; see :meth:`Bus.publish`."""
-        with self._joined():
-            return self.bus.publish(message, **options)
-
-
-current: ContextVar[Outgoing | None] = ContextVar("detent_bus_outgoing", default=None)
-"""What a send joins."""
-
-
 class Context(Outgoing):
     """A message that is being handled. Handlers get it by a parameter called `context`, or of this type."""
 
-    def __init__(self, bus: Bus, incoming: Incoming, message_id: str, message: Any) -> None:
+    def __init__(self, bus: Sending, incoming: Incoming, message_id: str, message: Any) -> None:
         super().__init__(bus)
         self.message = message
         self.message_id = message_id

@@ -22,7 +22,9 @@ from detent.bus.transport import Transport
 from detent.bus.unit_of_work import Begun, Unit, UnitOfWork
 from detent.errors import DetentError, Fenced, Invalid, LimitExceeded, Unavailable
 from detent.queue.message import reason_of
-from detent.runtime.backoff import Backoff, Failures
+from detent.runtime.backoff import Backoff
+from detent.runtime.supervisor import Supervised
+from detent.runtime.task import Next, Restart, Task
 from detent.sql.dialects import is_passing
 
 BATCH: Final = 200
@@ -64,8 +66,11 @@ class _Result:
     """Why the next ones could not be sent, if they could not."""
 
 
-class Forwarder:
+class Forwarder(Task):
     """Forwards the messages of an outbox, in a thread."""
+
+    kind = "forwarder"
+    restart = Restart(BACK_OFF)
 
     def __init__(
         self,
@@ -78,58 +83,57 @@ class Forwarder:
         lease_s: float,
         poll_s: float | None = None,
     ) -> None:
-        self._name = name
+        super().__init__(f"detent-outbox-{name}")
+        self._app = name
         self._outbox = outbox
         self._unit_of_work = unit_of_work
         self._transport = transport
         self._calling = calling
         self._lease_s = lease_s
         self._poll_s = POLL_S if poll_s is None else poll_s
-        self._wake = threading.Event()
         self._stopping = threading.Event()
         self._deadline: float | None = None
-        self._thread = threading.Thread(target=self._run, name=f"detent-outbox-{name}", daemon=True)
+        self._supervised = Supervised(self)
         self.forwarded = 0
 
     def start(self) -> None:
         """Begin to forward, with what an earlier process left."""
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Something was committed."""
-        self._wake.set()
+        self._supervised.start()
 
     def stop(self, patience_s: float) -> None:
         """Send what is there once more, for so long at most, and end."""
         self._deadline = time.monotonic() + patience_s
-        self._stopping.set()
-        self._wake.set()
-        self._thread.join(patience_s + STOP_S)
+        self._supervised.stop(patience_s + STOP_S)
 
     @property
     def _is_over(self) -> bool:
         """Whether what is still there is left to others."""
         return self._deadline is not None and time.monotonic() >= self._deadline
 
-    def _run(self) -> None:
-        failures = Failures(BACK_OFF)
-        while True:
-            is_last = self._stopping.is_set()
-            self._wake.clear()
-            try:
-                self.forward_all(gathers=not is_last)
-                failures.worked()
-            except Exception as error:
-                known = isinstance(error, DetentError)
-                logger.warning(
-                    "the outbox of %r waits: %s", self._name, reason_of(error), exc_info=None if known else error
-                )
-                if not is_last:
-                    self._stopping.wait(failures.failed())
-            if is_last:
-                return
-            # Not all at the same moment: several processes look at the same outbox.
-            self._wake.wait(self._poll_s * random.uniform(0.8, 1.2))
+    def step(self) -> Next:
+        """Send what waits. `wake` says that something was committed; the outbox is looked at now and then, not by all
+        processes at the same moment."""
+        self.forward_all(gathers=True)
+        return self._poll_s * random.uniform(0.8, 1.2)
+
+    def leave(self) -> None:
+        """The last time."""
+        try:
+            self.forward_all()
+        except Exception as error:  # noqa: BLE001 - the next process sends it
+            self._log(error)
+
+    def interrupt(self) -> None:
+        """Wait for nothing more."""
+        self._stopping.set()
+
+    def failed(self, error: Exception, pause_s: float) -> None:
+        del pause_s
+        self._log(error)
+
+    def _log(self, error: Exception) -> None:
+        trace = None if isinstance(error, DetentError) else error
+        logger.warning("the outbox of %r waits: %s", self._app, reason_of(error), exc_info=trace)
 
     def forward_all(self, *, gathers: bool = False) -> int:
         """Send everything that waits and is nobody else's; how many messages that were. With `gathers`, what comes in
@@ -197,7 +201,7 @@ class Forwarder:
             renewed: Claim | None = await caller.unit(self._outbox.renew, unit, claim, *limits)
             return renewed
         except Fenced as error:
-            logger.warning("the lane %s of %r was taken over meanwhile: %s", claim.lane, self._name, error)
+            logger.warning("the lane %s of %r was taken over meanwhile: %s", claim.lane, self._app, error)
             return None
 
     # -- on the transport ---------------------------------------------------------------------------------------
@@ -227,4 +231,4 @@ class Forwarder:
         return done
 
     def _report(self, claim: Claim, error: DetentError) -> None:
-        logger.warning("messages of %r to %s wait, trying again: %s", self._name, claim.lane, error)
+        logger.warning("messages of %r to %s wait, trying again: %s", self._app, claim.lane, error)

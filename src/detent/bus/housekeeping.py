@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -13,6 +12,9 @@ from detent.bus.idempotency import MessageTracker
 from detent.bus.outbox import OutboxStorage
 from detent.bus.unit_of_work import Begun, UnitOfWork
 from detent.queue.message import reason_of
+from detent.runtime.backoff import Backoff
+from detent.runtime.supervisor import Supervised
+from detent.runtime.task import Next, Restart, Task
 
 SWEEP_S: Final = 60.0
 STOP_S: Final = 5.0
@@ -24,8 +26,11 @@ STEP: Final = 1_000
 logger = logging.getLogger("detent.bus")
 
 
-class Housekeeping:
-    """Removes in small steps, in a thread, once a minute."""
+class Sweep(Task):
+    """Removes what an app does not need any more, in small steps, in a thread, once a minute."""
+
+    kind = "sweep"
+    restart = Restart(Backoff(SWEEP_S, SWEEP_S))
 
     def __init__(
         self,
@@ -34,41 +39,46 @@ class Housekeeping:
         outbox: OutboxStorage | None,
         unit_of_work: UnitOfWork | None,
         calling: Calling,
-        *,
-        sweep_s: float = SWEEP_S,
     ) -> None:
-        self._name = name
+        super().__init__(f"detent-sweep-{name}")
+        self._app = name
         self._tracker = tracker
         self._outbox = outbox
         self._unit_of_work = unit_of_work
         self._calling = calling
-        self._sweep_s = sweep_s
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"detent-sweep-{name}", daemon=True)
+        self._is_told = self._has_waited = False
+        self._supervised = Supervised(self)
 
     def start(self) -> None:
         """Begin; the first time comes soon, since a process that is often started anew would never come to it."""
-        self._thread.start()
+        self._supervised.start()
 
     def stop(self) -> None:
         """End, after the step that is under way."""
-        self._stopping.set()
-        self._thread.join(STOP_S)
+        self._supervised.stop(STOP_S)
 
-    def _run(self) -> None:
-        wait_s = self._sweep_s * random.uniform(0.02, 0.1)
-        while not self._stopping.wait(wait_s):
-            try:
-                self.sweep()
-            except Exception as error:  # noqa: BLE001 - it can wait until the next time
-                logger.warning("%r could not remove what is old: %s", self._name, reason_of(error))
-            wait_s = self._sweep_s * random.uniform(0.8, 1.2)
+    def step(self) -> Next:
+        """Sweep, and come again in a minute, not with all processes at the same moment."""
+        if not self._has_waited:
+            self._has_waited = True
+            return SWEEP_S * random.uniform(0.02, 0.1)
+        self.sweep()
+        return SWEEP_S * random.uniform(0.8, 1.2)
+
+    def interrupt(self) -> None:
+        """End after the transaction under way."""
+        self._is_told = True
+
+    def failed(self, error: Exception, pause_s: float) -> None:
+        """It can wait until the next time."""
+        del pause_s
+        logger.warning("%r could not remove what is old: %s", self._app, reason_of(error))
 
     def sweep(self) -> int:
         """Remove all that is old; how much that was."""
         count = 0
         for forget in self._forgetting():
-            while not self._stopping.is_set():
+            while not self._is_told:
                 removed = self._calling.run(self._step, forget)
                 count += removed
                 if removed < STEP:
@@ -79,7 +89,7 @@ class Housekeeping:
         tracker, outbox = self._tracker, self._outbox
         found: list[Callable[[Any], Any]] = []
         if tracker is not None:
-            found.append(lambda unit: tracker.forget(self._name, unit, STEP))
+            found.append(lambda unit: tracker.forget(self._app, unit, STEP))
         if outbox is not None:
             found.append(lambda unit: outbox.forget(unit, STEP))
         return found

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 from detent.bus.calling import is_coroutine_function
 
 if TYPE_CHECKING:
-    from detent.bus.app import Bus
     from detent.bus.context import Context
     from detent.bus.envelope import Envelope
 
@@ -23,11 +22,11 @@ class Middleware:
         """Whether one of its hooks is ``async def``: then all messages are handled on an event loop."""
         return any(is_coroutine_function(getattr(self, hook)) for hook in _HOOKS)
 
-    def on_start(self, bus: Bus) -> Any:
-        """The app is about to start."""
+    def on_start(self, bus: Any) -> Any:
+        """The app, a `Bus`, is about to start."""
 
-    def on_stop(self, bus: Bus) -> Any:
-        """The app has stopped."""
+    def on_stop(self, bus: Any) -> Any:
+        """The app, a `Bus`, has stopped."""
 
     def before_handle(self, context: Context) -> Any:
         """A message's handlers are about to run, in its transaction."""

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from detent.bus import envelope as wire
+from detent.bus.declared import Outcome
 from detent.bus.envelope import Incoming
-from detent.bus.pipeline import Outcome
 
 if TYPE_CHECKING:
     from detent.bus.app import Bus

@@ -9,24 +9,22 @@ import logging
 import threading
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from detent import crash
 from detent.bus import envelope as wire
 from detent.bus.calling import Caller
-from detent.bus.context import Context, current
+from detent.bus.context import Context
+from detent.bus.declared import Declared, Outcome
 from detent.bus.envelope import Envelope, Incoming
 from detent.bus.handlers import Handler, invoke
 from detent.bus.idempotency import IDEMPOTENCY_CHECK_KEY
 from detent.bus.retries import Poison
+from detent.bus.sending import current
 from detent.bus.unit_engine import EngineUnit
 from detent.bus.unit_of_work import TransactionEnded, Unit, UnitOfWork
 from detent.errors import DetentError, Invalid, NotFound, StaleReceipt
 from detent.queue.message import reason_of
-
-if TYPE_CHECKING:
-    from detent.bus.app import Bus
 
 _NO_THINGS: Final[dict[Any, Any]] = {}
 
@@ -35,20 +33,6 @@ logger = logging.getLogger("detent.bus")
 
 class HandlerExit(Exception):
     """A handler raised what is not an `Exception`: it is its cause."""
-
-
-class Outcome(Enum):
-    """What became of a delivery."""
-
-    HANDLED = "handled"
-    REPEATED = "repeated"
-    """It was handled before, and skipped."""
-    RETRIED = "retried"
-    """It failed, and will be delivered again."""
-    GIVEN_UP = "given up"
-    """It failed for good, and is on the failed list."""
-    LEFT = "left"
-    """Nobody could be told what became of it: it will be delivered again when its lease has ended."""
 
 
 @dataclass(slots=True)
@@ -68,7 +52,7 @@ class Step:
 class Pipeline:
     """Handles deliveries for an app."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Declared) -> None:
         self._bus = bus
 
     # -- from a delivery to a message ---------------------------------------------------------------------------

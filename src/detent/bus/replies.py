@@ -10,6 +10,9 @@ from typing import Any, Final
 from detent.bus import envelope as wire
 from detent.bus.transport import Transport
 from detent.errors import LimitExceeded, OutcomeUnknown, Unavailable
+from detent.runtime.backoff import Backoff
+from detent.runtime.supervisor import Supervised
+from detent.runtime.task import AGAIN, Next, Restart, Task
 
 WAIT_S: Final = 1.0
 BACK_OFF_S: Final = 1.0
@@ -24,26 +27,30 @@ logger = logging.getLogger("detent.bus")
 Reply = tuple[dict[str, str], bytes]
 
 
-class Replies:
-    """Gives each reply to whoever waits for it. One thread listens, from the first request on."""
+class Replies(Task):
+    """Gives each reply to the request that waits for it. One thread listens, from the first request on."""
+
+    kind = "replies"
+    restart = Restart(Backoff(BACK_OFF_S, BACK_OFF_S))
 
     def __init__(self, name: str, transport: Transport) -> None:
-        self._name = name
+        super().__init__(f"detent-replies-{name}")
+        self._app = name
         self._transport = transport
         self._waiting: dict[str, Future[Reply]] = {}
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._is_told = self._is_open = False
+        self._supervised = Supervised(self)
 
     def expect(self, request_id: str) -> Future[Reply]:
         """What the reply to a request will be put into. Called before the request is sent."""
         with self._lock:
-            if self._stopping.is_set():
-                raise Unavailable(f"{self._name!r} is stopping: ask when it has started again")
-            if self._thread is None:
+            if self._is_told:
+                raise Unavailable(f"{self._app!r} is stopping: ask when it has started again")
+            if not self._is_open:
                 self._transport.open_replies()
-                self._thread = threading.Thread(target=self._listen, name=f"detent-replies-{self._name}", daemon=True)
-                self._thread.start()
+                self._is_open = True
+                self._supervised.start()
             if len(self._waiting) >= REQUESTS_MAX:
                 raise LimitExceeded(f"{REQUESTS_MAX} requests wait for replies already: ask fewer at the same time")
             future: Future[Any] = Future()
@@ -58,24 +65,23 @@ class Replies:
     def stop(self) -> None:
         """Listen no more. Whoever waits is told that nobody knows."""
         with self._lock:
-            self._stopping.set()
+            self._is_told = True
             waiting, self._waiting = self._waiting, {}
         for request_id, future in waiting.items():
             if future.set_running_or_notify_cancel():
                 future.set_exception(OutcomeUnknown(f"the app stopped before a reply to {request_id} came"))
-        if self._thread is not None:
-            self._thread.join(STOP_S)
+        self._supervised.stop(STOP_S)
 
-    def _listen(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                found = self._transport.next_replies(WAIT_S)
-            except Exception as error:  # noqa: BLE001 - requests run into their timeouts, or the replies come later
-                logger.warning("%r cannot read its replies, trying again: %s", self._name, error)
-                self._stopping.wait(BACK_OFF_S)
-                continue
-            for headers, body in found:
-                with self._lock:
-                    future = self._waiting.pop(headers.get(wire.IN_REPLY_TO, ""), None)
-                if future is not None and future.set_running_or_notify_cancel():
-                    future.set_result((headers, body))
+    def step(self) -> Next:
+        """Take what has come."""
+        for headers, body in self._transport.next_replies(WAIT_S):
+            with self._lock:
+                future = self._waiting.pop(headers.get(wire.IN_REPLY_TO, ""), None)
+            if future is not None and future.set_running_or_notify_cancel():
+                future.set_result((headers, body))
+        return AGAIN
+
+    def failed(self, error: Exception, pause_s: float) -> None:
+        """Requests run into their timeouts, or the replies come later."""
+        del pause_s
+        logger.warning("%r cannot read its replies, trying again: %s", self._app, error)

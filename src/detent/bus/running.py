@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import signal
 import threading
 import time
-from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import ExitStack
+from typing import Any, Final
 
 from detent.bus import checks
 from detent.bus.calling import Caller, is_running_here
-from detent.bus.context import current
+from detent.bus.declared import Declared, Outcome
 from detent.bus.forwarder import Forwarder
-from detent.bus.housekeeping import Housekeeping
+from detent.bus.housekeeping import Sweep
 from detent.bus.middleware import Middleware
-from detent.bus.pipeline import Outcome
 from detent.bus.replies import Replies
+from detent.bus.sending import current
 from detent.bus.unit_of_work import patiently
-from detent.bus.worker import Worker
+from detent.bus.worker import Intake
 from detent.errors import Invalid, Unavailable
 from detent.runtime.loop import loop_in_thread
-from detent.runtime.signals import stop_on_signals
-from detent.runtime.target import refuse_while_loading
-
-if TYPE_CHECKING:
-    from detent.bus.app import Bus
 
 STOP_S: Final = 5.0
 """How long the parts of an app may take to end, when its handlers have."""
-
-LOOK_S: Final = 0.2
-
-INTERRUPTED: Final = 128 + signal.SIGINT
-"""The exit code of a program that did not wait for its handlers."""
 
 logger = logging.getLogger("detent.bus")
 
@@ -43,13 +30,13 @@ logger = logging.getLogger("detent.bus")
 class Running:
     """What an app has while it is open (it can send), ready (it can handle) and started (it does so by itself)."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Declared) -> None:
         self._bus = bus
         self._lock = threading.RLock()  # for starting and stopping, which take long
         self._opening = threading.Lock()
         self._is_open = self._is_ready = self._is_started = self._is_checked = False
         self._stack = ExitStack()
-        self._worker: Worker | None = None
+        self._intake: Intake | None = None
         self._forwarder: Forwarder | None = None
         self.replies = Replies(bus.name, bus.transport)
 
@@ -147,15 +134,15 @@ class Running:
         bus = self._bus
         tracker = None if bus.idempotency is None else bus.idempotency.tracker
         if tracker is not None or bus.outbox is not None:
-            housekeeping = Housekeeping(bus.name, tracker, bus.outbox, bus.unit_of_work, bus.calling)
-            housekeeping.start()
-            self._stack.callback(housekeeping.stop)
+            sweep = Sweep(bus.name, tracker, bus.outbox, bus.unit_of_work, bus.calling)
+            sweep.start()
+            self._stack.callback(sweep.stop)
         if bus.outbox is not None:
             self._forwarder = self._new_forwarder()
             self._forwarder.start()
         if not bus.send_only:
-            self._worker = Worker(bus.name, bus.transport, bus.handle, bus.concurrency)
-            self._worker.start()
+            self._intake = Intake(bus.name, bus.transport, bus.handle, bus.concurrency)
+            self._intake.start()
 
     def _new_forwarder(self) -> Forwarder:
         bus = self._bus
@@ -174,9 +161,9 @@ class Running:
 
     def stop_taking(self) -> None:
         """Take no more messages; returns at once."""
-        worker = self._worker
-        if worker is not None:
-            worker.stop_taking()
+        intake = self._intake
+        if intake is not None:
+            intake.stop_taking()
 
     def stop(self, grace_s: float) -> None:
         """End, in the order in which nothing is lost that could still be sent."""
@@ -184,9 +171,9 @@ class Running:
         deadline = time.monotonic() + grace_s
         with self._lock:
             try:
-                if self._worker is not None:
-                    self._worker.stop(grace_s)
-                    self._worker = None
+                if self._intake is not None:
+                    self._intake.stop(grace_s)
+                    self._intake = None
                 if self._forwarder is not None:
                     self._forwarder.stop(max(STOP_S, deadline - time.monotonic()))
                     self._forwarder = None
@@ -211,11 +198,11 @@ class Running:
             logger.exception("%r could not tell a middleware that it stops", self._bus.name)
 
     def _let_go(self) -> None:
-        worker, forwarder, self._worker, self._forwarder = self._worker, self._forwarder, None, None
+        intake, forwarder, self._intake, self._forwarder = self._intake, self._forwarder, None, None
         self._is_ready = self._is_started = False
         try:
-            if worker is not None:
-                worker.stop(0)
+            if intake is not None:
+                intake.stop(0)
             if forwarder is not None:
                 forwarder.stop(STOP_S)
             self.replies.stop()
@@ -249,68 +236,3 @@ class Running:
 
 async def _call(caller: Caller, function: Any, *values: Any) -> None:
     await caller.user(function, *values)
-
-
-# -- programs ---------------------------------------------------------------------------------------------------------
-
-
-def run(*buses: Bus) -> None:
-    """Run apps until SIGTERM or Ctrl-C, which let the handlers end that are running; a second Ctrl-C does not wait."""
-    refuse_while_loading("run()")
-    if threading.current_thread() is not threading.main_thread():
-        raise Invalid("run() ends by a signal, which only the main thread gets: use start() and stop() in threads")
-    stopping = threading.Event()
-    with stop_on_signals(stopping, lambda: os._exit(INTERRUPTED)):  # threads would be waited for otherwise
-        run_until(stopping, *buses)
-
-
-def run_until(stopping: threading.Event, *buses: Bus) -> None:
-    """Run apps until an event is set. If one cannot start, none does."""
-    with ExitStack() as stack:
-        for bus in buses:  # all have subscribed before the first one publishes
-            stack.callback(bus.stop)
-            bus.prepare()
-        for bus in buses:
-            bus.start()
-        while not stopping.wait(LOOK_S):
-            pass
-        for bus in buses:  # all at once: they may take as long as the slowest one
-            bus.stop_taking()
-
-
-async def run_async(*buses: Bus) -> None:
-    """Run apps on the caller's event loop until SIGTERM or Ctrl-C, or until this is cancelled."""
-    refuse_while_loading("run_async()")
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    handled = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread: cancel it there
-            loop.add_signal_handler(number, stopping.set)
-            handled.append(number)
-    started: list[Bus] = []
-    try:
-        for bus in buses:  # all have subscribed before the first one publishes
-            bus.refuse_if_started()
-            bus.calling.loop = loop
-            started.append(bus)
-            await asyncio.to_thread(bus.prepare)
-        for bus in buses:
-            await asyncio.to_thread(bus.start)
-        await stopping.wait()
-    finally:
-        for bus in started:
-            bus.stop_taking()
-        for bus in reversed(started):
-            await _uncancelled(asyncio.to_thread(bus.stop))
-        for number in handled:
-            loop.remove_signal_handler(number)
-
-
-async def _uncancelled(ending: Any) -> None:
-    """Wait for the end even when cancelled: the last handlers still need this loop."""
-    task = asyncio.ensure_future(ending)
-    while not task.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait({task}, timeout=LOOK_S)
-    await task

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from detent import names
 from detent.bus import envelope as wire
-from detent.bus.context import Outgoing, current
 from detent.bus.envelope import Envelope
 from detent.bus.message_types import Types
-from detent.bus.middleware import Middleware
 from detent.bus.replies import Replies
 from detent.bus.retries import Poison
 from detent.bus.serializers import JsonSerializer, MsgpackSerializer, Serializer
@@ -29,6 +30,69 @@ RESERVED: Final = "queue"
 """A header by which stores know where a message goes: a sender who set it would send it elsewhere."""
 
 
+SENDS_MAX: Final = 10_000
+"""Messages that one handler sends: they are kept in memory until its commit."""
+
+
+class Outgoing:
+    """Messages that wait for a commit."""
+
+    def __init__(self, bus: Sending) -> None:
+        self.bus = bus
+        self.envelopes: list[Envelope] = []
+        self._is_open = True
+        self._lock = threading.Lock()  # handlers may have threads of their own
+
+    def new_id(self, to: str, type_name: str) -> str:
+        """An id for the next message of a kind to an address."""
+        del to, type_name
+        return str(uuid.uuid4())
+
+    def correlation(self) -> dict[str, str]:
+        """Headers that say what the next message belongs to."""
+        return {}
+
+    def collect(self, envelope: Envelope) -> None:
+        """Send it with the commit."""
+        with self._lock:
+            if not self._is_open:
+                raise Invalid(
+                    "the transaction that this would be sent with has ended: await what the handler starts, and send "
+                    "before it returns"
+                )
+            if len(self.envelopes) >= SENDS_MAX:
+                raise Invalid(f"one transaction sends at most {SENDS_MAX} messages: send one that sends the rest")
+            self.envelopes.append(envelope)
+
+    def close(self) -> None:
+        """Nothing more can be sent with it: what is committed is what was sent before."""
+        with self._lock:
+            self._is_open = False
+
+    @contextmanager
+    def _joined(self) -> Iterator[None]:
+        """Have a send join this one, also in a thread that knows of none."""
+        token = current.set(self)
+        try:
+            yield
+        finally:
+            current.reset(token)
+
+    def send(self, message: Any, **options: Any) -> str:
+        """Send a message with the commit; see :meth:`Bus.send`."""
+        with self._joined():
+            return self.bus.send(message, **options)
+
+    def publish(self, message: Any, **options: Any) -> str:
+        """Publish a message with the commit; see :meth:`Bus.publish`."""
+        with self._joined():
+            return self.bus.publish(message, **options)
+
+
+current: ContextVar[Outgoing | None] = ContextVar("detent_bus_outgoing", default=None)
+"""What a send joins."""
+
+
 class Sending:
     """Sends, publishes and asks, as one app."""
 
@@ -38,7 +102,6 @@ class Sending:
         transport: Transport,
         serializer: Serializer | None,
         serializers: Iterable[Serializer],
-        middlewares: Sequence[Middleware],
         clock: Callable[[], float],
     ) -> None:
         names.check_name(name, "app")
@@ -47,7 +110,6 @@ class Sending:
         self.serializer: Serializer = serializer or JsonSerializer()
         known: list[Serializer] = [JsonSerializer(), MsgpackSerializer(), *serializers, self.serializer]
         self.serializers: dict[str, Serializer] = {one.content_type: one for one in known}
-        self.middlewares: list[Middleware] = list(middlewares)
         self.types = Types()
         self._routes: dict[type, str] = {}
         self._clock = clock
@@ -60,6 +122,10 @@ class Sending:
     def replies(self) -> Replies:
         """What gives replies to those who wait."""
         raise NotImplementedError
+
+    def _before_send(self, envelope: Envelope) -> Envelope:
+        """The message as it goes out: middlewares may change it."""
+        return envelope
 
     def register(self, *classes: type) -> None:
         """Know classes of messages that nobody here handles, such as replies."""
@@ -199,8 +265,7 @@ class Sending:
             self.serializer.encode(message),
             visible_ms,
         )
-        for hook in self.middlewares:
-            envelope = hook.before_send(envelope)
+        envelope = self._before_send(envelope)
         if joined is not None:
             joined.collect(envelope)
             return envelope.id

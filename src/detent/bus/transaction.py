@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from detent.bus.calling import drive
-from detent.bus.context import Outgoing, current
+from detent.bus.declared import Declared
+from detent.bus.sending import Outgoing, current
 from detent.bus.sql_port import SqlPort, port_of
 from detent.errors import Invalid
-
-if TYPE_CHECKING:
-    from detent.bus.app import Bus
-
 
 _ENDED: Final = (
     "the transaction was ended within a block of bus.transaction: its messages go with it, and are in it when the "
@@ -50,14 +48,14 @@ def _commits_by_itself(session: Any) -> bool:
     return bool(getattr(session, "autocommit", False)) and is_idle
 
 
-def _wake_after_commits(session: Any, bus: Bus) -> None:
+def _wake_after_commits(session: Any, app: str, wake: Callable[[], None]) -> None:
     """One listener for a session and an app, however many blocks there are."""
     from sqlalchemy import event
 
     known: set[str] = session.info.setdefault("detent-wakes", set())
-    if bus.name not in known:
-        known.add(bus.name)
-        event.listen(session, "after_commit", lambda _session: bus.wake())
+    if app not in known:
+        known.add(app)
+        event.listen(session, "after_commit", lambda _session: wake())
 
 
 class _Borrowed:
@@ -86,8 +84,9 @@ class BusTransaction(Outgoing):
     their transaction when the block has ended. Within the block nobody ends the transaction.
     """
 
-    def __init__(self, bus: Bus, session: Any, *, commit: bool = True) -> None:
+    def __init__(self, bus: Declared, session: Any, *, commit: bool = True) -> None:
         super().__init__(bus)
+        self._wakes = bus.wake
         if bus.outbox is None:
             raise Invalid(
                 f"{bus.name!r} has no outbox that messages could be kept in: write Bus(..., outbox=SqlOutbox(), "
@@ -194,13 +193,13 @@ class BusTransaction(Outgoing):
     def _wake(self) -> None:
         """Have the messages forwarded: now, or as soon as whoever commits has done so."""
         if self._commits:
-            self.bus.wake()
+            self._wakes()
         elif is_django(self._session):
             from django.db import transaction
 
-            transaction.on_commit(self.bus.wake, using=self._session.alias)
+            transaction.on_commit(self._wakes, using=self._session.alias)
         elif (plain := getattr(self._session, "sync_session", self._session)) is not None and is_session(plain):
-            _wake_after_commits(plain, self.bus)
+            _wake_after_commits(plain, self.bus.name, self._wakes)
         # On other connections the outbox is looked at once a second anyway.
 
     async def _call(self, function: Any, *values: Any) -> None:

@@ -241,11 +241,24 @@ def execute(ready: Sequence[ReadyTask], given: Given) -> None:
         click.get_current_context().exit(code)
 
 
-def _run_alone(one: ReadyTask, view: TaskView, *, once: bool) -> int:
+class _Asked(threading.Event):
+    """Whether a signal has asked a task to stop."""
+
+    def __init__(self, ready: ReadyTask) -> None:
+        super().__init__()
+        self._ready = ready
+
+    def set(self) -> None:
+        """It has."""
+        super().set()
+        self._ready.stop()
+
+
+def _run_alone(one: ReadyTask, view: TaskView, *, once: bool, asked: _Asked | None = None) -> int:
     """One task, in this thread. Spark sets handlers of signals of its own: what uses it sets ours by itself."""
     at_once = (lambda: end_now(INTERRUPTED, view)) if one.hangs_on_threads else None
     signals: AbstractContextManager[Any] = (
-        nullcontext() if one.sets_handlers else stop_on_signals(one.stopping, at_once)
+        nullcontext() if one.sets_handlers else stop_on_signals(asked or _Asked(one), at_once)
     )
     with signals, view:
         return one.run_once(view) if once else one.run(view)
@@ -259,8 +272,9 @@ def _run_together(ready: Sequence[ReadyTask], view: TaskView, *, once: bool) -> 
     if once:
         codes = []
         for one in ready:
-            codes.append(_run_alone(one, PartView(view, one.title), once=True))
-            if one.stopping.is_set():
+            asked = _Asked(one)
+            codes.append(_run_alone(one, PartView(view, one.title), once=True, asked=asked))
+            if asked.is_set() or (one.sets_handlers and one.stopping.is_set()):
                 break
         return max(codes)
     shared = _shared(ready)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import detent
 from detent.demo.plan import CLERK, DRIVER, OWNER, PLACING, WORKER, Plan
+from detent.runtime.process import on_parents_end
 
 
 def own(plan: Plan) -> None:
@@ -41,12 +42,6 @@ def play(role: str, plan: Plan) -> None:
         place(plan, PLACING.index(role))
 
 
-def _end_with_parent() -> None:
-    """The demo holds the other end of our stdin: when it is gone, however it went, so are we and all we started."""
-    os.read(0, 1)  # not through sys.stdin, whose lock a process that ends by itself would wait for
-    os.killpg(0, signal.SIGKILL)
-
-
 class WithoutPandas(MetaPathFinder):
     """Arrow imports pandas, if it is installed, with the first array that it makes: two thirds of the time that a
     process takes to start. Only Spark has a use for it."""
@@ -61,5 +56,5 @@ class WithoutPandas(MetaPathFinder):
 if __name__ == "__main__":
     if sys.argv[1] != DRIVER:
         sys.meta_path.insert(0, WithoutPandas())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    on_parents_end(lambda: os.killpg(0, signal.SIGKILL))  # it holds the other end of our stdin
     play(sys.argv[1], Plan.load(Path(sys.argv[2])))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +13,7 @@ from typing import IO, Final, Self
 from detent.demo.meter import NOTHING, Counts
 from detent.demo.plan import PLACING, ROLES, Plan
 from detent.errors import Unavailable
+from detent.runtime.process import Child
 
 CRASHES_MAX: Final = 3
 """How often a process may end that was not killed. Then something is wrong that starting it again does not mend."""
@@ -23,7 +21,7 @@ CRASHES_MAX: Final = 3
 LOG_SHOWN: Final = 1_500
 
 
-class Process:
+class Player:
     """One process, with all that it starts in a group of its own, and its successors."""
 
     def __init__(self, role: str, plan: Plan, environment: dict[str, str]) -> None:
@@ -34,34 +32,24 @@ class Process:
         self._command = [sys.executable, "-m", "detent.demo", role, plan.folder]
         self._environment = environment
         self._log: IO[bytes] = (plan.logs / f"{role.replace(' ', '-')}.log").open("ab")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def start(self, counts: Counts) -> None:
         """Start it, or a successor. `counts` is what there is when it starts."""
         self.before = counts
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,  # whose end it takes for ours
-            stdout=self._log,
-            stderr=self._log,
-            env=self._environment,
-            start_new_session=True,
-        )
+        self._child = Child(self._command, output=self._log, environment=self._environment, in_group=True)
 
     def end(self) -> None:
         """``kill -9`` for the process and all that it started, if it runs: none of them can clean up."""
-        if self._process is None:
+        if self._child is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self.is_done = self._process.wait() == 0 and self.role in PLACING
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process = None
+        self._child.kill()
+        self.is_done = self._child.join() == 0 and self.role in PLACING
+        self._child = None
 
     def has_crashed(self) -> bool:
         """Whether it ended by itself, and not because it was done; whatever it started is ended too."""
-        if self._process is None or self._process.poll() is None:
+        if self._child is None or self._child.status is None:
             return False
         self.end()
         self.crashes += not self.is_done
@@ -83,7 +71,7 @@ class Crew:
     def __init__(self, plan: Plan) -> None:
         self._scratch = tempfile.mkdtemp(prefix="detent-demo-")
         environment = _environment(self._scratch)
-        self.processes = {role: Process(role, plan, environment) for role in ROLES}
+        self.processes = {role: Player(role, plan, environment) for role in ROLES}
 
     def __enter__(self) -> Self:
         return self
@@ -95,7 +83,7 @@ class Crew:
             process.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def __getitem__(self, role: str) -> Process:
+    def __getitem__(self, role: str) -> Player:
         return self.processes[role]
 
     @property

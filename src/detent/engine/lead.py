@@ -18,6 +18,7 @@ from typing import Final
 
 from detent.engine.request import Ticket
 from detent.errors import Busy, Unavailable
+from detent.runtime import thread
 
 GROUP_TRANSACTIONS_MAX: Final = 1024
 """Bounds how long the first of a group waits for the last to be applied."""
@@ -57,7 +58,7 @@ class Lead:
         self._group: list[Ticket] = []
         self._closed = False
         self._wakeup = threading.Semaphore(0)
-        self._committer: threading.Thread | None = None
+        self._committer: thread.Thread | None = None
         self._call_soon: Schedule | None = None
 
     def commit(self, ticket: Ticket) -> None:
@@ -106,7 +107,7 @@ class Lead:
                 logger.warning("a commit is still under way after %.0f s; the store closes", CLOSE_WAIT_S)
             committer = self._committer
         self._wakeup.release()
-        if committer is not None and committer is not threading.current_thread():
+        if committer is not None and not committer.is_current:
             committer.join(CLOSE_WAIT_S)
 
     # -- joining ------------------------------------------------------------------------------------------------
@@ -222,7 +223,7 @@ class Lead:
 
     def _ensure_committer(self) -> None:
         if self._committer is None:
-            self._committer = threading.Thread(target=self._run_committer, name="detent-committer", daemon=True)
+            self._committer = thread.Thread("detent-committer", self._run_committer)
             self._committer.start()
 
     def _let_committer_lead(self) -> None:

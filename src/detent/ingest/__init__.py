@@ -10,7 +10,7 @@ nor SQLAlchemy.
 The pipeline; the queue that it reads is in `detent.transports`:
 
     config.py            what an ingest is to do, from TOML or Python
-    running.py           `Ingest`: the threads of a pipeline, until it is stopped or all is done
+    pipeline.py          `Ingest`: the tasks of a pipeline, until it is stopped or all is done
     coordinator.py       a message's whole way: received, read, committed, acknowledged
 
 A file, in the order in which things happen:
@@ -20,13 +20,12 @@ A file, in the order in which things happen:
     identity.py          what makes it this file: its name, and by policy its version
     objects.py           looks it up, fetches it, lists what was never announced
     local_files.py       opens and copies a local file, through no link
-    local_state.py       what this pipeline knows of recent messages, and which files are in the next batch
+    local_state.py       recent messages: what they wait for, until when they are held, which files are due
     shared_state.py      which pipeline has which file, and which are finished
     shard_sql.py         the tables and statements for that
     metastore.py         the database that they are in
     epoch.py             which pipelines are from before a reset
     ownership.py         what all pipelines of a source agree on, and which table it has
-    visibility.py        extends messages while their files are in work
     staging.py           the batch's files in one folder
     job.py               Spark's part: read, apply the user's function, write Parquet
     reading.py           the files as one DataFrame, with the column that says where a row came from
@@ -56,10 +55,10 @@ from detent.lazy import attributes
 if TYPE_CHECKING:
     from detent.ingest.announcements import Announced
     from detent.ingest.commit_manifest import read_table
-    from detent.ingest.committer import Committer, Output
+    from detent.ingest.committer import BatchOutput, TableCommitter
     from detent.ingest.config import IngestConfig
+    from detent.ingest.pipeline import Ingest
     from detent.ingest.progress import Counters, Progress
-    from detent.ingest.running import Ingest
     from detent.tables.files import DataFile
     from detent.transports.contract import Delivery, FileQueue
     from detent.transports.urls import open_queue
@@ -67,27 +66,27 @@ if TYPE_CHECKING:
 _HOMES = {
     "detent.ingest.announcements": ("Announced",),
     "detent.ingest.commit_manifest": ("read_table",),
-    "detent.ingest.committer": ("Committer", "Output"),
+    "detent.ingest.committer": ("TableCommitter", "BatchOutput"),
     "detent.ingest.config": ("IngestConfig",),
     "detent.ingest.progress": ("Counters", "Progress"),
     "detent.tables.files": ("DataFile",),
     "detent.transports.urls": ("open_queue",),
     "detent.transports.contract": ("Delivery", "FileQueue"),
-    "detent.ingest.running": ("Ingest",),
+    "detent.ingest.pipeline": ("Ingest",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Announced",
-    "Committer",
+    "BatchOutput",
     "Counters",
     "DataFile",
     "Delivery",
     "FileQueue",
     "Ingest",
     "IngestConfig",
-    "Output",
     "Progress",
+    "TableCommitter",
     "open_queue",
     "read_table",
 ]

@@ -28,13 +28,13 @@ RECORDS_MAX: Final = 1_000
 """Files in one message. All must be finished before it is acknowledged, and S3 sends one at a time."""
 
 URI_BYTES_MAX: Final = 8 << 10
-"""A key of S3 has up to 1024 bytes and a path of Linux up to 4096, so only something that is no name is longer."""
+"""A key of S3 has up to 1024 bytes and a path of Linux up to 4096, so only something that is not a name is longer."""
 
 VERSION_MAX: Final = 1_024
 """Characters of an etag, a version or a sequencer. Those of S3 have up to a hundred."""
 
 SNS_DEPTH_MAX: Final = 2
-"""A topic that forwards to a topic wraps a message twice. Nobody does that more often, except to keep us busy."""
+"""A topic that forwards to a topic wraps a message twice. Deeper nesting only keeps a reader busy."""
 
 SHOWN_MAX: Final = 80
 """Characters of a message that an error repeats."""
@@ -145,7 +145,7 @@ def _of_uri(body: bytes, _depth: int) -> Announcement:
     try:
         text = body.decode().strip()
     except UnicodeDecodeError as error:
-        raise Invalid(f"the message is neither JSON nor a URI: it is no UTF-8 ({error.reason})") from error
+        raise Invalid(f"the message is neither JSON nor a URI: it is not UTF-8 ({error.reason})") from error
     return Announcement([Announced(canonical_uri(text))], [])
 
 
@@ -164,7 +164,7 @@ def _json(body: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise Invalid("the message is JSON that is nested too deeply") from error
     except ValueError as error:
-        raise Invalid(f"the message is no JSON: {error}") from error
+        raise Invalid(f"the message is not JSON: {error}") from error
     if not isinstance(message, dict):
         raise Invalid(f"the message is JSON, and no object: {_shown(body[:SHOWN_MAX].decode(errors='replace'))}")
     return message
@@ -195,7 +195,7 @@ def _in_notification(message: dict[str, Any]) -> Announcement:
     if records is None and message.get("Event") == "s3:TestEvent":
         return Announcement([], [])  # S3 sends it once, when notifications are switched on
     if not isinstance(records, list):
-        raise Invalid("the message is no notification of S3: it has no list of Records")
+        raise Invalid("the message is not a notification of S3: it has no list of Records")
     if len(records) > RECORDS_MAX:
         raise Invalid(f"a notification has at most {RECORDS_MAX} records, not {len(records)}")
     found = Announcement([], [], is_notification=True)
@@ -219,7 +219,7 @@ def _malformed(record: Any, error: Invalid) -> Malformed:
 def _in_record(record: Any) -> Announced | None:
     """The file of one record; None if the event made none."""
     if not isinstance(record, dict):
-        raise Invalid("a record of the notification is no object")
+        raise Invalid("a record of the notification is not an object")
     source = record.get("eventSource", ":s3")
     if not isinstance(source, str) or not source.endswith(":s3"):  # MinIO and Ceph put their own name in front
         raise Invalid(f"a record is of {_shown(source)}, and not of S3")
@@ -232,7 +232,7 @@ def _in_record(record: Any) -> Announced | None:
     try:
         key = unquote_plus(_text(entry, "key", "a record's object"), errors="strict")
     except UnicodeDecodeError as error:
-        raise Invalid(f"the key {_shown(entry['key'])} of a record is no UTF-8 once decoded") from error
+        raise Invalid(f"the key {_shown(entry['key'])} of a record is not UTF-8 once decoded") from error
     return _file(bucket, key, entry, etag="eTag", version="versionId")
 
 
@@ -242,7 +242,7 @@ def _in_record(record: Any) -> Announced | None:
 def _in_event(message: dict[str, Any]) -> Announcement:
     kind = _text(message, "detail-type", "the event")
     if kind != "Object Created":
-        if message.get("source") != "aws.s3":  # what others mean by their events, nobody here can know
+        if message.get("source") != "aws.s3":  # what other programs mean by their events is not known here
             raise Invalid(f"the event {_shown(kind)} is of {_shown(message.get('source'))}, and not of S3")
         return Announcement([], [])
     detail = _object(message, "detail", "the event")
@@ -263,7 +263,7 @@ def _file(bucket: str, key: str, entry: dict[str, Any], *, etag: str, version: s
     if key.endswith("/") and not size:
         return None  # the console's folders: objects of no bytes that hold a place
     if "/" in bucket:
-        raise Invalid(f"{_shown(bucket)} is no bucket's name")
+        raise Invalid(f"{_shown(bucket)} is not a bucket's name")
     uri = object_uri(bucket, key)
     named = _maybe(entry, version)
     # A bucket whose versioning was suspended calls every new content "null": that tells none from another.
@@ -359,7 +359,7 @@ def _path_of(rest: str, text: str) -> str:
     try:
         return unquote(rest, errors="strict")
     except UnicodeDecodeError:
-        _refuse(text, "its path is no UTF-8 once decoded")
+        _refuse(text, "its path is not UTF-8 once decoded")
 
 
 def _file_uri(path: str, text: str) -> str:
@@ -376,7 +376,7 @@ def _file_uri(path: str, text: str) -> str:
 
 def _refuse(text: str, why: str) -> NoReturn:
     # What follows a question mark may be a signature that opens the file.
-    raise Invalid(f"{_shown(text.partition('?')[0])} is no file's URI: {why}")
+    raise Invalid(f"{_shown(text.partition('?')[0])} is not a file's URI: {why}")
 
 
 def _shown(value: object) -> str:

@@ -16,9 +16,9 @@ from sqlalchemy import Connection
 
 from detent import crash
 from detent.errors import Invalid, Unavailable
-from detent.ingest.committer import Committer, Output
+from detent.ingest.committer import BatchOutput, TableCommitter
 from detent.ingest.metastore import transact
-from detent.ingest.shared_state import QueueSharedState, Shard
+from detent.ingest.shared_state import FileShard, QueueSharedState
 from detent.tables.delta import (
     RETENTION,
     DeltaPlace,
@@ -45,7 +45,7 @@ REFUSED: Final = 2
 _BATCH: Final = re.compile(r"/data/([0-9a-f]{32}-\d+)/")
 
 
-class DeltaCommitter(Committer):
+class DeltaCommitter(TableCommitter):
     """Publishes into a Delta table in a folder. `window_s` is how long the table remembers at least which files it
     has."""
 
@@ -107,7 +107,7 @@ class DeltaCommitter(Committer):
 
     # -- commits -----------------------------------------------------------------------------------------------------
 
-    def finished(self, shards: Iterable[Shard]) -> frozenset[bytes]:
+    def finished(self, shards: Iterable[FileShard]) -> frozenset[bytes]:
         table = self._place.open_if_there()
         if table is None:
             return frozenset()
@@ -118,7 +118,7 @@ class DeltaCommitter(Committer):
             self._place.sync(0)
         return found
 
-    def publish(self, shards: Sequence[Shard], output: Output) -> None:
+    def publish(self, shards: Sequence[FileShard], output: BatchOutput) -> None:
         table = self._place.open_if_there()
         self.require_same(id_of(table))
         adds = self._adds(shards, output)
@@ -136,7 +136,7 @@ class DeltaCommitter(Committer):
         self._place.sync(table.version() if table else 0)
         self._note(shards, output)
 
-    def _publish_nothing(self, shards: Sequence[Shard], output: Output) -> None:
+    def _publish_nothing(self, shards: Sequence[FileShard], output: BatchOutput) -> None:
         """Files without rows or columns, of which no table can be made: they are finished in the database alone."""
 
         def commit(connection: Connection) -> None:
@@ -144,7 +144,7 @@ class DeltaCommitter(Committer):
 
         transact(self.state.engine, commit)
 
-    def _check_ours(self, table: DeltaTable, shards: Sequence[Shard], batch: str) -> None:
+    def _check_ours(self, table: DeltaTable, shards: Sequence[FileShard], batch: str) -> None:
         """`ShardsLost` if another pipeline committed a shard, has it now, or swept the batch."""
         keys = {self._application(shard.key): shard.key for shard in shards}
         known = self._place.known(table, [*keys, self._batch_application(batch)])
@@ -160,18 +160,18 @@ class DeltaCommitter(Committer):
         if lost:
             raise self.state.shards_lost(lost)
 
-    def _properties(self, shards: Sequence[Shard], batch: str) -> Any:
+    def _properties(self, shards: Sequence[FileShard], batch: str) -> Any:
         names = [*(self._application(shard.key) for shard in shards), self._batch_application(batch)]
         return properties(((name, COMMITTED) for name in names), int(time.time() * 1000), {"detent.batch": batch})
 
-    def _adds(self, shards: Sequence[Shard], output: Output) -> list[Any]:
+    def _adds(self, shards: Sequence[FileShard], output: BatchOutput) -> list[Any]:
         try:
             return [add_of_batch(file, self.location) for file in output.files]
         except FileNotFoundError:
             self._check_ours(self._place.open(), shards, output.batch)  # it may have been swept while we slept
             raise
 
-    def _note(self, shards: Sequence[Shard], output: Output) -> None:
+    def _note(self, shards: Sequence[FileShard], output: BatchOutput) -> None:
         self.state.finish(shards, batch=output.batch)
 
         def enter(connection: Connection) -> None:

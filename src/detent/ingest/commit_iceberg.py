@@ -14,8 +14,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from detent.errors import Corrupt, NotFound, ShardsLost
-from detent.ingest.committer import Committer, Output
-from detent.ingest.shared_state import QueueSharedState, Shard
+from detent.ingest.committer import BatchOutput, TableCommitter
+from detent.ingest.shared_state import FileShard, QueueSharedState
 from detent.tables.iceberg import SOURCE_PROPERTY, IcebergPlace, id_of
 from detent.tables.iceberg_metadata import delete_files
 from detent.tables.orphans import sweeping_time_s
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-class IcebergCommitter(Committer):
+class IcebergCommitter(TableCommitter):
     """Publishes into an Iceberg table in a folder. A table belongs to one source, which sweeps its folders."""
 
     kind = "iceberg"
@@ -62,7 +62,7 @@ class IcebergCommitter(Committer):
         self.require_owned()
         self._place.repeat(lambda: self._place.fit(wanted, self._require_same))
 
-    def publish(self, shards: Sequence[Shard], output: Output) -> None:
+    def publish(self, shards: Sequence[FileShard], output: BatchOutput) -> None:
         publication = _Publication(self.state, shards, output)
         self.require_owned()
         work = publication.advance_alone
@@ -72,7 +72,7 @@ class IcebergCommitter(Committer):
             work = partial(self._place.append, files, properties, self._require_same, publication.advance_with)
         self._place.repeat(lambda: publication.attempt(work), lambda: publication.is_unknown)
 
-    def _describe(self, shards: Sequence[Shard], output: Output) -> list[DataFile]:
+    def _describe(self, shards: Sequence[FileShard], output: BatchOutput) -> list[DataFile]:
         try:
             return self._place.describe(file.path for file in output.files)
         except FileNotFoundError as error:
@@ -101,7 +101,7 @@ class IcebergCommitter(Committer):
 class _Publication:
     """A batch on its way into the table, through as many attempts as it takes."""
 
-    def __init__(self, state: QueueSharedState, shards: Sequence[Shard], output: Output) -> None:
+    def __init__(self, state: QueueSharedState, shards: Sequence[FileShard], output: BatchOutput) -> None:
         self._state = state
         self._shards = shards
         self._output = output

@@ -1,7 +1,7 @@
 """The plainest table: Parquet files, and a list of them in the database of the shards.
 
 Files and shards change in one transaction of that database. The list is the view ``detent_ingest_manifest`` (ingest,
-path, rows, bytes, committed_at), for whoever reads Parquet, and :func:`read_table` gives the rows as a DataFrame.
+path, rows, bytes, committed_at), for readers of Parquet, and :func:`read_table` gives the rows as a DataFrame.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import Connection, insert, select, text
 
 from detent.errors import NotFound, ShardsLost
-from detent.ingest.committer import Committer, Output
+from detent.ingest.committer import BatchOutput, TableCommitter
 from detent.ingest.config import IngestConfig
 from detent.ingest.metastore import connect_existing, transact
 from detent.ingest.ownership import owner_of
 from detent.ingest.schemas import check_fits, kept_schema
 from detent.ingest.shard_sql import BY_DIALECT, FILES
-from detent.ingest.shared_state import Shard, in_portions
+from detent.ingest.shared_state import FileShard, in_portions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +30,7 @@ INSERT_ROWS: Final = 1_000
 """Files of one insert."""
 
 
-class ManifestCommitter(Committer):
+class ManifestCommitter(TableCommitter):
     """Publishes into the database of the shards."""
 
     kind = "manifest"
@@ -42,7 +42,7 @@ class ManifestCommitter(Committer):
         self.require_owned()
         check_fits(self.state, "table", schema)
 
-    def publish(self, shards: Sequence[Shard], output: Output) -> None:
+    def publish(self, shards: Sequence[FileShard], output: BatchOutput) -> None:
         self.require_owned()
 
         def commit(connection: Connection) -> None:
@@ -56,7 +56,7 @@ class ManifestCommitter(Committer):
             if not self.state.has_committed(output.batch):
                 raise
 
-    def _list(self, connection: Connection, output: Output) -> None:
+    def _list(self, connection: Connection, output: BatchOutput) -> None:
         now = text(BY_DIALECT[connection.dialect.name].now)
         shared = {"source": self.state.source, "batch": output.batch}
         rows = [{**shared, "path": file.path, "rows": file.rows, "bytes": file.bytes} for file in output.files]

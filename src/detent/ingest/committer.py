@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from detent.errors import Invalid
 from detent.ingest.config import IngestConfig
 from detent.ingest.ownership import require_table
-from detent.ingest.shared_state import BatchRecord, QueueSharedState, Shard
+from detent.ingest.shared_state import BatchRecord, FileShard, QueueSharedState
 from detent.tables.orphans import DATA_FOLDER, old_batches
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from detent.tables.files import DataFile
 
 
-class Output(NamedTuple):
+class BatchOutput(NamedTuple):
     """What Spark made of a batch: durable files that no table names yet."""
 
     batch: str
@@ -36,7 +36,7 @@ class Output(NamedTuple):
         return BatchRecord(self.batch, shards, len(self.files), rows, sum(file.bytes for file in self.files))
 
 
-class Committer(ABC):
+class TableCommitter(ABC):
     """A table, for one pipeline. `location` is its folder, in which Spark writes a folder of files for each batch."""
 
     kind: str
@@ -87,12 +87,12 @@ class Committer(ABC):
         """Make the table if it is not there, and give it the columns that it lacks. `Invalid` if these rows can never
         be rows of this table."""
 
-    def finished(self, shards: Iterable[Shard]) -> frozenset[bytes]:  # noqa: ARG002
+    def finished(self, shards: Iterable[FileShard]) -> frozenset[bytes]:  # noqa: ARG002
         """The keys of shards that the table itself says it has. Most tables leave that to the shards' rows."""
         return frozenset()
 
     @abstractmethod
-    def publish(self, shards: Sequence[Shard], output: Output) -> None:
+    def publish(self, shards: Sequence[FileShard], output: BatchOutput) -> None:
         """Commit: all files of the output, and the end of each shard, or nothing. `ShardsLost` if a shard is not this
         pipeline's any more; then nothing was committed, and the output is to be dropped. When it returns, the commit
         survives a power failure."""
@@ -123,7 +123,7 @@ class Committer(ABC):
         return swept
 
 
-def committer_of(config: IngestConfig, shared: QueueSharedState) -> Committer:
+def committer_of(config: IngestConfig, shared: QueueSharedState) -> TableCommitter:
     """The committer that a configuration names."""
     if config.committer == "delta":
         from detent.ingest.commit_delta import DeltaCommitter

@@ -62,7 +62,7 @@ class IngestConfig:
     all pipelines of this ingest share. Relative paths, also in these URLs, begin in `folder`.
 
     `allow` are the beginnings that the names of files may have (``s3://bucket/orders/``, ``/landing/``), as they are
-    and not percent-encoded; if there are none, whoever may send to the queue chooses among all that can be read.
+    and not percent-encoded; if there are none, a sender to the queue chooses among all that can be read.
 
     `format` and `options` are those of Spark's readers. With a `schema`, such as "id BIGINT, name STRING", columns that
     files have and it has not are ignored, unless `new_columns` says otherwise; without one it is inferred from the
@@ -220,7 +220,7 @@ class IngestConfig:
         except (FileNotFoundError, IsADirectoryError):
             raise NotFound(f"there is no file {file}: write one, as `detent ingest --help` shows") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise Invalid(f"{file} is no TOML: {error}") from error
+            raise Invalid(f"{file} is not TOML: {error}") from error
         batch = document.pop("batch", {})
         if not isinstance(batch, dict):
             raise Invalid(f"[batch] of {file} is a section with files, bytes and age")

@@ -1,7 +1,7 @@
 """`QueueCoordinator`: a message from the queue, through Spark, into the table, and back to the queue as done.
 
 Three threads use it: one receives (`poll`), one keeps what was received (`keep`), one runs batches (`run_batch`). What
-they share is the local state, under one lock that is held for no question to anybody else.
+they share is the local state, under one lock that is held for no question to a queue or a database.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Final
 from detent import crash
 from detent.errors import Denied, DetentError, Fenced, Invalid, NotFound, ShardsLost, Unavailable
 from detent.ingest.announcements import Announced
-from detent.ingest.committer import Committer, Output
+from detent.ingest.committer import BatchOutput, TableCommitter
 from detent.ingest.config import IngestConfig
 from detent.ingest.identity import MISSING, REFUSED, announced_of
-from detent.ingest.local_state import DEATHS_MAX, File, Message, QueueLocalState, next_batch
-from detent.ingest.objects import Objects, Superseded
+from detent.ingest.local_state import DEATHS_MAX, HeldFile, HeldMessage, QueueLocalState, VisibilitySchedule, next_batch
+from detent.ingest.objects import FileObjects, Superseded
 from detent.ingest.progress import Counters, log
-from detent.ingest.shared_state import Opened, QueueSharedState, Shard
+from detent.ingest.shared_state import FileShard, Opened, QueueSharedState
 from detent.ingest.staging import FilesFailed
 from detent.ingest.understanding import Refusal, identified, understand
-from detent.ingest.visibility import VisibilitySchedule
 from detent.transports.contract import Delivery, MessageQueue
 
 if TYPE_CHECKING:
@@ -45,17 +44,17 @@ CLOCKS_APART_MS: Final = 3_600_000
 class _Asked:
     """A file that is about to be asked for, and the messages that want it."""
 
-    shard: Shard
+    shard: FileShard
     file: Announced
-    messages: list[Message] = field(default_factory=list)
+    messages: list[HeldMessage] = field(default_factory=list)
 
 
 @dataclass
-class _Refused:
+class _RefusedRecord:
     """A record that is about to be put into quarantine, and the messages that wait for that."""
 
     refusal: Refusal
-    messages: list[Message] = field(default_factory=list)
+    messages: list[HeldMessage] = field(default_factory=list)
 
 
 class QueueCoordinator:
@@ -66,8 +65,8 @@ class QueueCoordinator:
         config: IngestConfig,
         queue: MessageQueue,
         shared: QueueSharedState,
-        committer: Committer,
-        objects: Objects,
+        committer: TableCommitter,
+        objects: FileObjects,
         job: Job,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -108,7 +107,7 @@ class QueueCoordinator:
         self.counters.received += len(deliveries)
         deadline = asked_at + self.schedule.receive_s
         asked: dict[bytes, _Asked] = {}
-        refused: dict[bytes, _Refused] = {}
+        refused: dict[bytes, _RefusedRecord] = {}
         for delivery in deliveries:
             self._take_in(delivery, deadline, asked, refused)
         self._refuse(refused)
@@ -117,7 +116,7 @@ class QueueCoordinator:
         return len(deliveries)
 
     def _take_in(
-        self, delivery: Delivery, deadline: float, asked: dict[bytes, _Asked], refused: dict[bytes, _Refused]
+        self, delivery: Delivery, deadline: float, asked: dict[bytes, _Asked], refused: dict[bytes, _RefusedRecord]
     ) -> None:
         """Note what of a message has to be asked for, and what has to be refused."""
         try:
@@ -127,17 +126,17 @@ class QueueCoordinator:
             log.warning("the message %s is not understood: %s", delivery.message_id, error)
             return
         files, refusals = understood.files, understood.refusals
-        message = Message(delivery, deadline, {*files, *refusals, *understood.waiting})
+        message = HeldMessage(delivery, deadline, {*files, *refusals, *understood.waiting})
         with self._lock:
             wanted = self.local.receive(message)
         for key in wanted & files.keys():
             shard, file = files[key]
             asked.setdefault(key, _Asked(shard, file)).messages.append(message)
         for key in wanted & refusals.keys():
-            refused.setdefault(key, _Refused(refusals[key])).messages.append(message)
+            refused.setdefault(key, _RefusedRecord(refusals[key])).messages.append(message)
         self.counters.duplicates += len(files.keys() - wanted)
 
-    def _refuse(self, refused: dict[bytes, _Refused]) -> None:
+    def _refuse(self, refused: dict[bytes, _RefusedRecord]) -> None:
         """Put records into quarantine that nothing can be made of. Their messages go on with their other records."""
         if not refused:
             return
@@ -150,7 +149,7 @@ class QueueCoordinator:
             for key, one in refused.items():
                 self.local.complete([key], one.messages)
 
-    def _identified(self, file: Announced) -> tuple[Shard, Announced]:
+    def _identified(self, file: Announced) -> tuple[FileShard, Announced]:
         return identified(file, self._config.identity, self.objects)
 
     def announce(self, files: Iterable[Announced], forgotten_to: Callable[[], int] = lambda: 0) -> None:
@@ -171,9 +170,9 @@ class QueueCoordinator:
         self._ask(asked, forgotten_to)
 
     def adopt(self, limit: int) -> int:
-        """Ask for files that somebody put back, or died over; how many there were."""
+        """Ask for files that were put back, or that a pipeline died over; how many there were."""
         asked: dict[bytes, _Asked] = {}
-        came: list[Shard] = []
+        came: list[FileShard] = []
         for shard in self.shared.left_behind(limit):
             found, file = shard, announced_of(shard)
             if shard.version in {MISSING, REFUSED}:
@@ -215,7 +214,7 @@ class QueueCoordinator:
         self._put_aside_deadly()
 
     def _too_old(self, asked: dict[bytes, _Asked], opened: Opened, horizon: int) -> set[bytes]:
-        """Files that nobody asked for as far as the rows go back, and that are older than the rows."""
+        """Files that no pipeline asked for as far as the rows go back, and that are older than the rows."""
         found = {
             key
             for key, grant in opened.granted.items()
@@ -248,7 +247,7 @@ class QueueCoordinator:
         self._extend(due, self.schedule.extension_s)
         self._drop_abandoned()
 
-    def _extend(self, messages: Sequence[Message], seconds: float) -> None:
+    def _extend(self, messages: Sequence[HeldMessage], seconds: float) -> None:
         if not messages:
             return
         asked_at = self._clock()
@@ -276,7 +275,7 @@ class QueueCoordinator:
         self._strangers = strangers - self._strangers
 
     def _drop_abandoned(self) -> None:
-        """A file whose messages were lost is not begun: whoever has them now will want it."""
+        """A file whose messages were lost is not begun: the pipeline that has them now will want it."""
         with self._lock:
             keys = [file.shard.key for file in self.local.ready() if file.is_abandoned]
             self.local.drop(keys)
@@ -301,16 +300,16 @@ class QueueCoordinator:
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
-    def next_batch(self, *, is_draining: bool) -> list[File]:
+    def next_batch(self, *, is_draining: bool) -> list[HeldFile]:
         """The files of the next batch, which are being read from now on; none while it is worth waiting for more."""
         with self._lock:
             files = next_batch(self.local.ready(), self._config.limits, self._clock(), is_draining=is_draining)
             self.local.start(file.shard.key for file in files)
         return files
 
-    def run_batch(self, files: Sequence[File]) -> None:
+    def run_batch(self, files: Sequence[HeldFile]) -> None:
         """Commit what can be committed of these files. What cannot is let go of, or put into quarantine. When Spark has
-        ended over them, whoever asked for the batch knows whether they are to blame, and tells `stop`."""
+        ended over them, the caller knows whether they are to blame, and tells `stop`."""
         from detent.ingest.job import SparkEnded
 
         try:
@@ -322,7 +321,7 @@ class QueueCoordinator:
             self._let_go(files, self._config.retry_delay_s)
             raise
 
-    def _run_batch(self, files: Sequence[File]) -> None:
+    def _run_batch(self, files: Sequence[HeldFile]) -> None:
         from detent.ingest.job import BatchFailed
 
         crash.point("ingest.after_open")
@@ -342,16 +341,16 @@ class QueueCoordinator:
         self._batches += 1
         return f"{self.shared.token}-{self._batches:06d}"
 
-    def _still_ours(self, files: Sequence[File]) -> list[File]:
+    def _still_ours(self, files: Sequence[HeldFile]) -> list[HeldFile]:
         return self._without_lost(files, self.shared.begin(file.shard.key for file in files))
 
-    def _without_lost(self, files: Sequence[File], lost: frozenset[bytes]) -> list[File]:
+    def _without_lost(self, files: Sequence[HeldFile], lost: frozenset[bytes]) -> list[HeldFile]:
         with self._lock:
             self.local.drop(file.shard.key for file in files if file.shard.key in lost)
         self.counters.lost += len(lost)
         return [file for file in files if file.shard.key not in lost]
 
-    def _publish(self, files: Sequence[File], output: Output) -> list[File]:
+    def _publish(self, files: Sequence[HeldFile], output: BatchOutput) -> list[HeldFile]:
         """Commit; the files that are left to do, when others have taken some."""
         keys = [file.shard.key for file in files]
         committed = set(keys)
@@ -377,7 +376,7 @@ class QueueCoordinator:
         self._committed(keys, output)
         return []
 
-    def _require_current(self, output: Output) -> None:
+    def _require_current(self, output: BatchOutput) -> None:
         """`Fenced` after a reset; then nothing is left of the output in the folder, which may be a new table's."""
         try:
             self.shared.epoch.require_current()
@@ -385,7 +384,7 @@ class QueueCoordinator:
             self.committer.drop(output.folder)
             raise
 
-    def _committed(self, keys: Sequence[bytes], output: Output) -> None:
+    def _committed(self, keys: Sequence[bytes], output: BatchOutput) -> None:
         record = output.record(len(keys))
         with self._lock:
             self.local.complete(keys)
@@ -397,14 +396,14 @@ class QueueCoordinator:
 
     # -- failures ----------------------------------------------------------------------------------------------------
 
-    def _divide(self, files: Sequence[File], suspects: Sequence[File], reason: str) -> None:
+    def _divide(self, files: Sequence[HeldFile], suspects: Sequence[HeldFile], reason: str) -> None:
         """Run the parts of a batch that failed, to find out whose fault it is: one bad file hurts no other."""
         if len(files) == 1:
             self._job.check_working()
             self._failed(files[0], Invalid(reason))
             return
         named = {file.shard.key for file in suspects}
-        parts: list[Sequence[File]] = [[file] for file in files if file.shard.key in named]
+        parts: list[Sequence[HeldFile]] = [[file] for file in files if file.shard.key in named]
         others = [file for file in files if file.shard.key not in named]
         if not parts:
             half = len(others) // 2
@@ -417,7 +416,7 @@ class QueueCoordinator:
                     self._let_go(later)
                 raise
 
-    def _without_failed(self, files: Sequence[File], error: FilesFailed) -> list[File]:
+    def _without_failed(self, files: Sequence[HeldFile], error: FilesFailed) -> list[HeldFile]:
         refused = [reason for reason in error.reasons.values() if isinstance(reason, Denied)]
         if len(refused) == len(files) > 1:
             raise Unavailable(f"none of {len(files)} files may be read, such as: {refused[0]}")  # it is our credentials
@@ -426,7 +425,7 @@ class QueueCoordinator:
                 self._failed(file, error.reasons[file.shard.key])
         return [file for file in files if file.shard.key not in error.reasons]
 
-    def _failed(self, file: File, reason: DetentError) -> None:
+    def _failed(self, file: HeldFile, reason: DetentError) -> None:
         """Let go of a file that failed: for a while, for good if it was the last attempt, or as done if it is gone."""
         key = file.shard.key
         if isinstance(reason, Superseded):
@@ -448,8 +447,8 @@ class QueueCoordinator:
             messages = self.local.drop([key])
         self._give_back(messages, delay_s)
 
-    def _follow(self, file: File) -> None:
-        """Ask for what a file is now, with the messages that announced it: nobody else may. What it was is forgotten,
+    def _follow(self, file: HeldFile) -> None:
+        """Ask for what a file is now, with the messages that announced it: no other may. What it was is forgotten,
         because it may be that again, and was not ingested."""
         old = file.shard.key
         asked: dict[bytes, _Asked] = {}
@@ -477,7 +476,7 @@ class QueueCoordinator:
             self.local.complete(keys)
         self.acknowledge()
 
-    def _let_go(self, files: Iterable[File], delay_s: float = 0.0) -> None:
+    def _let_go(self, files: Iterable[HeldFile], delay_s: float = 0.0) -> None:
         keys = [file.shard.key for file in files]
         with self._lock:
             keys = [key for key in keys if key in self.local]
@@ -485,7 +484,7 @@ class QueueCoordinator:
         self.shared.release(keys)
         self._give_back(messages, delay_s)
 
-    def _give_back(self, messages: Iterable[Message], seconds: float) -> None:
+    def _give_back(self, messages: Iterable[HeldMessage], seconds: float) -> None:
         """Let the queue deliver messages again, unless another file of theirs is still being worked on."""
         with self._lock:
             used = {id(message) for message in self.local.messages()}

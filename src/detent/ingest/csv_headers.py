@@ -83,7 +83,7 @@ def _header(path: Path, style: HeaderStyle) -> tuple[str, ...]:
 
 
 def _first_line(path: Path, style: HeaderStyle) -> str:
-    """The first line that is no remark; empty if there is none."""
+    """The first line that is not a remark; empty if there is none."""
     skipped = 0
     with _UNPACKED.get(path.suffix.lower(), Path.open)(path, "rb") as file:
         while line := file.readline(HEADER_BYTES_MAX):

@@ -20,7 +20,7 @@ EPOCH: Final = "epoch"
 """Its name among the settings of a source, which has none before its first reset."""
 
 
-class Epoch:
+class SourceEpoch:
     """The epoch that a pipeline began in. `known` is the one that :func:`detent.ingest.ownership.register` found; left
     out, it is the first one that is seen."""
 

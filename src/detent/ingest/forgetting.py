@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, delete, func, select, update
 from detent.durations import no_shorter_text, span_text
 from detent.errors import Invalid, NotFound
 from detent.ingest import steering
-from detent.ingest.committer import Committer, committer_of
+from detent.ingest.committer import TableCommitter, committer_of
 from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
 from detent.ingest.metastore import read, transact
@@ -152,7 +152,7 @@ def look_for_reset(engine: Engine, config: IngestConfig) -> Forgotten:
     return _look(engine, config)[0]
 
 
-def _look(engine: Engine, config: IngestConfig) -> tuple[Forgotten, Committer]:
+def _look(engine: Engine, config: IngestConfig) -> tuple[Forgotten, TableCommitter]:
     settings, found = transact(engine, lambda connection: _remembered(connection, config))
     committer = _committer(engine, config, settings)
     committer.require_gone(settings.get(TABLE))
@@ -195,7 +195,7 @@ def _remembered(connection: Connection, config: IngestConfig) -> tuple[dict[str,
     return settings, Forgotten(files, commits["batches"], commits["rows"], location)
 
 
-def _committer(engine: Engine, config: IngestConfig, settings: dict[str, Any]) -> Committer:
+def _committer(engine: Engine, config: IngestConfig, settings: dict[str, Any]) -> TableCommitter:
     """That of the table which the source has noted, whatever the configuration names now."""
     kept = {name: settings[name] for name in ("table", "committer", "iceberg_table") if name in settings}
     shared = QueueSharedState(engine, config.name, uuid.uuid4().hex, round(config.grace_s * 1000))

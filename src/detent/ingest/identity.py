@@ -2,7 +2,7 @@
 
 ================  =========================================================================================
 ``etag``          the object's etag, or a local file's time and size; the default. Writing the same bytes again
-                  is no new file, writing others is
+                  is not a new file, writing others is
 ``version``       the object's version, in buckets that keep versions; the etag in those that do not
 ``sequencer``     the number that S3 gives each write of a key: every write is a new file, also of the same bytes
 ``uri``           the name alone: a file is ingested once, and what is written over it later is not
@@ -16,7 +16,7 @@ from typing import Final
 
 from detent.errors import Invalid
 from detent.ingest.announcements import Announced
-from detent.ingest.shared_state import MESSAGE_SCHEME, Shard
+from detent.ingest.shared_state import MESSAGE_SCHEME, FileShard
 
 POLICIES: Final = ("etag", "version", "sequencer", "uri")
 KEY_BYTES: Final = 16
@@ -58,14 +58,14 @@ def version_of(file: Announced, policy: str) -> str | None:
     return f"etag:{file.etag}" if file.etag else None
 
 
-def shard_of(file: Announced, policy: str) -> Shard:
+def shard_of(file: Announced, policy: str) -> FileShard:
     """The shard of a file that says enough of itself."""
     version = version_of(file, policy)
     assert version is not None, "look the file up first"
-    return Shard(key_of(file.uri, version), file.uri, version, file.size or 0)
+    return FileShard(key_of(file.uri, version), file.uri, version, file.size or 0)
 
 
-def announced_of(shard: Shard) -> Announced:
+def announced_of(shard: FileShard) -> Announced:
     """The file of a shard, as it was announced once."""
     kind, _, value = shard.version.partition(":")
     if kind == "sequencer":
@@ -77,12 +77,12 @@ def announced_of(shard: Shard) -> Announced:
     return file._replace(etag=value) if kind == "etag" else file
 
 
-def missing(file: Announced) -> Shard:
+def missing(file: Announced) -> FileShard:
     """The shard of a file that is not there: attempts at it are counted, and if it comes later it is another one."""
-    return Shard(key_of(file.uri, MISSING), file.uri, MISSING, 0)
+    return FileShard(key_of(file.uri, MISSING), file.uri, MISSING, 0)
 
 
-def refused(file: Announced, policy: str) -> Shard:
+def refused(file: Announced, policy: str) -> FileShard:
     """The shard of a file that is refused: its own, so that a redrive brings this writing of it, for its message is
     gone by then. One that does not say enough of itself has a shard by its name, and is another one when it is
     redriven."""
@@ -91,14 +91,14 @@ def refused(file: Announced, policy: str) -> Shard:
     except Invalid:
         version = None
     if version is None:
-        return Shard(key_of(file.uri, REFUSED), file.uri, REFUSED, 0)
+        return FileShard(key_of(file.uri, REFUSED), file.uri, REFUSED, 0)
     return shard_of(file, policy)
 
 
-def malformed(queue: str, message_id: str, record: str) -> Shard:
+def malformed(queue: str, message_id: str, record: str) -> FileShard:
     """The shard of a malformed record: the same for the same record, whichever message it comes in."""
     queue_uri = f"{MESSAGE_SCHEME}{queue}"
-    return Shard(key_of(queue_uri, f"{MALFORMED}:{record}"), f"{queue_uri}/{message_id}", MALFORMED, 0)
+    return FileShard(key_of(queue_uri, f"{MALFORMED}:{record}"), f"{queue_uri}/{message_id}", MALFORMED, 0)
 
 
 def key_of(uri: str, version: str) -> bytes:

@@ -17,11 +17,11 @@ from pyspark.sql.types import StructType
 
 from detent import crash
 from detent.errors import Busy, DetentError, Invalid, Unavailable
-from detent.ingest.committer import Committer, Output
+from detent.ingest.committer import BatchOutput, TableCommitter
 from detent.ingest.config import IngestConfig, Transform
-from detent.ingest.local_state import File
-from detent.ingest.objects import Objects
-from detent.ingest.reading import Reader
+from detent.ingest.local_state import HeldFile
+from detent.ingest.objects import FileObjects
+from detent.ingest.reading import BatchReader
 from detent.ingest.staging import Staging
 from detent.runtime.target import UserFile, find_function
 from detent.tables.files import DataFile, made_durable
@@ -63,7 +63,7 @@ PROBE: Final = "probe"
 class BatchFailed(Exception):
     """Spark could not read or write a batch. `suspects` are the files that its error names, if any."""
 
-    def __init__(self, reason: str, suspects: Sequence[File]) -> None:
+    def __init__(self, reason: str, suspects: Sequence[HeldFile]) -> None:
         super().__init__(reason)
         self.reason = reason
         self.suspects = suspects
@@ -77,8 +77,8 @@ class Job:
         spark: SparkSession,
         config: IngestConfig,
         engine: Engine,
-        objects: Objects,
-        committer: Committer,
+        objects: FileObjects,
+        committer: TableCommitter,
         transform: Transform | None,
     ) -> None:
         self._config = config
@@ -89,11 +89,11 @@ class Job:
         self._before = {name: spark.conf.get(name, None) for name in SETTINGS}
         for name, value in SETTINGS.items():
             spark.conf.set(name, value)
-        self._reader = Reader(spark, config, engine)
+        self._reader = BatchReader(spark, config, engine)
         self._reader.given_schema()  # a wrong one is known before a file is taken
 
     def close(self) -> None:
-        """Leave the session as it was: it may be somebody else's."""
+        """Leave the session as it was: it may be the caller's."""
         if has_ended(self._spark):
             return
         for name, value in self._before.items():
@@ -102,7 +102,7 @@ class Job:
             else:
                 self._spark.conf.set(name, value)
 
-    def run(self, batch: str, files: Sequence[File]) -> Output:
+    def run(self, batch: str, files: Sequence[HeldFile]) -> BatchOutput:
         """Write the rows of files. `FilesFailed` names those that cannot be had, `BatchFailed` says that Spark failed,
         which may be one file's fault."""
         folder = self._committer.folder_of(batch)
@@ -113,15 +113,15 @@ class Job:
                 self._balance(files)
                 frame = self._reader.read(staging.folder, staging.files)
             if frame is None:
-                return Output(batch, folder, (), StructType([]))
+                return BatchOutput(batch, folder, (), StructType([]))
             frame = self._transformed(frame)
             self._committer.prepare(frame.schema)
             with self._told(staging, folder):
                 written = write(frame, folder)
         crash.point("ingest.after_write")
-        return Output(batch, folder, written, frame.schema)
+        return BatchOutput(batch, folder, written, frame.schema)
 
-    def _balance(self, files: Sequence[File]) -> None:
+    def _balance(self, files: Sequence[HeldFile]) -> None:
         """Let Spark cut the files into tasks that keep all cores busy to the end: three tasks on two cores take as long
         as four."""
         cores = self._spark.sparkContext.defaultParallelism
@@ -158,7 +158,7 @@ class Job:
             raise _explained(error, staging) from error
 
     def _transformed(self, frame: DataFrame) -> DataFrame:
-        """The rows after the user's function. What is wrong with that is no file's fault, and ends the pipeline."""
+        """The rows after the user's function. What is wrong with that is not a file's fault, and ends the pipeline."""
         if self._transform is None:
             return frame
         try:
@@ -183,7 +183,7 @@ def has_ended(spark: SparkSession) -> bool:
     """Whether there is no Java behind a session any more."""
     try:
         return bool(spark.sparkContext._jsc.sc().isStopped())
-    except Exception:  # noqa: BLE001  nobody answers there any more
+    except Exception:  # noqa: BLE001  there is no answer any more
         return True
 
 

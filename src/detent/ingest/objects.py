@@ -59,7 +59,7 @@ class S3Options:
     endpoint: str | None = None
 
 
-class Objects:
+class FileObjects:
     """The files and objects of a source."""
 
     def __init__(self, policy: str, options: S3Options | None = None, allow: Sequence[str] = ()) -> None:
@@ -280,7 +280,7 @@ def _is_hidden(name: str) -> bool:
 def _list_local(prefix: str) -> Iterator[Announced]:
     root = (path_of(prefix) if is_local(prefix) else Path(prefix)).absolute()
     if not root.is_dir():
-        raise NotFound(f"{root} is no folder: a backfill takes a folder, or a prefix such as s3://bucket/orders/")
+        raise NotFound(f"{root} is not a folder: a backfill takes a folder, or a prefix such as s3://bucket/orders/")
     for folder, names, files in os.walk(root):
         names[:] = sorted(name for name in names if not _is_hidden(name))
         for name in sorted(name for name in files if not _is_hidden(name)):

@@ -46,7 +46,7 @@ class NewColumns(Invalid):
     """A file has columns that the schema has not, and is not to have."""
 
 
-class Reader:
+class BatchReader:
     """Reads the batches of one ingest."""
 
     def __init__(self, spark: SparkSession, config: IngestConfig, engine: Engine) -> None:

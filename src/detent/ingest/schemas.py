@@ -1,6 +1,6 @@
 """Schemas that are kept in the database: what a source's files look like, and what its table has.
 
-A schema changes in one way only: it gets columns. So all pipelines of a source agree on it, whoever found the column.
+A schema changes in one way only: it gets columns. So all pipelines of a source agree on it, whichever found the column.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`QueueSharedState`: which files belong to which pipeline, and which are finished, for all pipelines of a source.
 
-Each file is a *shard*: a row with the token of the pipeline that has it. A token is one run of one pipeline. Whoever
-commits a file has to hold its row in the same transaction, so a pipeline that was given up for dead, and was not, is
-refused at its commit, and whatever it wrote is nobody's.
+Each file is a *shard*: a row with the token of the pipeline that has it. A token is one run of one pipeline. A
+commit of a file has to hold its row in the same transaction, so a pipeline that was given up for dead, and was not, is
+refused at its commit, and no table has what it wrote.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from sqlalchemy import Connection, Engine, Row, bindparam, delete, func, select, text, update
 
 from detent.errors import Invalid, ShardsLost
-from detent.ingest.epoch import Epoch
+from detent.ingest.epoch import SourceEpoch
 from detent.ingest.metastore import read, transact
 from detent.ingest.shard_sql import AHEAD_MS, BATCHES, BY_DIALECT, SHARDS, SOURCES
 
@@ -28,13 +28,13 @@ MESSAGE_SCHEME: Final = "message:"
 """How the names of data begin that came in a message."""
 
 BEGINNING: Final = ""
-"""The position of a file that nobody has committed anything of."""
+"""The position of a file of which nothing was committed."""
 
 
 Item = TypeVar("Item")
 
 
-class Shard(NamedTuple):
+class FileShard(NamedTuple):
     """A file of a source: its key is what its identity comes to."""
 
     key: bytes
@@ -48,27 +48,27 @@ class Shard(NamedTuple):
         return f"~{self.size:020d}"
 
 
-class Grant(NamedTuple):
+class ShardGrant(NamedTuple):
     """A shard that is ours now."""
 
     deaths: int
     """How many pipelines went silent while they read it."""
 
     is_new: bool
-    """Nobody had asked for it before."""
+    """No pipeline had asked for it before."""
 
 
 class Opened(NamedTuple):
     """What came of asking for shards."""
 
-    granted: dict[bytes, Grant]
+    granted: dict[bytes, ShardGrant]
     """Ours now."""
 
     finished: frozenset[bytes]
     """Nothing is left to do: committed, or in quarantine."""
 
     held: frozenset[bytes]
-    """Somebody else's, who was seen lately."""
+    """Another pipeline's, which was seen lately."""
 
 
 class BatchRecord(NamedTuple):
@@ -82,21 +82,21 @@ class BatchRecord(NamedTuple):
 
 
 class QueueSharedState:
-    """The shard table, as one pipeline uses it. `epoch` is the one that it began in, as `Epoch` takes it."""
+    """The shard table, as one pipeline uses it. `epoch` is the one that it began in, as `SourceEpoch` takes it."""
 
     def __init__(self, engine: Engine, source: str, token: str, grace_ms: int, epoch: str | None = None) -> None:
-        assert token, "nobody's shards have none"
+        assert token, "a shard without a pipeline has none"
         self.engine = engine
         self.source = source
         self.token = token
         self.grace_ms = grace_ms
-        self.epoch = Epoch(engine, source, epoch)
+        self.epoch = SourceEpoch(engine, source, epoch)
         self._sql = BY_DIALECT[engine.dialect.name]
         self._takes_arrays = engine.dialect.name == "postgresql"
 
     # -- taking ------------------------------------------------------------------------------------------------------
 
-    def open(self, shards: Iterable[Shard]) -> Opened:
+    def open(self, shards: Iterable[FileShard]) -> Opened:
         """Ask for shards: new ones, those left behind by a pipeline that was not seen for the grace time, and our own
         are ours from now on."""
         asked = _sorted(shards)
@@ -106,7 +106,7 @@ class QueueSharedState:
             work = partial(self._open, shards=some)
             rows += transact(self.engine, work, is_single=self._takes_arrays)
         granted = {
-            bytes(row.shard): Grant(row.deaths, bool(row.is_new))
+            bytes(row.shard): ShardGrant(row.deaths, bool(row.is_new))
             for row in rows
             if row.token == self.token and row.state == "open"
         }
@@ -115,7 +115,7 @@ class QueueSharedState:
         held = frozenset(shard.key for shard in asked) - finished - granted.keys()
         return Opened(granted, finished, held)
 
-    def _open(self, connection: Connection, shards: Sequence[Shard]) -> Sequence[Row[Any]]:
+    def _open(self, connection: Connection, shards: Sequence[FileShard]) -> Sequence[Row[Any]]:
         if self._takes_arrays:
             return connection.execute(self._sql.open, self._arrays(shards, grace=self.grace_ms)).all()
         connection.execute(self._sql.open, self._each(shards, grace=self.grace_ms))
@@ -162,7 +162,7 @@ class QueueSharedState:
         self._update(keys, token="", updated_at=0, begun=0, **({"deaths": SHARDS.c.deaths + 1} if is_death else {}))
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Let go of shards of ours as if nobody had ever asked for them."""
+        """Let go of shards of ours as if no pipeline had ever asked for them."""
         rows = [{"key": key} for key in sorted(keys)]
         if rows:
             statement = delete(SHARDS).where(*self._mine(bindparam("key")))
@@ -179,7 +179,7 @@ class QueueSharedState:
                 return False  # it is another's, who will find out by itself
             counted = attempts + (attempts_max is not None)
             is_last = attempts_max is not None and counted >= attempts_max
-            # Nobody's, and as old as one that was left behind will be when the delay is over.
+            # No pipeline's, and as old as one that was left behind will be when the delay is over.
             back_dated = text(f"{self._sql.now} + {delay_ms - self.grace_ms:d}")
             values = {
                 "attempts": counted,
@@ -211,9 +211,9 @@ class QueueSharedState:
 
     # -- finishing ---------------------------------------------------------------------------------------------------
 
-    def advance(self, connection: Connection, shards: Iterable[Shard], record: BatchRecord) -> None:
-        """Move shards of ours to their end, and note the batch, in somebody's transaction. `ShardsLost` if one of them
-        is not ours: the transaction must be rolled back then."""
+    def advance(self, connection: Connection, shards: Iterable[FileShard], record: BatchRecord) -> None:
+        """Move shards of ours to their end, and note the batch, in the caller's transaction. `ShardsLost` if one is not
+        ours: the transaction must be rolled back then."""
         self.epoch.hold(connection)
         asked = _sorted(shards)
         if not self.enter(connection, record):
@@ -224,7 +224,7 @@ class QueueSharedState:
         if len(advanced) != len(asked):
             raise self.shards_lost({shard.key for shard in asked} - advanced)
 
-    def _advance(self, connection: Connection, shards: Sequence[Shard], batch: str) -> set[bytes]:
+    def _advance(self, connection: Connection, shards: Sequence[FileShard], batch: str) -> set[bytes]:
         keys = {shard.key for shard in shards}
         if self._takes_arrays:
             rows = connection.execute(self._sql.advance, self._arrays(shards, batch=batch)).all()
@@ -281,8 +281,8 @@ class QueueSharedState:
         lost = frozenset(keys)
         return ShardsLost(f"{len(lost)} files of this commit were taken or finished by another pipeline", lost)
 
-    def finish(self, shards: Iterable[Shard], *, batch: str = "", reason: str = "") -> None:
-        """Note that shards are finished, whoever has them: a table says so, which knows better than these rows."""
+    def finish(self, shards: Iterable[FileShard], *, batch: str = "", reason: str = "") -> None:
+        """Note that shards are finished, whichever pipeline has them: a table says so, which knows better."""
 
         def note(connection: Connection, values: Any) -> None:
             self.epoch.hold(connection)  # they would count as done in a table that never had them
@@ -291,10 +291,10 @@ class QueueSharedState:
         for some in in_portions(_sorted(shards), STATEMENT_ROWS):
             transact(self.engine, partial(note, values=self._rows(some, batch=batch, reason=reason[:REASON_MAX])))
 
-    def set_aside(self, reasons: Mapping[Shard, str]) -> dict[Shard, str]:
+    def set_aside(self, reasons: Mapping[FileShard, str]) -> dict[FileShard, str]:
         """Put shards into quarantine that were never asked for; those that were not there, with their reasons."""
 
-        def enter(connection: Connection) -> dict[Shard, str]:
+        def enter(connection: Connection) -> dict[FileShard, str]:
             new = {}
             for shard in _sorted(reasons):
                 kept = reasons[shard][:REASON_MAX]
@@ -307,9 +307,9 @@ class QueueSharedState:
 
     # -- redriving and forgetting ------------------------------------------------------------------------------------
 
-    def left_behind(self, limit: int) -> list[Shard]:
-        """Shards that somebody put back, let go of or died over, and nobody has taken: no message may ever announce
-        them again. Data that came in a message is not among them, since nobody but the queue has it."""
+    def left_behind(self, limit: int) -> list[FileShard]:
+        """Shards that were put back, let go of or died over, and that no pipeline has taken: no message may announce
+        them again. Data that came in a message is not among them, since only the queue has it."""
         columns = SHARDS.c
         now = self._sql.now
         too_old = text(f"(updated_at < {now} - {self.grace_ms:d} OR (token <> '' AND updated_at > {now} + {AHEAD_MS}))")
@@ -322,10 +322,10 @@ class QueueSharedState:
             .limit(limit)
         )
         rows = read(self.engine, lambda connection: connection.execute(query).all())
-        return [Shard(bytes(row.shard), row.uri, row.version, row.size) for row in rows]
+        return [FileShard(bytes(row.shard), row.uri, row.version, row.size) for row in rows]
 
     def unfinished(self) -> int:
-        """How many shards are open and ours, or nobody's: they are waited for before a source counts as drained."""
+        """How many shards are open and ours, or no pipeline's: a source counts as drained when there are none."""
         columns = SHARDS.c
         query = select(func.count()).where(
             columns.source == self.source,
@@ -362,10 +362,10 @@ class QueueSharedState:
 
     # -- parameters --------------------------------------------------------------------------------------------------
 
-    def _rows(self, shards: Sequence[Shard], **more: object) -> Any:
+    def _rows(self, shards: Sequence[FileShard], **more: object) -> Any:
         return self._arrays(shards, **more) if self._takes_arrays else self._each(shards, **more)
 
-    def _arrays(self, shards: Sequence[Shard], **more: object) -> dict[str, object]:
+    def _arrays(self, shards: Sequence[FileShard], **more: object) -> dict[str, object]:
         return {
             "source": self.source,
             "token": self.token,
@@ -377,7 +377,7 @@ class QueueSharedState:
             **more,
         }
 
-    def _each(self, shards: Sequence[Shard], **more: object) -> list[Mapping[str, object]]:
+    def _each(self, shards: Sequence[FileShard], **more: object) -> list[Mapping[str, object]]:
         shared = {"source": self.source, "token": self.token, **more}
         return [
             {
@@ -407,7 +407,7 @@ def now_ms(connection: Connection) -> int:
     return int(connection.execute(text(f"SELECT {statement}")).scalar_one())
 
 
-def _sorted(shards: Iterable[Shard]) -> list[Shard]:
+def _sorted(shards: Iterable[FileShard]) -> list[FileShard]:
     """In the order in which everybody locks them. A key that comes twice would be its own enemy."""
     found = sorted(shards, key=lambda shard: shard.key)
     if len({shard.key for shard in found}) != len(found):
@@ -415,4 +415,4 @@ def _sorted(shards: Iterable[Shard]) -> list[Shard]:
     return found
 
 
-__all__ = ["BEGINNING", "BatchRecord", "Opened", "QueueSharedState", "Shard", "now_ms"]
+__all__ = ["BEGINNING", "BatchRecord", "FileShard", "Opened", "QueueSharedState", "now_ms"]

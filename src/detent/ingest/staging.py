@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from detent.errors import DetentError
-from detent.ingest.local_state import File
-from detent.ingest.objects import Objects, is_local
+from detent.ingest.local_state import HeldFile
+from detent.ingest.objects import FileObjects, is_local
+from detent.runtime import thread
 from detent.tables.orphans import BATCH, sweeping_time_s
 
 FETCHES_MAX: Final = 16
@@ -29,7 +29,7 @@ class StagedFile(NamedTuple):
     """A file of a batch, and what it is called in the batch's folder."""
 
     name: str
-    file: File
+    file: HeldFile
 
 
 class FilesFailed(DetentError):
@@ -43,7 +43,7 @@ class FilesFailed(DetentError):
 class Staging:
     """The folder of one batch, gone at the end."""
 
-    def __init__(self, folder: Path, files: Sequence[File], objects: Objects) -> None:
+    def __init__(self, folder: Path, files: Sequence[HeldFile], objects: FileObjects) -> None:
         self.folder = folder
         self._objects = objects
         self.files = [StagedFile(staged_name(number, file.shard.uri), file) for number, file in enumerate(files)]
@@ -64,7 +64,7 @@ class Staging:
         for staged in local:
             self._fetch(staged, reasons)
         if remote:
-            with ThreadPoolExecutor(FETCHES_MAX) as threads:
+            with thread.pool("ingest-fetch", FETCHES_MAX) as threads:
                 list(threads.map(lambda staged: self._fetch(staged, reasons), remote))
         if reasons:
             raise FilesFailed(reasons)
@@ -75,7 +75,7 @@ class Staging:
         except DetentError as error:
             reasons[staged.file.shard.key] = error
 
-    def named_in(self, text: str) -> list[tuple[File, str]]:
+    def named_in(self, text: str) -> list[tuple[HeldFile, str]]:
         """The files that an error of Spark's names, and what it calls them."""
         return [(staged.file, staged.name) for staged in self.files if f"/{staged.name}" in text]
 

@@ -13,9 +13,9 @@ from detent.errors import Denied, Invalid, NotFound, Unavailable
 from detent.ingest.announcements import Announced, announced
 from detent.ingest.config import IngestConfig
 from detent.ingest.identity import key_of, malformed, missing, refused, shard_of, version_of
-from detent.ingest.objects import Objects
+from detent.ingest.objects import FileObjects
 from detent.ingest.progress import log
-from detent.ingest.shared_state import MESSAGE_SCHEME, Shard
+from detent.ingest.shared_state import MESSAGE_SCHEME, FileShard
 from detent.transports.contract import Delivery
 
 _WAITING = "waiting"
@@ -24,14 +24,14 @@ _WAITING = "waiting"
 class Refusal(NamedTuple):
     """A record that is put into quarantine, and why."""
 
-    shard: Shard
+    shard: FileShard
     reason: str
 
 
 class Understood(NamedTuple):
     """A delivery, by the keys of what it announces."""
 
-    files: dict[bytes, tuple[Shard, Announced]]
+    files: dict[bytes, tuple[FileShard, Announced]]
     """What is to be asked for."""
 
     refusals: dict[bytes, Refusal]
@@ -41,11 +41,11 @@ class Understood(NamedTuple):
     """What cannot be looked up now. The message cannot be acknowledged, and will be delivered again."""
 
 
-def understand(delivery: Delivery, queue: str, config: IngestConfig, objects: Objects) -> Understood:
+def understand(delivery: Delivery, queue: str, config: IngestConfig, objects: FileObjects) -> Understood:
     """What a message announces; `Invalid` if it cannot be understood as a whole."""
     name = f"{MESSAGE_SCHEME}{queue}/{delivery.message_id}"
     announcement = announced(delivery.body, kind=config.message, name=name)
-    found: dict[bytes, tuple[Shard, Announced]] = {}
+    found: dict[bytes, tuple[FileShard, Announced]] = {}
     refusals: dict[bytes, Refusal] = {}
     waiting: set[bytes] = set()
     for bad in announcement.malformed:
@@ -67,7 +67,7 @@ def understand(delivery: Delivery, queue: str, config: IngestConfig, objects: Ob
     return Understood(found, refusals, frozenset(waiting))
 
 
-def identified(file: Announced, policy: str, objects: Objects) -> tuple[Shard, Announced]:
+def identified(file: Announced, policy: str, objects: FileObjects) -> tuple[FileShard, Announced]:
     """A file with its identity; one that is not there gets one too, so that attempts at it are counted. `Invalid` if it
     may not be read."""
     objects.check_allowed(file)

@@ -67,7 +67,7 @@ def _check_handler(handler: Any, *, coroutine: bool) -> None:
         raise Invalid("the handler of an AsyncWorker is a coroutine function (async def); a Worker takes plain ones")
 
 
-class _Handling(Handling[Any]):
+class _Claiming(Handling[Any]):
     """The messages of one worker; of both kinds, since what a queue of asyncio answers is awaited."""
 
     restart = Restart(Backoff(RETRY_S, RETRY_S))
@@ -90,6 +90,9 @@ class _Handling(Handling[Any]):
 
     def is_hopeless(self, error: Exception) -> bool:
         return not isinstance(error, Unavailable | LimitExceeded)
+
+    def gave_up(self, error: Exception) -> None:
+        """The caller of `run` gets it."""
 
     def failed(self, error: Exception, pause_s: float) -> None:
         logger.warning("no message could be claimed, trying again in %.0f s: %s", pause_s, error)
@@ -154,7 +157,7 @@ class _Handling(Handling[Any]):
 class _Worker:
     """What both kinds of worker are from outside."""
 
-    _messages: _Handling
+    _messages: _Claiming
 
     @property
     def queue(self) -> Any:
@@ -195,7 +198,7 @@ class Worker(_Worker):
     ) -> None:
         _check_handler(handler, coroutine=False)
         self._options = _options(concurrency, lease, grace, consumer)
-        self._messages = _Handling(queue, handler, self._options, Hands("detent-worker", concurrency))
+        self._messages = _Claiming(queue, handler, self._options, Hands("detent-worker", concurrency))
 
     def run(self) -> None:
         """Work until `stop`, SIGTERM or SIGINT."""
@@ -223,7 +226,7 @@ class AsyncWorker(_Worker):
     ) -> None:
         _check_handler(handler, coroutine=True)
         self._options = _options(concurrency, lease, grace, consumer)
-        self._messages = _Handling(queue, handler, self._options, LoopHands(concurrency))
+        self._messages = _Claiming(queue, handler, self._options, LoopHands(concurrency))
 
     async def run(self) -> None:
         """Work until `stop`, SIGTERM or SIGINT."""

@@ -31,6 +31,10 @@ from detent.queue.unclaiming import undoing
 from detent.remote.app import OwnerApp
 from detent.remote.asgi import Scope
 from detent.remote.handing import not_read, was_read
+from detent.runtime.backoff import Backoff
+from detent.runtime.supervisor import Supervised
+from detent.runtime.task import Next, Restart, Task
+from detent.runtime.thread import start
 from detent.shard import ShardMachine
 
 TICK_S: Final = 1.0
@@ -64,11 +68,12 @@ class LocalOwner:
         directory: Path | None = None,
         lock: OwnerLock | None = None,
         now_ms: OwnerTime | Callable[[], int] | None = None,
+        patience_s: float | None = None,
     ) -> None:
         self._lock = lock
         self._server: SocketServer | None = None
         self._apps: list[OwnerApp] = []
-        writer: Writer = open_writer(url)
+        writer: Writer = open_writer(url, patience_s=patience_s)
         try:
             self.reader = writer
             self.journals = JournalMachine(writer)
@@ -163,69 +168,72 @@ class LocalOwner:
             self._lock.release()
 
 
-class Housekeeper:
-    """Calls the engine about once a second, and when a timer is due that somebody waits for; and the sweeper about once
+class Housekeeper(Task):
+    """Calls the engine about once a second, and when a timer is due that a caller waits for; and the sweeper about once
     an hour."""
 
+    kind = "housekeeper"
+
     def __init__(self, owner: LocalOwner) -> None:
+        super().__init__("detent-housekeeper")
+        self.restart = Restart(Backoff(TICK_S, TICK_S))
         self._owner = owner
-        self._stopped = False
-        self._wake = threading.Event()
         self._next_ms = 0
+        self._next_tick = time.monotonic() + TICK_S
+        self._next_sweep = time.monotonic() + SWEEP_EVERY_S
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="detent-housekeeper", daemon=True)
-        self._thread.start()
+        self._supervised = Supervised(self).start()
 
-    def _run(self) -> None:
-        next_sweep = time.monotonic() + SWEEP_EVERY_S
-        next_tick = time.monotonic() + TICK_S
-        failed = False
-        while not self._stopped:
-            self._sleep(next_tick, failed)
-            if self._stopped:
-                return
-            failed = True
-            try:
-                if time.monotonic() < next_tick:
-                    self._owner.engine.keep_house()
-                else:
-                    next_tick = time.monotonic() + TICK_S
-                    self._owner.engine.tick()
-                    if time.monotonic() >= next_sweep:
-                        next_sweep = time.monotonic() + SWEEP_EVERY_S
-                        self._owner.sweep()
-                failed = False
-            except Fenced as error:
-                logger.warning("housekeeping ends: %s", error)
-                return
-            except Unavailable as error:
-                logger.warning("housekeeping will be tried again: %s", error)
-            except Exception:
-                logger.exception("housekeeping failed and will be tried again")
-
-    def _sleep(self, until: float, failed: bool) -> None:
-        """Until the next tick, the next timer, or until somebody wakes it; after a failure, until the next tick."""
+    def step(self) -> Next:
+        """What is due, after the first pause; and how long until something is."""
+        if self._next_ms:
+            self._keep_house()
         engine = self._owner.engine
-        pause_s = until - time.monotonic()
-        due_ms = None if failed else engine.next_due_ms()
+        pause_s, due_ms = self._next_tick - time.monotonic(), engine.next_due_ms()
         if due_ms is not None:
             pause_s = min(pause_s, (due_ms - engine.now_ms()) / 1000)
         pause_s = max(pause_s, STEP_S)
         self._next_ms = engine.now_ms() + int(pause_s * 1000)
-        self._wake.wait(pause_s)
-        self._wake.clear()
+        return pause_s
+
+    def _keep_house(self) -> None:
+        now = time.monotonic()
+        if now < self._next_tick:
+            self._owner.engine.keep_house()
+            return
+        self._next_tick = now + TICK_S
+        self._owner.engine.tick()
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_EVERY_S
+            self._owner.sweep()
+
+    def was_replaced(self, error: Fenced) -> bool:
+        """There is no lease to look at: another process owns the store."""
+        del error
+        return False
+
+    def is_hopeless(self, error: Exception) -> bool:
+        return isinstance(error, Fenced)
+
+    def gave_up(self, error: Exception) -> None:
+        logger.warning("housekeeping ends: %s", error)
+
+    def failed(self, error: Exception, pause_s: float) -> None:
+        del pause_s
+        if isinstance(error, Unavailable):
+            logger.warning("housekeeping will be tried again: %s", error)
+        else:
+            logger.error("housekeeping failed and will be tried again", exc_info=error)
 
     def look_at(self, due_ms: int) -> None:
-        """Somebody waits for a timer that is due then. For any thread."""
+        """A caller waits for a timer that is due then. For any thread."""
         if due_ms < self._next_ms:
-            self._wake.set()
+            self.wake()
 
     def stop(self) -> None:
-        """End the thread."""
-        self._stopped = True
-        self._wake.set()
-        if self._pid == os.getpid() and self._thread is not threading.current_thread():
-            self._thread.join()
+        """End the thread, unless it is another process's, of which this one is a fork."""
+        if self._pid == os.getpid():
+            self._supervised.stop()
 
 
 class _SocketConnection(H11Protocol):
@@ -260,12 +268,11 @@ class SocketServer:
             loop="asyncio", ws="none", timeout_keep_alive=600,
         )  # fmt: skip
         self._server = _Server(config)
-        self._thread = threading.Thread(target=self._run, name="detent-socket", daemon=True)
-        self._thread.start()
+        self._thread = start("detent-socket", self._run)
         _servers.add(self)
         deadline = time.monotonic() + SERVER_START_S
         while not self._server.started:
-            if not self._thread.is_alive() or time.monotonic() > deadline:
+            if not self._thread.is_alive or time.monotonic() > deadline:
                 raise Unavailable(f"the owner's socket {path} could not be served")
             time.sleep(0.001)
 

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Final
 
 from detent.codec.foreign import StreamedFile
@@ -19,6 +19,7 @@ from detent.journal.fragments import FRAGMENT_BYTES_MAX, PASSING_BATCH_BYTES_MAX
 from detent.kv import Objects
 from detent.remote import wire
 from detent.remote.asgi import Call, Reply, in_threads, number_of
+from detent.runtime import thread
 
 PATH: Final = "/v1/native/objects/"
 SIZE_HEADER: Final = "detent-size"
@@ -46,7 +47,7 @@ class ServedObjects:
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self._uploads = threading.BoundedSemaphore(UPLOADS_MAX)
-        self._threads = ThreadPoolExecutor(UPLOADS_MAX, "detent-upload")
+        self._threads = thread.pool("detent-upload", UPLOADS_MAX)
         self._under_way: set[_Upload] = set()
         self._closing = False
 

@@ -96,6 +96,8 @@ class OnLoop(Ground):
 class InTurns(Ground):
     """The caller's thread, shared with other tasks: each wait hands it back, also one of no length."""
 
+    ends = PROGRAM_ENDS
+
     def __init__(self) -> None:
         self.is_woken = False
 

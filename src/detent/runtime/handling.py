@@ -24,7 +24,7 @@ from detent.runtime.ground import PROGRAM_ENDS, drive
 from detent.runtime.lease import KeepLeases, Lease, Leases
 from detent.runtime.supervisor import Supervised
 from detent.runtime.task import AGAIN, DONE, Maybe, Next, Task
-from detent.runtime.thread import Crew
+from detent.runtime.thread import DaemonPool
 
 FREE_S: Final = 1.0
 """How long a free hand is waited for before it is looked whether to stop."""
@@ -53,7 +53,7 @@ class Hands:
         self._size = size
         self._gather_s = gather_s
         self._slots = threading.Semaphore(size)
-        self._crew = Crew(name, size)
+        self._crew = DaemonPool(name, size)
 
     async def free(self, wait_s: float) -> int:
         """Reserve those that are free, and wait for the first one; how many these are, or 0 after so long."""

@@ -46,6 +46,7 @@ class Supervised:
     ) -> None:
         self.task = task
         task.wake = self.wake
+        task.worked = self.worked
         self.name = task.name
         self.status: str = State.STOPPED
         """A `State`, or `FENCED`."""
@@ -106,6 +107,9 @@ class Supervised:
             except StopIteration:
                 self._turns = None
                 return None
+            except BaseException:  # Ctrl-C in a step: it is over
+                self._turns = None
+                raise
             self._due = None if pause_s is None else now + pause_s
         return LOOK_S if self._due is None else max(0.0, self._due - now)
 
@@ -124,6 +128,11 @@ class Supervised:
     def wake(self) -> None:
         """What the task waits for may have come. A rest after a failure goes on."""
         self._ground.wake()
+
+    def worked(self) -> None:
+        """The task has worked: the next failure is the first one again."""
+        self._failures.worked()
+        self.error = None
 
     def restart(self) -> None:
         """End this life after the step under way and begin the next one, at once if it rests after a failure."""
@@ -230,8 +239,7 @@ class Supervised:
                 break
             answer: Next = await self._ground.call(self.task.step)
             if self.task.restart.steady_s is None:
-                self._failures.worked()
-                self.error = None
+                self.worked()
             if isinstance(answer, Ending):
                 return answer
             await self._ground.wait(answer)
@@ -247,6 +255,7 @@ class Supervised:
         self.error = error
         if self.task.is_hopeless(error) or (tries_max is not None and self._failures.in_a_row > tries_max):
             self.failure = error
+            self.task.gave_up(error)
         else:
             self.restarts += 1
             self._reporter.restarted()

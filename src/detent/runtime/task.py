@@ -93,6 +93,8 @@ class Task:
         self.name = name
         self.wake: Callable[[], None] = lambda: None
         """What it waits for between two steps may have come. For any thread; its supervisor says how."""
+        self.worked: Callable[[], None] = lambda: None
+        """It has worked, which its steps do not show: with `steady_s`, the next failure is the first one again."""
 
     def open(self) -> Maybe[Waits | None]:
         """Take what a life needs, or say that it has to wait."""
@@ -133,6 +135,10 @@ class Task:
     def describe(self, error: Exception) -> str:
         """What went wrong, for reports."""
         return f"{type(error).__name__}: {error}"
+
+    def gave_up(self, error: Exception) -> None:
+        """Log that it failed for good."""
+        logger.error("%s failed, and is not tried again: %s", self.name, self.describe(error))
 
     def failed(self, error: Exception, pause_s: float) -> None:
         """Log that a life ended so, and that the next one begins after a pause."""

@@ -71,7 +71,7 @@ def start(name: str, work: Callable[[], object]) -> Thread:
     return Thread(name, work).start()
 
 
-class Crew:
+class DaemonPool:
     """Daemon threads that run what they are given, made when they are needed, `size` at most. A message costs one put
     and one get: there are no futures."""
 

@@ -19,8 +19,7 @@ The formats, and what they share:
     advice.py           commands in errors, with the store's URL
     opened.py           stores that a Python process of Spark's keeps open
     progress.py         how far a query is, by the names of its sources and its sink
-    identity.py         query, run and ledger name: who writes a batch
-    batch_input.py      a digest of what a batch is made from, by the offsets that Spark has planned
+    batch_identity.py   which query and run a batch is of, and a digest of what it is made from
 
 Reading:
 
@@ -37,54 +36,38 @@ Writing:
 
     outgoing.py         rows become messages for journals
     journal_writing.py  tasks stage rows, the driver's commit makes them messages once a batch
-    queue_outgoing.py   rows become messages for queues
+    queue_outgoing.py   rows become messages for queues, as many as a transaction takes
     queue_writing.py    the same for queues
-    queue_packing.py    how much one transaction publishes
     queue_splitting.py  a batch that is too large for one, in parts
     once_writing.py     `once(...)`: a function for ``foreachBatch`` with any number of sinks
-    once_batch.py       the batch: its name, whether it was there before, its rows
-    once_mark.py        the marks of SQL databases: the last batch, and its input
-    once_query.py       what its query is like: output mode, state
+    once_batch.py       the batch: its name, its query, whether it was there before, its rows
     once_engine.py      sink: journals and queues
     once_delta.py       sink: a Delta table (`detent.tables`)
     once_sql.py         sink: an SQL database
 
 Pipelines (`detent run`):
 
-    pipeline.py         `Pipeline`: streams, declared in a file
+    pipeline.py         `Pipeline`: streams, declared in a file; their order, and how they are drawn
     pipeline_stream.py  one stream: what it reads and writes, checked
-    pipeline_graph.py   the streams in order, and how the pipeline is drawn
-    running.py          runs every stream as a query, and starts it again when it fails
-    running_prepare.py  what is settled before that: store, checkpoints
-    running_names.py    a stream under another name, or on another input, is found before it runs
-    running_query.py    one query: started, looked at, stopped
-    running_frames.py   the DataFrames that a stream's function gets and returns
-    running_sinks.py    where its rows go
+    pipeline_runner.py  runs every stream as a query, and starts it again when it fails
+    pipeline_prepare.py what is settled before that: store, checkpoints, streams that were renamed
+    stream_task.py      one stream under supervision: a task whose life is a query
+    stream_query.py     one query: started, looked at, stopped; where its rows go
+    stream_frames.py    the DataFrames that a stream's function gets and returns
+    stream_state.py     how far, how fast, how far behind; the events of that; how far a run that ends reads
+    stream_failure.py   why a stream failed, whether to try again, and what to do about it
     quarantine.py       bodies that did not match their schema, kept with the reason
-    running_failure.py  why a stream failed, and whether to try again
-    running_advice.py   what to do about it, in commands
-    running_checkpoint.py  what is wrong with a checkpoint
-    running_java.py     whether Spark's Java still runs
-    running_goals.py    how far a run that ends reads
-    running_state.py    how far, how fast, how far behind
-    running_events.py   what views are told
-    foreground.py       silences Spark's own log under a command
 
 Starting Spark quickly, from pip alone:
 
-    sessions.py         `session()`
-    stores.py           the stores that a session keeps open, so that tasks find an owner
+    sessions.py         `session()`, and the stores that it keeps open
     settings.py         what is set in Spark, and why
-    launch.py           environment and settings before Java runs
-    java.py             which Java
-    archive.py          Java's archive of loaded classes
+    launch.py           before Java runs: environment, settings, sockets, a launcher for Python
+    java.py             which Java, and its archive of loaded classes
     cache.py            the folder for what is prepared once
-    python.py           the launcher for Spark's Python processes
     daemon.py           Spark's Python daemon, with less garbage collection
-    source_runner.py    the process of a stream's source
-    nursery.py          a process that has imported everything, and forks such processes
-    hatch.py            asks the nursery for one
-    sockets.py          the private folder of the sockets between Java and Python
+    source_process.py   the process of a stream's source, and the zygote that forks such processes
+    source_request.py   asks the zygote for one
 """
 
 from __future__ import annotations
@@ -101,8 +84,7 @@ if TYPE_CHECKING:
     from detent.spark.once_writing import call, once
     from detent.spark.pipeline import Pipeline, queue
     from detent.spark.progress import progress
-    from detent.spark.sessions import session
-    from detent.spark.stores import store_of
+    from detent.spark.sessions import session, store_of
 
 _HOMES = {
     "detent.spark.formats": ("register",),
@@ -112,8 +94,7 @@ _HOMES = {
     "detent.spark.once_writing": ("call", "once"),
     "detent.spark.pipeline": ("Pipeline", "queue"),
     "detent.spark.progress": ("progress",),
-    "detent.spark.sessions": ("session",),
-    "detent.spark.stores": ("store_of",),
+    "detent.spark.sessions": ("session", "store_of"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -4,7 +4,7 @@ Between two tasks a worker collects garbage. A full collection visits every obje
 from imported modules that will never be garbage: it takes longer than a small task. Here what is alive after a task
 that imported something is set aside, once, and later collections pass over it.
 
-The launcher (`python.py`) starts this in place of ``pyspark.daemon``, with the same arguments.
+The launcher (`launch.py`) starts this in place of ``pyspark.daemon``, with the same arguments.
 """
 
 from __future__ import annotations

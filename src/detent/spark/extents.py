@@ -11,11 +11,11 @@ from detent import patterns
 from detent.errors import Invalid, NotFound
 from detent.journal import JournalReader
 from detent.spark.opened import opened
-from detent.spark.places import Places
+from detent.spark.places import OffsetPlaces
 from detent.spark.ranges import Offsets, ordered
 
 if TYPE_CHECKING:
-    from detent.spark.journal_reading import ReadSettings
+    from detent.spark.journal_reading import JournalReadSettings
 
 NAMES_SHOWN_MAX: Final = 10
 
@@ -25,10 +25,10 @@ Extent = tuple[int, int]
 logger = logging.getLogger("detent.spark")
 
 
-class Journals:
+class ReadJournals:
     """The journals of one read at one moment: everything is looked up once, and then the same for all questions."""
 
-    def __init__(self, settings: ReadSettings) -> None:
+    def __init__(self, settings: JournalReadSettings) -> None:
         self._settings = settings
         self._extents = extents_of(settings.url, raw=settings.raw)
 
@@ -51,7 +51,7 @@ class Journals:
             known = self._extents.reader.names()
             raise NotFound(f"there is no journal {name!r} (option journals); {_instead(name, known)}") from None
 
-    def place(self, places: Places) -> Offsets:
+    def place(self, places: OffsetPlaces) -> Offsets:
         """Where a read begins or ends."""
         places.check_names(self.found)
         return ordered(places.find(self.found, self._extents.offset_at))
@@ -126,7 +126,7 @@ def _instead(name: str, known: list[str]) -> str:
     return f"the store has {shown}. A pattern such as {name}* waits for journals that come later"
 
 
-def _lost(settings: ReadSettings, name: str, offset: int, first: int, end: int) -> None:
+def _lost(settings: JournalReadSettings, name: str, offset: int, first: int, end: int) -> None:
     """Messages that should be read are gone."""
     what = (
         f"offset {offset} of the journal {name!r} is not there: it holds [{first}, {end}). "

@@ -16,11 +16,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from detent.errors import Invalid, NotFound
-from detent.spark.extents import Journals, extents_of
+from detent.spark.extents import ReadJournals, extents_of
 from detent.spark.opened import opened
-from detent.spark.options import Options
-from detent.spark.places import EARLIEST, LATEST, Places
-from detent.spark.planned import Plans
+from detent.spark.options import FormatOptions
+from detent.spark.places import EARLIEST, LATEST, OffsetPlaces
+from detent.spark.planned import StreamPlans
 from detent.spark.pushdown import Pushed
 from detent.spark.ranges import Offsets, Range, between, cut, limited, ordered
 from detent.spark.rows import Piece, choose, gathered, rows_of
@@ -44,13 +44,13 @@ OPTIONS: Final = (
 
 
 @dataclass(frozen=True)
-class ReadSettings:
+class JournalReadSettings:
     """The options of a read, checked."""
 
     url: str
     journals: tuple[str, ...]
-    start: Places
-    end: Places
+    start: OffsetPlaces
+    end: OffsetPlaces
     rows_max: int | None
     bytes_max: int | None
     partitions_min: int
@@ -63,8 +63,8 @@ class ReadSettings:
     plan_name: str | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> ReadSettings:
-        options = Options(given, OPTIONS, "the format detent")
+    def of(cls, given: Mapping[str, str]) -> JournalReadSettings:
+        options = FormatOptions(given, OPTIONS, "the format detent")
         names = tuple(
             name.strip() for name in options.required("journals", '"orders", "orders,refunds", "shop/*"').split(",")
         )
@@ -74,8 +74,8 @@ class ReadSettings:
         return cls(
             url=options.url(),
             journals=names,
-            start=Places("startingOffsets", options.text("startingOffsets") or EARLIEST, EARLIEST),
-            end=Places("endingOffsets", options.text("endingOffsets") or LATEST, LATEST),
+            start=OffsetPlaces("startingOffsets", options.text("startingOffsets") or EARLIEST, EARLIEST),
+            end=OffsetPlaces("endingOffsets", options.text("endingOffsets") or LATEST, LATEST),
             rows_max=options.number("maxMessagesPerTrigger"),
             bytes_max=options.size("maxBytesPerTrigger"),
             partitions_min=options.number("minPartitions", 1) or 1,
@@ -98,14 +98,14 @@ class JournalPartition(InputPartition):
         self.ranges = ranges
 
 
-def read_ranges(settings: ReadSettings, ranges: Sequence[Range], pushed: Pushed | None = None) -> Iterator[Any]:
+def read_ranges(settings: JournalReadSettings, ranges: Sequence[Range], pushed: Pushed | None = None) -> Iterator[Any]:
     """What a task does: its ranges as Arrow batches, in order, none missing."""
     for pieces in gathered(_stored(settings, ranges)):
         rows = rows_of(pieces, settings.columns)
         yield rows if pushed is None else pushed.keep(rows)
 
 
-def _stored(settings: ReadSettings, ranges: Sequence[Range]) -> Iterator[Piece]:
+def _stored(settings: JournalReadSettings, ranges: Sequence[Range]) -> Iterator[Piece]:
     reader = opened(settings.url, "reader").reader
     read = reader.uncommitted if settings.raw else reader.committed
     for piece in ranges:
@@ -114,7 +114,7 @@ def _stored(settings: ReadSettings, ranges: Sequence[Range]) -> Iterator[Piece]:
             yield Piece(piece.journal, first, batch)
 
 
-def _present(settings: ReadSettings, piece: Range) -> tuple[int, int]:
+def _present(settings: JournalReadSettings, piece: Range) -> tuple[int, int]:
     """The part of a range that is there: all of it, unless loss is allowed."""
     if settings.fail_on_loss:
         return piece.start, piece.end
@@ -131,7 +131,7 @@ def _present(settings: ReadSettings, piece: Range) -> tuple[int, int]:
 class JournalBatchReader(DataSourceReader):
     """One read from `startingOffsets` to `endingOffsets`."""
 
-    def __init__(self, settings: ReadSettings) -> None:
+    def __init__(self, settings: JournalReadSettings) -> None:
         if settings.reader_name is not None:
             raise Invalid("readerName is an option of readStream: a batch read starts where startingOffsets says")
         self._settings = settings
@@ -139,7 +139,7 @@ class JournalBatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         settings = self._settings
-        journals = Journals(settings)
+        journals = ReadJournals(settings)
         start, end = journals.place(settings.start), journals.place(settings.end)
         journals.check(start)
         ranges = self._pushed.narrow(between(start, end))
@@ -162,7 +162,7 @@ class FilteringBatchReader(JournalBatchReader):
         return [one for one in filters if not self._pushed.take(one)]
 
 
-def batch_reader(settings: ReadSettings) -> JournalBatchReader:
+def batch_reader(settings: JournalReadSettings) -> JournalBatchReader:
     """The reader that was asked for."""
     return FilteringBatchReader(settings) if settings.pushdown else JournalBatchReader(settings)
 
@@ -173,14 +173,14 @@ def batch_reader(settings: ReadSettings) -> JournalBatchReader:
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of committed messages. On the driver it plans; a copy of it in each task only reads."""
 
-    def __init__(self, settings: ReadSettings) -> None:
+    def __init__(self, settings: JournalReadSettings) -> None:
         self._settings = settings
         self._final: Offsets | None = None
-        self._plans = Plans(settings)
+        self._plans = StreamPlans(settings)
 
     @property
-    def _journals(self) -> Journals:
-        return Journals(self._settings)
+    def _journals(self) -> ReadJournals:
+        return ReadJournals(self._settings)
 
     def initialOffset(self) -> Offsets:
         if not self._settings.start.is_fixed and self._settings.reader_name is None:

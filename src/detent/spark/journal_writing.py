@@ -22,10 +22,9 @@ from detent.journal import FragmentRef
 from detent.journal.fragments import write_fragment
 from detent.names import check_name
 from detent.spark.advice import completing
-from detent.spark.batch_input import UNKNOWN
-from detent.spark.identity import NOT_SAID, BatchIdentity, CheckpointPlace, ledger_name, task_identity
+from detent.spark.batch_identity import NOT_SAID, UNKNOWN, BatchIdentity, CheckpointPlace, ledger_name, task_identity
 from detent.spark.opened import opened
-from detent.spark.options import Options
+from detent.spark.options import FormatOptions
 from detent.spark.outgoing import RowsToMessages
 from detent.store import Store
 from detent.transaction import Transaction
@@ -64,7 +63,7 @@ class WriteSettings:
 
     @classmethod
     def of(cls, given: Mapping[str, str], schema: StructType, *, streaming: bool) -> WriteSettings:
-        options = Options(given, OPTIONS, "the format detent, when written,")
+        options = FormatOptions(given, OPTIONS, "the format detent, when written,")
         journal = options.text("journal")
         if journal is not None:
             check_name(journal, "journal")

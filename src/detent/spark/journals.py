@@ -36,15 +36,15 @@ class JournalDataSource(DataSource):
         return "detent"
 
     def schema(self) -> StructType:
-        return schema_of(journal_reading.ReadSettings.of(self.options).columns)
+        return schema_of(journal_reading.JournalReadSettings.of(self.options).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check_schema(schema)
-        return journal_reading.batch_reader(journal_reading.ReadSettings.of(self.options))
+        return journal_reading.batch_reader(journal_reading.JournalReadSettings.of(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         self._check_schema(schema)
-        return journal_reading.JournalStreamReader(journal_reading.ReadSettings.of(self.options))
+        return journal_reading.JournalStreamReader(journal_reading.JournalReadSettings.of(self.options))
 
     def _check_schema(self, schema: StructType) -> None:
         """Spark asks no source whether it can read the schema that a user gives."""

@@ -14,16 +14,20 @@ from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame
 
 from detent.codec.ledger import Inputs, Row
-from detent.errors import AlreadyEntered, Invalid, NotFound
+from detent.errors import AlreadyEntered, Invalid, LimitExceeded, NotFound
 from detent.ledger import EnterLedger
 from detent.ledger.entering import enter
-from detent.spark.batch_input import UNKNOWN, checkpoint_of, input_of
-from detent.spark.identity import QUERY_PROPERTY, RUN_PROPERTY
-from detent.spark.once_query import COMPLETE
-from detent.spark.queue_packing import Room
+from detent.spark.batch_identity import QUERY_PROPERTY, RUN_PROPERTY, UNKNOWN, checkpoint_of, input_of, running_query
+from detent.spark.queue_outgoing import PublishRoom
 from detent.store import Store
 from detent.tables.marks import BatchKey
 from detent.transaction import Transaction
+
+ROWS_MAX: Final = 1_000_000
+BYTES_MAX: Final = 256 << 20
+"""Rows of one batch, and what they take, where they are brought to the driver."""
+
+_UTC: Final = pa.timestamp("us", tz="UTC")
 
 Select = Callable[[DataFrame], DataFrame] | Sequence[str] | None
 """What a sink takes of a batch: a function from DataFrame to DataFrame, SQL expressions such as ``["id", "total * 2 AS
@@ -32,7 +36,7 @@ twice"]``, or None for all of it."""
 _ANSWER: Final = "partition int, answer binary"
 
 
-class Place(NamedTuple):
+class MarkPlace(NamedTuple):
     """Where a sink keeps its record of batches. Two sinks at the same place would take each other's rows for theirs."""
 
     words: str
@@ -48,7 +52,7 @@ class Share(NamedTuple):
 
     key: BatchKey
     sink: str
-    room: Room
+    room: PublishRoom
 
 
 class ExternalSink(ABC):
@@ -60,7 +64,7 @@ class ExternalSink(ABC):
         return type(self).__name__.strip("_")
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> MarkPlace | None:
         """Where it keeps its record; None if it keeps none."""
         return None
 
@@ -171,3 +175,106 @@ def _answer(work: Callable[[Iterator[Any]], Any], batches: Iterator[Any]) -> Ite
     yield pa.RecordBatch.from_arrays(
         [pa.array([context.partitionId()], pa.int32()), pa.array([answer], pa.binary())], names=["partition", "answer"]
     )
+
+
+# -- the batch's query: a function of ``foreachBatch`` is told nothing of it, so Spark's own object is asked ----------
+
+APPEND, UPDATE, COMPLETE = "append", "update", "complete"
+
+_STATE_MARKS: Final = ("state info [", "StateStore")
+"""What Spark's plans say of operators that keep state from batch to batch."""
+
+
+class QueryKind(NamedTuple):
+    """The output mode, empty where Spark does not say it; and whether the query keeps state."""
+
+    mode: str
+    keeps_state: bool
+
+
+def query_kind(batch: DataFrame) -> QueryKind:
+    """What the query is like that a ``foreachBatch`` function works for."""
+    execution = _execution(batch)
+    if execution is None:
+        return QueryKind("", False)
+    plan = str(execution.lastExecution().executedPlan().toString())
+    return QueryKind(_mode(execution), any(mark in plan for mark in _STATE_MARKS))
+
+
+def output_mode(batch: DataFrame) -> str:
+    """The output mode of the query alone."""
+    execution = _execution(batch)
+    return "" if execution is None else _mode(execution)
+
+
+def _mode(execution: Any) -> str:
+    return str(execution.outputMode().toString()).lower()
+
+
+def _execution(batch: DataFrame) -> Any:
+    """Spark's object of the running query; None outside of one."""
+    session: Any = batch.sparkSession
+    query = session.sparkContext.getLocalProperty(QUERY_PROPERTY)
+    return running_query(session, query) if query else None
+
+
+def compute(batch: DataFrame) -> None:
+    """Compute all of a batch, for the state that its query keeps: Spark fails a batch whose state was not written, also
+    one that changes nothing in any sink because it is a replay."""
+    batch.write.format("noop").mode("append").save()
+
+
+def check_mode(mode: str, merge_on: tuple[str, ...], write_mode: str | None, place: str) -> None:
+    """Refuse an output mode that would leave the wrong rows in a table: rows of update mode replace earlier ones, those
+    of complete mode all of them."""
+    if mode == UPDATE and not merge_on:
+        raise Invalid(
+            f"rows of a stream in update mode replace earlier ones, and {place} would get them as further rows: say "
+            'which columns name a row, with merge_on=["id"]'
+        )
+    if mode == COMPLETE and write_mode == APPEND:
+        raise Invalid(
+            f"a stream in complete mode writes its whole result with each batch, and {place} would get all rows again: "
+            'leave mode="append" out, and each batch replaces the rows'
+        )
+
+
+# -- rows for the driver ------------------------------------------------------------------------------------------
+
+
+def collect(frame: DataFrame) -> Any:
+    """The rows of a batch as a table in the driver, in the order of its partitions; times in UTC."""
+    found = [part for part in in_tasks(frame, partial(_packed, ROWS_MAX, BYTES_MAX)) if part is not None]
+    tables = [pa.ipc.open_stream(part).read_all() for part in found] or [frame.limit(0).toArrow()]
+    rows = pa.concat_tables(tables)
+    _check_size(rows.num_rows, rows.nbytes, ROWS_MAX, BYTES_MAX)
+    for place, field in enumerate(rows.schema):
+        if pa.types.is_timestamp(field.type) and field.type.tz is not None:
+            rows = rows.set_column(place, field.name, rows.column(place).cast(_UTC))
+    return rows
+
+
+def _packed(rows_max: int, bytes_max: int, batches: Iterator[Any]) -> bytes | None:
+    """What a task does: its rows as an Arrow stream; None without any."""
+    found = []
+    rows = size = 0
+    for batch in batches:
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        _check_size(rows, size, rows_max, bytes_max)
+        found.append(batch)
+    if not found:
+        return None
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, found[0].schema) as writer:
+        for batch in found:
+            writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _check_size(rows: int, size: int, rows_max: int, bytes_max: int) -> None:
+    if rows > rows_max or size > bytes_max:
+        raise LimitExceeded(
+            f"a batch brings at most {rows_max} rows of {bytes_max} bytes together to the driver: let the source give "
+            "fewer rows a batch, or aggregate them first"
+        )

@@ -18,9 +18,19 @@ from pyspark.sql.types import StructType
 
 from detent import crash
 from detent.errors import Invalid
-from detent.spark.once_batch import ExternalSink, Place, Select, check_select, in_tasks, selected
-from detent.spark.once_query import APPEND, COMPLETE, check_mode, output_mode
-from detent.spark.once_sql import collect
+from detent.spark.once_batch import (
+    APPEND,
+    COMPLETE,
+    ExternalSink,
+    MarkPlace,
+    Select,
+    check_mode,
+    check_select,
+    collect,
+    in_tasks,
+    output_mode,
+    selected,
+)
 from detent.tables.delta import (
     RETENTION,
     Change,
@@ -94,8 +104,8 @@ class _ToDelta(ExternalSink):
         return f"table {self._uri}"
 
     @property
-    def place(self) -> Place:
-        return Place(f"the Delta table {self._uri}")
+    def place(self) -> MarkPlace:
+        return MarkPlace(f"the Delta table {self._uri}")
 
     def check_mode(self, mode: str) -> None:
         check_mode(mode, self._merge_on, self._mode, f"the Delta table {self._uri}")

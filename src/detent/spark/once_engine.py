@@ -12,8 +12,7 @@ from detent.queue.operations import check_name as check_queue
 from detent.spark.journal_writing import Staged, WriteSettings, add_staged, stage_rows
 from detent.spark.once_batch import EngineSink, Select, Share, check_select, in_tasks, selected
 from detent.spark.outgoing import RowsToMessages
-from detent.spark.queue_outgoing import RowsToPublish
-from detent.spark.queue_packing import pack
+from detent.spark.queue_outgoing import RowsToPublish, pack
 from detent.spark.queue_splitting import settle
 from detent.store import Store
 from detent.transaction import Transaction

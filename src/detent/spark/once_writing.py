@@ -24,17 +24,19 @@ from detent.spark.advice import completing
 from detent.spark.once_batch import (
     EngineSink,
     ExternalSink,
-    Place,
+    MarkPlace,
+    QueryKind,
     Select,
     Share,
     check_select,
+    compute,
     is_entered,
     key_of,
+    query_kind,
     selected,
 )
-from detent.spark.once_query import QueryKind, compute, query_kind
 from detent.spark.opened import opened
-from detent.spark.queue_packing import whole_room
+from detent.spark.queue_outgoing import whole_room
 from detent.store import Store
 from detent.tables.marks import BatchKey
 
@@ -170,7 +172,7 @@ def _url_of(store: Store | str) -> str:
 def _check_sinks(sinks: tuple[Sink, ...]) -> None:
     if not sinks:
         raise Invalid("once(...) has nothing to write to: give it a sink, such as to_journal('orders')")
-    places: list[Place] = []
+    places: list[MarkPlace] = []
     for sink in sinks:
         if not isinstance(sink, ExternalSink | EngineSink):
             raise Invalid(

@@ -22,7 +22,7 @@ _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 NUMBER_MAX: Final = (1 << 62) - 1
 
 
-class Options:
+class FormatOptions:
     """The options of one read or write."""
 
     def __init__(self, given: Mapping[str, str], known: tuple[str, ...], what: str) -> None:

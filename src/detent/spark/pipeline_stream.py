@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from detent import patterns
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid
 from detent.names import check_name
-from detent.spark.places import EARLIEST, Places
+from detent.spark.places import EARLIEST, OffsetPlaces
 
 MESSAGES_MAX: Final = 1_000_000
 """A batch is this long unless told: enough to keep Spark busy, and what a replay repeats after a crash."""
@@ -31,8 +31,10 @@ _PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class JournalEnd:
     """A journal, or as a source all journals that a pattern matches."""
+
+    kind: ClassVar = "journal"
 
     name: str
 
@@ -43,7 +45,7 @@ class Journal:
 
     def reads(self, other: object) -> bool:
         """Whether what is written to `other` is read here."""
-        return isinstance(other, Journal) and patterns.matches(self.name, other.name)
+        return isinstance(other, JournalEnd) and patterns.matches(self.name, other.name)
 
     @property
     def label(self) -> str:
@@ -55,8 +57,10 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class QueueEnd:
     """A queue."""
+
+    kind: ClassVar = "queue"
 
     name: str
 
@@ -79,6 +83,8 @@ class Queue:
 @dataclass(frozen=True, slots=True)
 class Delta:
     """A Delta table."""
+
+    kind: ClassVar = "delta"
 
     path: str
     partition_by: tuple[str, ...] = ()
@@ -117,6 +123,8 @@ class Delta:
 class Custom:
     """A sink of :func:`detent.spark.once` as it is."""
 
+    kind: ClassVar = "custom"
+
     sink: Any
 
     @property
@@ -129,9 +137,9 @@ class Custom:
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()
 
 
-Source = Journal | Queue
-Output = Journal | Queue | Delta | Custom
-Read = str | Queue | list[str | Queue] | Mapping[str, str | Queue | list[str]]
+Source = JournalEnd | QueueEnd
+Output = JournalEnd | QueueEnd | Delta | Custom
+Read = str | QueueEnd | list[str | QueueEnd] | Mapping[str, str | QueueEnd | list[str]]
 Write = Any
 """A journal's name, a queue, a sink, or a list of them. The class of sinks cannot be named here without Spark."""
 
@@ -140,7 +148,7 @@ Schema = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class StreamInput:
     """What one parameter of the function gets: one source, or several journals together; parsed, if it has a schema."""
 
     parameter: str
@@ -175,7 +183,7 @@ class StreamSettings:
         place = EARLIEST if start is None else start
         if not isinstance(place, str):
             raise Invalid(f'start is "earliest", "latest" or a time such as "2026-01-31T12:00:00Z", not {start!r}')
-        Places("start", place, EARLIEST)
+        OffsetPlaces("start", place, EARLIEST)
         if mode not in MODES:
             raise Invalid(f"mode is one of {', '.join(MODES)}, not {mode!r}")
         if messages_max is not None and (type(messages_max) is not int or messages_max < 1):
@@ -185,7 +193,7 @@ class StreamSettings:
     @property
     def start_is_fixed(self) -> bool:
         """Whether the start means the same whenever it is asked."""
-        return Places("start", self.start, EARLIEST).is_fixed
+        return OffsetPlaces("start", self.start, EARLIEST).is_fixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +203,7 @@ class Stream:
     pipeline: str
     name: str
     function: Callable[..., Any]
-    inputs: tuple[Input, ...]
+    inputs: tuple[StreamInput, ...]
     outputs: tuple[Output, ...]
     settings: StreamSettings
 
@@ -210,14 +218,14 @@ class Stream:
         return [source for one in self.inputs for source in one.sources]
 
     @property
-    def quarantine(self) -> Journal | None:
+    def quarantine(self) -> JournalEnd | None:
         """Where bodies go that do not match their schema."""
-        return Journal(self.full_name + QUARANTINE) if any(one.schema is not None for one in self.inputs) else None
+        return JournalEnd(self.full_name + QUARANTINE) if any(one.schema is not None for one in self.inputs) else None
 
     @property
     def messages_max(self) -> int:
         """How many messages a batch has at most."""
-        into_queues = any(isinstance(target, Queue) for target in self.outputs)
+        into_queues = any(isinstance(target, QueueEnd) for target in self.outputs)
         return self.settings.messages_max or (PUBLISHED_MAX if into_queues else MESSAGES_MAX)
 
     @property
@@ -228,7 +236,7 @@ class Stream:
     def check(self) -> None:
         """Refuse a start for queues, which have none; an output mode that an output cannot take; and a stream that
         reads what it writes: each message would make another one, for ever."""
-        if self.settings.start != EARLIEST and not any(isinstance(source, Journal) for source in self.sources):
+        if self.settings.start != EARLIEST and not any(isinstance(source, JournalEnd) for source in self.sources):
             raise Invalid(f"the stream {self.name!r} reads no journal, so it cannot start at {self.settings.start!r}")
         for output in self.outputs:
             _check_mode(self.name, self.settings.mode, output)
@@ -253,7 +261,7 @@ def check_part(name: str, what: str) -> None:
 # -- what is read ---------------------------------------------------------------------------------------------------
 
 
-def inputs_of(name: str, function: Callable[..., Any], read: Read, json: Schema | None) -> tuple[Input, ...]:
+def inputs_of(name: str, function: Callable[..., Any], read: Read, json: Schema | None) -> tuple[StreamInput, ...]:
     """What each parameter of a stream's function gets."""
     parameters = _parameters(name, function)
     if isinstance(read, Mapping):
@@ -269,7 +277,7 @@ def inputs_of(name: str, function: Callable[..., Any], read: Read, json: Schema 
         _check_together(name, parameter, sources)
     _check_each_once(name, [source for sources in given.values() for source in sources])
     schemas = _schemas(name, parameters, json)
-    return tuple(Input(parameter, given[parameter], schemas.get(parameter)) for parameter in parameters)
+    return tuple(StreamInput(parameter, given[parameter], schemas.get(parameter)) for parameter in parameters)
 
 
 def _parameters(name: str, function: Callable[..., Any]) -> list[str]:
@@ -290,7 +298,7 @@ def _parameters(name: str, function: Callable[..., Any]) -> list[str]:
 
 
 def _sources(name: str, read: Any) -> tuple[Source, ...]:
-    if isinstance(read, str | Queue):
+    if isinstance(read, str | QueueEnd):
         read = [read]
     if not isinstance(read, list | tuple) or not read:
         raise Invalid(f'the stream {name!r} reads a journal such as "orders", a queue("orders"), or a list of them')
@@ -298,11 +306,11 @@ def _sources(name: str, read: Any) -> tuple[Source, ...]:
 
 
 def _source(name: str, read: Any) -> Source:
-    if isinstance(read, Queue):
+    if isinstance(read, QueueEnd):
         return read
     if not isinstance(read, str):
         raise Invalid(f'the stream {name!r} cannot read {read!r}: give a journal such as "orders", or queue("orders")')
-    found = Journal(read)
+    found = JournalEnd(read)
     if not found.is_pattern:
         check_name(read, "journal")
     elif "," in read:
@@ -336,7 +344,7 @@ def _as_parameter(source: Source) -> str:
 
 
 def _check_together(name: str, parameter: str, sources: tuple[Source, ...]) -> None:
-    if len(sources) > 1 and not all(isinstance(source, Journal) for source in sources):
+    if len(sources) > 1 and not all(isinstance(source, JournalEnd) for source in sources):
         raise Invalid(
             f"the stream {name!r} reads several sources as {parameter!r}, with a queue among them: only journals can "
             "be read together; give the function one parameter for each source"
@@ -371,7 +379,7 @@ def _schemas(name: str, parameters: list[str], json: Schema | None) -> dict[str,
 
 
 def _check_mode(name: str, mode: str, output: Output) -> None:
-    if isinstance(output, Journal | Queue):
+    if isinstance(output, JournalEnd | QueueEnd):
         if mode == "complete":
             raise Invalid(
                 f"the stream {name!r} writes to {output} in complete mode, which writes the whole result with each "
@@ -398,8 +406,8 @@ def outputs_of(write: Write) -> tuple[Output, ...]:
 def _output(write: Any) -> Output:
     if isinstance(write, str):
         check_name(write, "journal")
-        return Journal(write)
-    if isinstance(write, Queue | Delta):
+        return JournalEnd(write)
+    if isinstance(write, QueueEnd | Delta):
         return write
     if any(callable(getattr(write, method, None)) for method in ("write", "stage")):  # what sinks of `once` can do
         return Custom(write)

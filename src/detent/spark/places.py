@@ -19,7 +19,7 @@ Place = int | datetime | str
 """An offset, a time, or one of the two words."""
 
 
-class Places:
+class OffsetPlaces:
     """A place in every journal: one for all, or one each and a word for those that are not named."""
 
     def __init__(self, option: str, text: str, default: str) -> None:

@@ -33,20 +33,20 @@ from detent.ledger import Planned, PlanOffsets
 from detent.ledger.operations import PIN_JOURNALS_MAX
 from detent.remote import server_address
 from detent.runtime import thread
-from detent.spark.extents import Journals
+from detent.spark.extents import ReadJournals
 from detent.spark.opened import opened
-from detent.spark.places import LATEST, Places
+from detent.spark.places import LATEST, OffsetPlaces
 from detent.spark.ranges import Offsets, ordered
 from detent.store import Store
 
 if TYPE_CHECKING:
-    from detent.spark.journal_reading import ReadSettings
+    from detent.spark.journal_reading import JournalReadSettings
 
 NUMBERED_MAX: Final = 256
 """Of so many journals a step says which they are: behind a server each one is a request."""
 
 NAME_SHOWN_MAX: Final = 100
-_NO_END: Final = Places("endingOffsets", LATEST, LATEST).described
+_NO_END: Final = OffsetPlaces("endingOffsets", LATEST, LATEST).described
 _UNKNOWN: Final = bytes(DIGEST_BYTES)
 
 logger = logging.getLogger("detent.spark")
@@ -59,14 +59,14 @@ class _Sent:
     step: PlanOffsets
     start: Offsets
     known: Offsets
-    journals: Journals
-    numbers: _Numbers
+    journals: ReadJournals
+    numbers: _JournalNumbers
 
 
-class Plans:
+class StreamPlans:
     """The plan of one stream."""
 
-    def __init__(self, settings: ReadSettings) -> None:
+    def __init__(self, settings: JournalReadSettings) -> None:
         self._settings = settings
         self._is_denied = False
         self._begins: Offsets | None = None
@@ -80,7 +80,7 @@ class Plans:
         journals of these names, there is no other journal to go on from."""
         self._begins = start
 
-    def settle(self, journals: Journals, start: Offsets, end: Offsets, limit: str) -> Offsets:
+    def settle(self, journals: ReadJournals, start: Offsets, end: Offsets, limit: str) -> Offsets:
         """How far the batch from `start` goes: as far as it did when it was planned before, or to `end`."""
         self._finish()
         known = self._settled(journals, start, end, limit) if _is_kept(start, end) else end
@@ -97,7 +97,7 @@ class Plans:
         store = self._store()
         if store is None:
             return
-        step = self._step(_Numbers(Journals(self._settings)), start, end, limit)
+        step = self._step(_JournalNumbers(ReadJournals(self._settings)), start, end, limit)
         try:
             planned = store.plan(step)
             if planned.journals not in {_UNKNOWN, step.journals}:  # a step on journals that were deleted since
@@ -105,11 +105,11 @@ class Plans:
         except Denied as error:
             self._deny(error)
 
-    def _settled(self, journals: Journals, start: Offsets, end: Offsets, limit: str) -> Offsets:
+    def _settled(self, journals: ReadJournals, start: Offsets, end: Offsets, limit: str) -> Offsets:
         store = self._store()
         if store is None:
             return end
-        numbers = _Numbers(journals)
+        numbers = _JournalNumbers(journals)
         step = self._step(numbers, start, end, limit)
         sent = _Sent(step, start, ordered({**start, **step.moved}), journals, numbers)
         if self._goes_on(sent):
@@ -162,7 +162,7 @@ class Plans:
     def _pool(self) -> ThreadPoolExecutor:
         return thread.pool("detent-plans", 1)
 
-    def _step(self, numbers: _Numbers, start: Offsets, end: Offsets, limit: str) -> PlanOffsets:
+    def _step(self, numbers: _JournalNumbers, start: Offsets, end: Offsets, limit: str) -> PlanOffsets:
         return PlanOffsets(
             plan_name(self._settings, limit), digest(start), digest(end), numbers.digest(end), moved_of(start, end)
         )
@@ -178,7 +178,7 @@ class Plans:
                 return None
         return opened(url, "client")
 
-    def _check(self, numbers: _Numbers, start: Offsets, before: bytes) -> None:
+    def _check(self, numbers: _JournalNumbers, start: Offsets, before: bytes) -> None:
         """Refuse to go on in the middle of another journal than the one that was read so far."""
         if not before or before == _UNKNOWN or before == numbers.digest(start):
             return
@@ -199,10 +199,10 @@ class Plans:
         return f", and forget its start with `{shlex.join(command)}`"
 
 
-class _Numbers:
+class _JournalNumbers:
     """The numbers of journals, each looked up once: another journal of the same name has another one."""
 
-    def __init__(self, journals: Journals) -> None:
+    def __init__(self, journals: ReadJournals) -> None:
         self._journals = journals
         self._known: dict[str, int | None] = {}
 
@@ -217,7 +217,7 @@ class _Numbers:
         return digest({name: self._known[name] for name in names})
 
 
-def plan_name(settings: ReadSettings, limit: str) -> str:
+def plan_name(settings: JournalReadSettings, limit: str) -> str:
     """The name of a stream's plan: its own, and what its planning depends on. One with a name of its own finds its plan
     under another end too: a replay goes as far as the batch did."""
     own = settings.plan_name or settings.reader_name

@@ -35,14 +35,14 @@ from detent.queue.operations import check_name
 from detent.queue.reader_operations import ASSIGNED_MAX, check_reader
 from detent.spark.advice import completing, release_command
 from detent.spark.opened import opened
-from detent.spark.options import Options
+from detent.spark.options import FormatOptions
 from detent.spark.ranges import Range, cut
 
 OPTIONS: Final = ("queue", "server", "readerName", "maxMessagesPerTrigger", "maxBytesPerTrigger", "minPartitions")
 
 ASSIGNED_BYTES_DEFAULT: Final = 32 << 20
 """Payloads of a batch, unless told: with their headers they have room in one transaction that publishes them again
-(`queue_packing.PUBLISHED_BYTES_MAX`). Once a batch is planned, no option makes it smaller."""
+(`queue_outgoing.PUBLISHED_BYTES_MAX`). Once a batch is planned, no option makes it smaller."""
 
 PARTITION_MESSAGES_MAX: Final = 25_000
 """Messages of a queue cost a task about ten times what those of a journal do, so partitions are smaller."""
@@ -91,7 +91,7 @@ Offset = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class QueueSettings:
+class QueueReadSettings:
     """The options of a read, checked."""
 
     owner_url: str
@@ -102,8 +102,8 @@ class QueueSettings:
     partitions_min: int
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> QueueSettings:
-        options = Options(given, OPTIONS, "the format detent.queue")
+    def of(cls, given: Mapping[str, str]) -> QueueReadSettings:
+        options = FormatOptions(given, OPTIONS, "the format detent.queue")
         queue = options.required("queue", '.option("queue", "orders")')
         check_name(queue)
         reader = options.required(
@@ -139,7 +139,7 @@ class AssignedPartition(InputPartition):
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of a queue's messages. On the driver it plans; a copy of it in each task only reads."""
 
-    def __init__(self, settings: QueueSettings) -> None:
+    def __init__(self, settings: QueueReadSettings) -> None:
         self._settings = settings
         self._left: int | None = None
         self._planned: dict[int, int] = {}
@@ -225,7 +225,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             count = max(1, min(SLICE_MESSAGES_MAX, SLICE_BYTES * rows.num_rows // max(1, rows.nbytes)))
 
 
-def _of(offset: Offset, settings: QueueSettings) -> tuple[int, int]:
+def _of(offset: Offset, settings: QueueReadSettings) -> tuple[int, int]:
     """Generation and assignment of an offset, if it is one of this queue."""
     if offset["queue"] != settings.queue:
         raise NotFound(

@@ -27,8 +27,7 @@ from detent.journal.operations import CreateJournal, DeleteJournal
 from detent.ledger.operations import LedgerDescription
 from detent.patterns import SPARK_PARTS
 from detent.spark.once_batch import Share, is_entered
-from detent.spark.queue_outgoing import SCHEMA
-from detent.spark.queue_packing import Room, add_messages, parts_of, unpacked
+from detent.spark.queue_outgoing import SCHEMA, PublishRoom, add_messages, parts_of, unpacked
 from detent.store import Store
 from detent.tables.marks import BatchKey
 from detent.transaction import Transaction
@@ -42,7 +41,7 @@ _LEDGER_SHOWN: Final = 60
 _ROW: Final = msgspec.json.Encoder()
 
 
-class _Staged(msgspec.Struct, frozen=True):
+class _SplitBatch(msgspec.Struct, frozen=True):
     """The registers of the journal: which batch its messages are, and from which offset on they are to be published."""
 
     split: str  # no other batch has this
@@ -73,7 +72,7 @@ def settle(store: Store, transaction: Transaction, packed: Iterable[bytes], shar
         ) from error
 
 
-def _has_room(rows: Any, room: Room) -> bool:
+def _has_room(rows: Any, room: PublishRoom) -> bool:
     return len(list(islice(parts_of(rows, room), 2))) == 1
 
 
@@ -124,7 +123,7 @@ class _Split:
             else:
                 self._stage(rows)
 
-    def _is_of_this_batch(self, found: _Staged) -> bool:
+    def _is_of_this_batch(self, found: _SplitBatch) -> bool:
         """Whether the journal has this batch; an error if it has another one of which some messages are published."""
         ledger = self._ledger()
         if found.reset != _reset_of(ledger) or (ledger is not None and found.batch <= ledger.batch):
@@ -135,13 +134,13 @@ class _Split:
             raise self._refusal(found)
         return False
 
-    def _drop(self, found: _Staged) -> None:
+    def _drop(self, found: _SplitBatch) -> None:
         """Forget what was found, if it is still there and as it was."""
         transaction = self.store.transaction()
         self._forget(transaction, found)
         _commit(transaction)
 
-    def _is_mine(self, found: _Staged) -> bool:
+    def _is_mine(self, found: _SplitBatch) -> bool:
         key = self.key
         same = not found.input or not key.input or found.input == key.input.hex()
         return (found.query, found.batch) == (key.query, key.batch) and same
@@ -151,7 +150,7 @@ class _Split:
         key = self.key
         start = self.store.journal(self.journal).next_offset()
         fragments = [write_fragment(self.store.objects, table) for table in _contents(rows)]
-        staged = _Staged(
+        staged = _SplitBatch(
             split=uuid4().hex,
             query=key.query,
             batch=key.batch,
@@ -173,7 +172,7 @@ class _Split:
         _commit(transaction)
         crash.point("spark.split.after_stage")
 
-    def _publish(self, transaction: Transaction, staged: _Staged) -> bool:
+    def _publish(self, transaction: Transaction, staged: _SplitBatch) -> bool:
         """Publish what is left. False when another driver has published some of it meanwhile."""
         rows = self._rows(staged)
         if rows is None:
@@ -194,29 +193,29 @@ class _Split:
         add_messages(transaction, last)
         return True
 
-    def _check(self, transaction: Transaction, staged: _Staged) -> None:
+    def _check(self, transaction: Transaction, staged: _SplitBatch) -> None:
         """Refuse a transaction when it is not known any more how far the batch is."""
         transaction.check_registers(self.journal, {"split": staged.split, "next": str(staged.next)})
 
-    def _forget(self, transaction: Transaction, staged: _Staged) -> None:
+    def _forget(self, transaction: Transaction, staged: _SplitBatch) -> None:
         """Let a transaction delete the journal, if it is as it was found."""
         self._check(transaction, staged)
         transaction.add(DeleteJournal(self.journal))
 
-    def _found(self) -> _Staged | None:
+    def _found(self) -> _SplitBatch | None:
         """The batch in the journal, whichever it is."""
         registers = self.store.journal(self.journal).registers()
         if not registers:
             return None
         try:
-            return msgspec.convert(registers, _Staged, strict=False)
+            return msgspec.convert(registers, _SplitBatch, strict=False)
         except msgspec.ValidationError as error:
             raise Corrupt(
                 f"the registers of the journal {self.journal!r} do not say how far a batch of the ledger "
                 f"{self.key.name!r} is published ({error}): something else has written them. {self._giving_up()}"
             ) from error
 
-    def _rows(self, staged: _Staged) -> Any:
+    def _rows(self, staged: _SplitBatch) -> Any:
         """The messages that are left, in their order; None if another driver has published some of them."""
         try:
             found = list(self.store.journal(self.journal).read(staged.next, staged.end))
@@ -240,7 +239,7 @@ class _Split:
 
     # -- what is said of a batch that is published in part, and is not this one --------------------------------------
 
-    def _refusal(self, found: _Staged) -> DetentError:
+    def _refusal(self, found: _SplitBatch) -> DetentError:
         key = self.key
         state = (
             f"{found.next - found.start} of {found.end - found.start} messages of batch {found.batch} of the ledger "
@@ -288,7 +287,7 @@ def _reset_of(ledger: LedgerDescription | None) -> str:
 
 def _contents(rows: Any) -> Iterator[Any]:
     """Messages for queues as messages of a journal: what a journal has no place for is in the key."""
-    for part in parts_of(rows, Room(len(rows), STAGED_BYTES, len(rows))):
+    for part in parts_of(rows, PublishRoom(len(rows), STAGED_BYTES, len(rows))):
         about = (part.column(name).to_pylist() for name in ("queue", "is_uri", "delay_ms", "dedup_key"))
         keys = pa.array([_ROW.encode(one) for one in zip(*about, strict=True)], pa.binary())
         yield pa.table({"key": keys, "headers": part.column("headers"), "body": part.column("data")})

@@ -17,12 +17,11 @@ from pyspark.sql.types import StructType
 from detent.errors import AlreadyEntered, Invalid
 from detent.queue.operations import check_name
 from detent.spark.advice import completing
-from detent.spark.identity import NOT_SAID, BatchIdentity, CheckpointPlace, ledger_name, task_identity
+from detent.spark.batch_identity import NOT_SAID, BatchIdentity, CheckpointPlace, ledger_name, task_identity
 from detent.spark.once_batch import Share
 from detent.spark.opened import opened
-from detent.spark.options import Options
-from detent.spark.queue_outgoing import RowsToPublish
-from detent.spark.queue_packing import pack, publish, whole_room
+from detent.spark.options import FormatOptions
+from detent.spark.queue_outgoing import RowsToPublish, pack, publish, whole_room
 from detent.spark.queue_splitting import settle
 from detent.store import Store
 from detent.tables.marks import BatchKey
@@ -42,7 +41,7 @@ class PublishSettings:
 
     @classmethod
     def of(cls, given: Mapping[str, str], schema: StructType, *, streaming: bool) -> PublishSettings:
-        options = Options(given, OPTIONS, "the format detent.queue, when written,")
+        options = FormatOptions(given, OPTIONS, "the format detent.queue, when written,")
         queue = options.text("queue")
         if queue is not None:
             check_name(queue)

@@ -53,7 +53,7 @@ class QueueDataSource(DataSource):
                 f"the format detent.queue gives the columns {expected.simpleString()}: leave .schema() out, and parse "
                 'the payload with from_json(col("payload").cast("string"), ...)'
             )
-        return queue_reading.QueueStreamReader(queue_reading.QueueSettings.of(self.options))
+        return queue_reading.QueueStreamReader(queue_reading.QueueReadSettings.of(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:

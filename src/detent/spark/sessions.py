@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import warnings
@@ -12,9 +13,13 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from detent.errors import Invalid
-from detent.spark import launch, stores
+from detent.errors import Invalid, NotFound
+from detent.kv import absolute_url, parse_url
+from detent.remote import server_address
+from detent.spark import launch
 from detent.spark.settings import AT_LAUNCH, Wishes, helpful, wishes
+from detent.store import Store
+from detent.store import open as open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,10 +62,10 @@ def session(
     wanted = wishes(app, cores, memory, master, conf, checkpoint_root, quick, verbose)
     _refuse_connect()
     with contextlib.ExitStack() as undo, _lock:
-        opened = None if store is None else undo.enter_context(stores.open_for_spark(store))
+        opened = None if store is None else undo.enter_context(open_for_spark(store))
         spark = _running(wanted) or _start(wanted)
         if opened is not None:
-            stores.keep(spark, opened)
+            keep(spark, opened)
         undo.pop_all()
         return spark
 
@@ -134,3 +139,81 @@ def send_by_value(module: ModuleType) -> None:
 
     register: Callable[[ModuleType], None] = cloudpickle.register_pickle_by_value
     register(module)
+
+
+# -- the stores that a session keeps open, so that Spark's short-lived processes find an owner ------------------------
+
+_stores: weakref.WeakKeyDictionary[Any, dict[str, Store]] = weakref.WeakKeyDictionary()
+_keeping = threading.Lock()
+
+
+def open_for_spark(url: str) -> Store:
+    """Open a store that other processes can reach too."""
+    if server_address(url) is None and parse_url(url).scheme == "memory":
+        raise Invalid("Spark's processes cannot reach a memory: store; take file:PATH, or a server's")
+    return open_store(url)
+
+
+def keep(spark: SparkSession, store: Store) -> None:
+    """Hold a store open until the session is stopped, or the process ends."""
+    with _keeping:
+        held = _stores.get(spark)
+        if held is None:
+            held = _stores[spark] = {}
+            _close_with(spark, held)
+        if store.url in held:
+            store.close()  # the first one is as good
+        else:
+            held[store.url] = store
+
+
+def store_of(spark: SparkSession, url: str | None = None) -> Store:
+    """The store that :func:`detent.spark.session` opened for a session; say its URL if there are several."""
+    held = dict(_stores.get(spark, {}))
+    if url is None and len(held) == 1:
+        return next(iter(held.values()))
+    if url is None and held:
+        raise Invalid(f"this session has several stores open ({', '.join(held)}): say which one")
+    found = None if url is None else held.get(url if server_address(url) is not None else absolute_url(url))
+    if found is None:
+        raise NotFound("this session has no such store open: start it with detent.spark.session(store=URL)")
+    return found
+
+
+def _close_with(spark: SparkSession, held: dict[str, Store]) -> None:
+    """Let the stores be closed after ``spark.stop()``; or when the session, or the process, is gone."""
+    closing = weakref.finalize(spark, _close, held)
+    alive = weakref.ref(spark)
+    stop = type(spark).stop
+
+    def stop_and_close() -> None:
+        try:
+            if (stopped := alive()) is not None:
+                stop(stopped)
+        finally:
+            closing()
+
+    spark.stop = stop_and_close  # type: ignore[method-assign]
+
+
+def _close(held: dict[str, Store]) -> None:
+    while held:
+        held.popitem()[1].close()
+
+
+# -- under a command that a person watches ----------------------------------------------------------------------------
+
+
+def silence(spark: SparkSession) -> None:
+    """Let Spark log nothing: why something failed is told by us, in a line. Spark's own way to say so, setLogLevel,
+    skips the loggers that matter. A function of a sink that fails is logged on this side of Java, with its trace."""
+    for name in ("py4j", "py4j.clientserver", "py4j.java_gateway", "SQLQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_is_not_of_py4j)
+    log4j: Any = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """What the connection to Java logs when that is gone, under no name of its own."""
+    return record.module not in {"java_gateway", "clientserver"}

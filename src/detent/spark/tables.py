@@ -27,7 +27,7 @@ from detent.errors import Invalid, NotFound
 from detent.remote import Role
 from detent.spark import table_journals, table_queues
 from detent.spark.opened import opened
-from detent.spark.options import Options
+from detent.spark.options import FormatOptions
 from detent.spark.table_columns import Columns, Row, batches_of, schema_of
 from detent.store import Store
 
@@ -38,7 +38,7 @@ PARTITIONS_MAX: Final = 64
 
 
 @dataclass(frozen=True)
-class Table:
+class StoreTable:
     """One of the tables. `by` is the option that narrows it to one queue or journal; where `split` says so, each of
     those is read by itself. `rows` gives the rows of one, or of all if it is given no name."""
 
@@ -61,17 +61,17 @@ class Table:
 
 
 TABLES: Final = {
-    "queues": Table(table_queues.QUEUES, table_queues.queues, "client", by="queue"),
-    "messages": Table(table_queues.MESSAGES, table_queues.messages, "client", by="queue", split=True),
-    "failed": Table(table_queues.FAILED, table_queues.failed, "client", by="queue", split=True),
-    "attempts": Table(table_queues.ATTEMPTS, table_queues.attempts, "client", by="queue", split=True),
-    "readers": Table(table_queues.READERS, table_queues.readers, "client", by="queue", split=True),
-    "journals": Table(table_journals.JOURNALS, table_journals.journals, "reader", by="journal"),
-    "producers": Table(
+    "queues": StoreTable(table_queues.QUEUES, table_queues.queues, "client", by="queue"),
+    "messages": StoreTable(table_queues.MESSAGES, table_queues.messages, "client", by="queue", split=True),
+    "failed": StoreTable(table_queues.FAILED, table_queues.failed, "client", by="queue", split=True),
+    "attempts": StoreTable(table_queues.ATTEMPTS, table_queues.attempts, "client", by="queue", split=True),
+    "readers": StoreTable(table_queues.READERS, table_queues.readers, "client", by="queue", split=True),
+    "journals": StoreTable(table_journals.JOURNALS, table_journals.journals, "reader", by="journal"),
+    "producers": StoreTable(
         table_journals.PRODUCERS, table_journals.producers, "reader", by="journal", split=True, needs_files=True
     ),
-    "ledgers": Table(table_journals.LEDGERS, table_journals.ledgers, "client"),
-    "pins": Table(table_journals.PINS, table_journals.pins, "client"),
+    "ledgers": StoreTable(table_journals.LEDGERS, table_journals.ledgers, "client"),
+    "pins": StoreTable(table_journals.PINS, table_journals.pins, "client"),
 }
 """What is known of queues and ledgers is in their owner's memory, so a client asks it; journals need no owner."""
 
@@ -87,7 +87,7 @@ class TableSettings:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> TableSettings:
-        options = Options(given, OPTIONS, "the format detent.table")
+        options = FormatOptions(given, OPTIONS, "the format detent.table")
         name = options.required("table", '"failed"').lower()
         if name not in TABLES:
             raise Invalid(f"there is no table {name!r} (option table); there are {', '.join(TABLES)}")
@@ -106,7 +106,7 @@ class TableSettings:
         )
 
 
-def _narrowed(table: Table) -> str:
+def _narrowed(table: StoreTable) -> str:
     return "it is about the whole store" if table.by is None else f"the option {table.by} narrows it"
 
 
@@ -125,7 +125,7 @@ class TableReader(DataSourceReader):
         self._settings = settings
 
     @property
-    def _table(self) -> Table:
+    def _table(self) -> StoreTable:
         return TABLES[self._settings.table]
 
     def partitions(self) -> list[InputPartition]:

@@ -29,7 +29,7 @@ class _Txn(msgspec.Struct, rename="camel"):
     app_id: str
 
 
-class _Action(msgspec.Struct):
+class _LogAction(msgspec.Struct):
     txn: _Txn | None = None
 
 
@@ -40,7 +40,7 @@ class _Pointer(msgspec.Struct, rename="camel"):
 
 
 _pointer: Final = msgspec.json.Decoder(_Pointer)
-_action: Final = msgspec.json.Decoder(_Action)
+_action: Final = msgspec.json.Decoder(_LogAction)
 
 
 def known_applications(table: DeltaTable, log: Path | None, wanted: Collection[str]) -> frozenset[str]:

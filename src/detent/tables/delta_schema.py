@@ -89,7 +89,7 @@ def check_writable(table: DeltaTable, uri: str) -> None:
 
 
 def check_columns(have: list[dict[str, Any]], want: list[dict[str, Any]], uri: str) -> None:
-    """Refuse rows whose columns are not those of the table. Their order is no matter."""
+    """Refuse rows whose columns are not those of the table. Their order does not matter."""
     table = {field["name"]: _plain(field["type"]) for field in have}
     rows = {field["name"]: _plain(field["type"]) for field in want}
     wrong = [f"{name} is not in the table" for name in rows if name not in table]

@@ -202,7 +202,7 @@ class IcebergPlace:
         if source != self._source:
             raise Invalid(
                 f"the Iceberg table {self.name} belongs to the source {source!r}, which would sweep the files of "
-                f"{self._source!r} away as nobody's: give each source a table"
+                f"{self._source!r} away as orphans: give each source a table"
             )
         if table.spec().fields:
             raise Invalid(f"the Iceberg table {self.name} is partitioned, and the files of a batch are not")
@@ -293,7 +293,7 @@ class IcebergPlace:
                 failure = error
             time.sleep(RETRY.pause_s(attempt))
         if is_unknown():
-            raise OutcomeUnknown(f"nobody can say whether {self.name} has the batch: {failure}") from failure
+            raise OutcomeUnknown(f"it cannot be told whether {self.name} has the batch: {failure}") from failure
         raise Unavailable(f"{self.name} was not to be had in {COMMIT_ATTEMPTS} attempts: {failure}") from failure
 
     # -- what is there, and what is left over ------------------------------------------------------------------------

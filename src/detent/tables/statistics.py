@@ -18,7 +18,7 @@ def statistics(table: Any, metadata: Any) -> dict[str, Any]:
 
 
 def footer_statistics(metadata: Any) -> dict[str, Any]:
-    """The same of a file that somebody else wrote, by what its footer says."""
+    """The same of a file that another program wrote, by what its footer says."""
     nulls: dict[str, int] = {}
     silent: set[str] = set()
     for name, column in _columns(metadata):
@@ -50,7 +50,7 @@ def _columns(metadata: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _bounds(metadata: Any) -> dict[str, tuple[Any, Any]]:
-    """The bounds of the columns that are no nested ones and have them in every group of rows with a value."""
+    """The bounds of the columns that are not nested and have them in every group of rows with a value."""
     found: dict[str, tuple[Any, Any]] = {}
     unknown: set[str] = set()
     for name, column in _columns(metadata):

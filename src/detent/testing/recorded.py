@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from detent.bus import envelope as wire
 from detent.bus.context import Context
+from detent.bus.declared import Outcome
 from detent.bus.envelope import Envelope, Incoming
 from detent.bus.middleware import Middleware
 from detent.bus.observing import id_of, observed
-from detent.bus.pipeline import Outcome
 from detent.bus.transport_queue import QueueTransport
 from detent.bus.unit_engine import EngineUnitOfWork
 from detent.durations import at_1970_ms
@@ -171,12 +171,13 @@ class RecordingTransport(QueueTransport):
 class _SentInTheStore(Middleware):
     """Notes what is sent by the commit of a unit of work in the store itself, which no `send` sees."""
 
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, bus: Bus, recorded: Recorded) -> None:
+        self._bus = bus
         self._recorded = recorded
 
     def after_commit(self, context: Context) -> None:
-        if context.bus.settles_itself:
-            self._recorded.note_sent(context.bus, context.envelopes)
+        if self._bus.settles_itself:
+            self._recorded.note_sent(self._bus, context.envelopes)
 
 
 @contextmanager
@@ -186,7 +187,7 @@ def under_test(bus: Bus, store: Store, clock: Callable[[], float], recorded: Rec
     Its queue is there, as that of an app that has run once; the queues of other apps are not. A message to a queue that
     is missing is refused, as it is outside of tests."""
     before = (bus.transport, bus._clock, bus.unit_of_work)
-    hook = _SentInTheStore(recorded)
+    hook = _SentInTheStore(bus, recorded)
     queue = bus.transport.input_name or None
     bus.transport = RecordingTransport(store, queue, lambda envelopes: recorded.note_sent(bus, envelopes))
     if not bus.send_only:

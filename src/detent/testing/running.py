@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from contextlib import ExitStack
 from typing import Any, Final
 
 from detent.bus.unit_of_work import UnitOfWork
+from detent.runtime.loop import loop_in_thread
+from detent.runtime.thread import pool
 
 PATIENCE_S: Final = 60.0
 """How long anything may take before a test gives up."""
@@ -23,18 +25,14 @@ class Runner:
     """Calls for one test."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="detent-testing", daemon=True)
-        self._thread.start()
-        self._threads = ThreadPoolExecutor(thread_name_prefix="detent-testing")
+        self._stack = ExitStack()
+        self._loop = self._stack.enter_context(loop_in_thread())
+        self._threads = pool("detent-testing")
 
     def close(self) -> None:
         """End what was started."""
         self._threads.shutdown()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
+        self._stack.close()
 
     def call(self, function: Callable[..., Any], *values: Any) -> Any:
         """What a function answers, waited for."""

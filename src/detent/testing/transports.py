@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import ClassVar
 
 import pytest
 
 from detent.errors import DetentError, Invalid, LimitExceeded, NotFound, Unavailable
+from detent.runtime import thread
 from detent.testing.running import PATIENCE_S
 from detent.testing.suite import Suite
 from detent.transports.checked import CheckedQueue
@@ -291,7 +290,7 @@ class TransportSuite(Suite):
     def test_readers_share_a_queue(self) -> None:
         self.fill(*map(str, range(60)))
         readers = [self.another(), self.another()] * 2  # two objects, each in two threads
-        with ThreadPoolExecutor(4) as threads:
+        with thread.pool("detent-testing", 4) as threads:
             found = [body for drained in threads.map(self._drained, readers) for body in drained]
         assert set(found) == {str(number).encode() for number in range(60)}
         assert len(found) == 60 or not self.is_strict, "a message came twice within its lease"
@@ -305,10 +304,13 @@ class TransportSuite(Suite):
         return found
 
     def test_waiting_ends_when_something_comes(self) -> None:
-        timer = threading.Timer(0.3, lambda: self.fill("one"))
-        timer.start()
+        def fill_soon() -> None:
+            time.sleep(0.3)
+            self.fill("one")
+
+        filling = thread.start("detent-testing", fill_soon)
         assert bodies(self.mine.receive(10, PATIENCE_S, LONG_S)) == [b"one"]
-        timer.join()
+        filling.join()
 
     def test_waiting_ends_when_nothing_comes(self) -> None:
         assert self.mine.receive(10, 0, LONG_S) == []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from detent.errors import Invalid, NotFound, Unavailable
+from detent.runtime import thread
 from detent.sqs_client import (
     BATCH_MAX,
     CALLS_AT_ONCE,
@@ -44,8 +44,8 @@ class SqsQueue:
         self._receiver = new_client(*place, timeout_s=RECEIVE_TIMEOUT_S) if client is None else client
         self._client = new_client(*place) if client is None else client
         # Threads of their own: an extension that stands behind receives which hang would come too late.
-        self._receiving = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="detent-sqs-receive")
-        self._settling = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="detent-sqs-settle")
+        self._receiving = thread.pool("detent-sqs-receive", CALLS_AT_ONCE)
+        self._settling = thread.pool("detent-sqs-settle", CALLS_AT_ONCE)
 
     def __repr__(self) -> str:
         return f"SqsQueue({self.name!r})"

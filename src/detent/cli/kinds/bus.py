@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from detent.bus import Bus
+    from detent.bus.declared import Outcome
     from detent.bus.envelope import Incoming
     from detent.bus.outbox import OutboxCounts
-    from detent.bus.pipeline import Outcome
     from detent.store import Store
 
 ONCE_TIMEOUT: Final = "365d"

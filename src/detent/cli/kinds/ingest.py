@@ -101,7 +101,7 @@ def read_config(path: Path) -> IngestConfig:
 
 def start(settings: Any, session: dict[str, Any], watch: Any) -> Any:
     """A pipeline of an ingest."""
-    from detent.ingest.running import Ingest
+    from detent.ingest.pipeline import Ingest
 
     return settings if isinstance(settings, Ingest) else Ingest(settings, session=session, watch=watch)
 

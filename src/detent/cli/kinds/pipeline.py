@@ -23,8 +23,7 @@ from detent.runtime.target import Sought, UserFile
 
 if TYPE_CHECKING:
     from detent.spark.pipeline import Pipeline
-    from detent.spark.running_events import Event, Summary
-    from detent.spark.running_state import StreamState
+    from detent.spark.stream_state import Event, StreamState, Summary
     from detent.store import Store
 
 _QUIET: Final = frozenset({"progress", "stopped"})
@@ -103,7 +102,7 @@ class Pipelines(TaskKind):
     @contextmanager
     def declared(self, found: Any, given: Given) -> Iterator[KnownTask]:
         """A pipeline of a file, in the store that it says."""
-        from detent.spark.running_prepare import store_url
+        from detent.spark.pipeline_prepare import store_url
 
         with open_for_writing(store_url(found, given.get("url")), force=False) as store:
             yield KnownPipeline(store, found.name, [stream.name for stream in found.streams])
@@ -138,8 +137,8 @@ class ReadyPipeline(ReadyTask):
 
     def check(self, *, as_json: bool) -> None:
         """Show its streams."""
-        from detent.spark.pipeline_graph import as_json as graph
-        from detent.spark.pipeline_graph import as_mermaid, as_text, chosen
+        from detent.spark.pipeline import as_json as graph
+        from detent.spark.pipeline import as_mermaid, as_text, chosen
 
         chosen(self._pipeline, list(self._given["only"]) or None)
         if as_json:
@@ -158,7 +157,7 @@ class ReadyPipeline(ReadyTask):
     def _run(self, view: TaskView, *, once: bool) -> int:
         _let_workers_import(self._folder)
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-        from detent.spark.running import run
+        from detent.spark.pipeline_runner import run
 
         given = self._given
         summary = run(

@@ -1,11 +1,12 @@
-"""A process that has imported everything and does nothing, except to fork the processes of streams' sources.
+"""The process of a stream's source; and the zygote, which has imported everything and forks such processes.
 
 Spark starts a new Python for the source of every stream that is started, and each would spend more than half a second
-on the same imports. So the first one, once it has imported them, leaves this copy of itself behind; `hatch.py`, which
-Spark's launcher runs in place of the later ones, asks it for a child, and starts a Python of its own only if there is
-none to be had. The nursery ends with Spark's Java.
+on the same imports. So the first one, once it has imported them, leaves a zygote behind, a copy of itself that does
+nothing else. `source_request.py`, which Spark's launcher runs in place of the later ones, asks it for a child, and
+starts a Python of its own only if there is none to be had. The zygote ends with Spark's Java. Its socket lies beside
+Spark's own (`launch.py`), in a folder that only this user can enter.
 
-Its socket lies in the folder of `sockets.py`, which nobody else can enter.
+Spark stops a source by hanging up, and Spark's own runner answers that with three tracebacks; this one ends quietly.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from detent.spark import hatch
+from detent.spark import source_request
 
 REQUEST_BYTES_MAX: Final = 4 << 20
 """An environment is limited by the kernel to about half of this."""
@@ -30,14 +31,27 @@ REQUEST_S: Final = 5.0
 LOOK_MS: Final = 1_000
 """How often to see whether Java still runs, where the kernel does not tell."""
 
-_LENGTH: Final = struct.Struct(hatch.LENGTH)
+_LENGTH: Final = struct.Struct(source_request.LENGTH)
 _REFUSED: Final = b"-"
 _MODULES: Final = ("detent.spark.journals", "detent.spark.queues")
 
 
+def run() -> None:
+    """Answer Spark's questions until it hangs up."""
+    from pyspark.sql.streaming.python_streaming_source_runner import main  # before the zygote is left behind
+    from pyspark.worker_util import get_sock_file_to_executor
+
+    begin()
+    try:
+        with get_sock_file_to_executor(timeout=None) as stream:
+            main(stream, stream)
+    except (BrokenPipeError, ConnectionResetError):
+        return  # Spark has hung up
+
+
 def begin() -> None:
-    """Leave a nursery behind, if there should be one. Returns in this process, and in each that the nursery forks."""
-    place = _place(os.environ.get(hatch.CONNECTION, ""))
+    """Leave a zygote behind, if there should be one. Returns in this process, and in each that the zygote forks."""
+    place = _place(os.environ.get(source_request.CONNECTION, ""))
     java = os.getppid()
     if place is None or java == 1 or _answers(place):
         return
@@ -54,12 +68,12 @@ def begin() -> None:
 
 
 def _place(connection: str) -> Path | None:
-    """Where the nursery's socket belongs: beside Spark's own, if nobody else can get there."""
+    """Where the zygote's socket belongs: beside Spark's own, if only this user can get there."""
     folder = Path(connection).parent
     if not connection or not hasattr(socket, "send_fds") or not folder.is_dir():
         return None
     status = folder.stat()
-    return folder / hatch.SOCKET if status.st_uid == os.getuid() and status.st_mode & 0o077 == 0 else None
+    return folder / source_request.SOCKET if status.st_uid == os.getuid() and status.st_mode & 0o077 == 0 else None
 
 
 def _answers(place: Path) -> bool:
@@ -68,10 +82,10 @@ def _answers(place: Path) -> bool:
 
 
 def _listener(place: Path) -> socket.socket | None:
-    """The nursery's socket; None if another process was faster."""
+    """The zygote's socket; None if another process was faster."""
     made = socket.socket(socket.AF_UNIX)
     with contextlib.suppress(FileNotFoundError):
-        place.unlink()  # nobody answers there
+        place.unlink()  # no process answers there
     try:
         made.bind(str(place))
     except OSError:
@@ -125,11 +139,11 @@ def _answer(listener: socket.socket) -> bool:
         try:
             environment, streams = _request(connection)
         except (OSError, ValueError):
-            return False  # whoever asked is gone, or has said nothing sensible, and starts a process of its own
+            return False  # the process that asked is gone, or sent nonsense, and starts one of its own
         child = _is_alike(environment) and os.fork() == 0
         if child:
             _become_source(environment, streams)
-            connection.sendall(hatch.BORN)
+            connection.sendall(source_request.BORN)
         for stream in streams:
             os.close(stream)
         if not child and not _is_alike(environment):
@@ -144,7 +158,7 @@ def _request(connection: socket.socket) -> tuple[dict[bytes, bytes], list[int]]:
     try:
         (size,) = _LENGTH.unpack(head)
         if size > REQUEST_BYTES_MAX or len(streams) != 2:
-            raise ValueError("this is no request")
+            raise ValueError("this is not a request")
         data = bytearray()
         while len(data) < size:
             part = connection.recv(size - len(data))
@@ -180,3 +194,7 @@ def _become_source(environment: dict[bytes, bytes], streams: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    run()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -14,38 +13,33 @@ from typing import TYPE_CHECKING, Any, Final
 
 from detent.errors import DetentError, Invalid
 from detent.extras import install_command
-from detent.runtime.backoff import Backoff
+from detent.runtime.report import Report, State
 from detent.runtime.signals import stop_on_signals
-from detent.spark.foreground import silence
-from detent.spark.pipeline import Pipeline
-from detent.spark.pipeline_graph import chosen
+from detent.runtime.supervisor import Supervised, Supervisor
+from detent.spark.pipeline import Pipeline, chosen
+from detent.spark.pipeline_prepare import checkpoint_folder, is_local, prepare, settle, store_url
 from detent.spark.pipeline_stream import Stream
-from detent.spark.running_advice import Advisor
-from detent.spark.running_events import Event, Silent, Summary, View
-from detent.spark.running_failure import Failure, failure_of, is_connection
-from detent.spark.running_goals import Goals
-from detent.spark.running_java import END_S, JavaWatch
-from detent.spark.running_names import settle
-from detent.spark.running_prepare import checkpoint_folder, is_local, prepare, store_url
-from detent.spark.running_state import FAILED, IDLE, RUNNING, STARTING, STOPPED, WAITING, StreamState
+from detent.spark.sessions import silence
+from detent.spark.stream_failure import END_S, Advisor, JavaWatch, StreamFailure, is_connection
+from detent.spark.stream_state import (
+    STOPPED,
+    Event,
+    Goals,
+    PipelineView,
+    Silent,
+    StreamState,
+    Summary,
+)
+from detent.spark.stream_task import LOOK_S, StreamContext, StreamTask, raise_if_any
 from detent.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from detent.spark.running_query import RunningQuery
-
-LOOK_S: Final = 0.2
-"""How often the streams are looked at: as often as a person can follow."""
+    from detent.spark.stream_query import RunningQuery
 
 MEASURE_S: Final = 1.0
 """How often it is counted what waits; with a server that is a request for each stream."""
-
-BACK_OFF: Final = Backoff(1.0, 60.0)
-"""How long a stream that failed waits for its next try: twice as long each time, until a batch succeeds."""
-
-ONCE_TRIES: Final = 3
-"""How often a stream is tried that should only read what there is: somebody waits for the end."""
 
 STOP_S: Final = 60.0
 """How long a batch may take to end when the pipeline is stopped, before it is interrupted and left to the next run."""
@@ -58,7 +52,7 @@ def run(
     checkpoints: str | Path | None = None,
     once: bool = False,
     only: list[str] | None = None,
-    view: View | None = None,
+    view: PipelineView | None = None,
     signals: bool = False,
     stop: threading.Event | None = None,
     migrate: Collection[str] = (),
@@ -81,7 +75,7 @@ def run(
     options = {"app": f"detent {pipeline.name}", "checkpoint_root": folder, **session}
     settings = {**pipeline.conf, **(conf or {})}
     with view or Silent() as shown, _session(url, settings, options, shown) as spark:
-        from detent.spark.stores import store_of
+        from detent.spark.sessions import store_of
 
         opened = store_of(spark, url)
         shown.tell(Event("opened", text=f"{url}, {_role(opened)}; checkpoints in {folder}",
@@ -91,7 +85,7 @@ def run(
         for note in settle(opened, pipeline.streams, streams, migrate):
             shown.tell(Event("note", text=note))
         watch, advisor = JavaWatch.of_spark(), Advisor(opened, url, folder)
-        runner = Runner(opened, streams, _starter(spark, url, folder, once), shown, stop or threading.Event())
+        runner = PipelineRunner(opened, streams, _starter(spark, url, folder, once), shown, stop or threading.Event())
         runner.explain, runner.check_java = advisor.explained, watch.check
         with stop_on_signals(runner.stopping) if signals else nullcontext(), _told_of(watch):
             runner.drain() if once else runner.supervise()
@@ -99,20 +93,20 @@ def run(
         return Summary(runner.states)
 
 
-class Runner:
-    """Keeps the streams of a pipeline running."""
+class PipelineRunner:
+    """Keeps the streams of a pipeline running, all in the thread of the caller."""
 
     def __init__(
         self,
         store: Store,
         streams: list[Stream],
         start: Callable[[Stream, Mapping[str, int]], RunningQuery],
-        view: View,
+        view: PipelineView,
         stopping: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stopping = stopping
-        self.explain: Callable[[Stream, BaseException, Failure], Failure] = _as_it_is
+        self.explain: Callable[[Stream, BaseException, StreamFailure], StreamFailure] = _as_it_is
         self.check_java: Callable[[], None] = lambda: None
         self.states = [StreamState(stream, clock) for stream in streams]
         for state in self.states:
@@ -121,10 +115,10 @@ class Runner:
         self._start = start
         self._view = view
         self._clock = clock
-        self._queries: dict[str, RunningQuery] = {}
-        self._tries = math.inf
-        self._quarantined: dict[str, int] = {}
+        self._supervisor = Supervisor(self._become, in_turns=True, clock=clock)
+        self._tasks = self._supervisor.tasks
         self._goals: Goals | None = None
+        self._stop_by: float | None = None
         self._measured = -math.inf
         self._unmeasured: set[str] = set()
 
@@ -132,112 +126,64 @@ class Runner:
 
     def supervise(self) -> None:
         """Run all streams until it is time to stop, or none is left."""
-        try:
-            while not self.stopping.is_set() and not all(state.is_over for state in self.states):
-                for state in self.states:
-                    self._look(state)
+        with self._supervised(once=False):
+            self._supervisor.start()
+            while not self.stopping.is_set() and any(one.is_alive for one in self._tasks):
+                for one in self._tasks:
+                    self._turn(one)
                     if self.stopping.is_set():
                         break
-                self._measure()
-                self._view.show(self.states)
+                self._show()
                 self.stopping.wait(LOOK_S)
-        finally:
-            self._stop_all()
-
-    def _look(self, state: StreamState) -> None:
-        if state.name in self._queries:
-            self._report(state)
-        elif not state.is_over and self._clock() >= state.retry_at:
-            self._begin(state)
 
     # -- once ---------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
         """Let each stream read what there is now, upstream first, and what streams before it write meanwhile. What
         cannot be read now, such as a queue that is paused, is left."""
-        self._tries = ONCE_TRIES
         self._goals = goals = Goals(self._store, self.states)
-        try:
-            left, moved = list(self.states), True
+        with self._supervised(once=True):
+            left, moved = list(self._tasks), True
             while left and moved and not self.stopping.is_set():
-                before = sum(state.batches for state in left)
-                for state in left:
-                    state.phase, batches = STARTING, state.batches
-                    self._drain(state)
-                    if state.batches > batches:
-                        goals.moved(state.stream)
-                moved = sum(state.batches for state in left) > before
-                left = [state for state in self.states if not state.is_over and goals.left(state)]
-        finally:
-            self._stop_all()
+                before = sum(state_of(one).batches for one in left)
+                for one in left:
+                    batches = state_of(one).batches
+                    self._drain(one)
+                    if state_of(one).batches > batches:
+                        goals.moved(state_of(one).stream)
+                moved = sum(state_of(one).batches for one in left) > before
+                left = [one for one in self._tasks if not state_of(one).is_over and goals.left(state_of(one))]
 
-    def _drain(self, state: StreamState) -> None:
-        while not state.is_over and not self.stopping.is_set():
-            self._look(state)
-            if state.phase == IDLE:
-                return
-            self._measure()
-            self._view.show(self.states)
-            self.stopping.wait(LOOK_S / 4)
+    def _drain(self, one: Supervised) -> None:
+        one.start_turns()
+        while one.is_alive and not self.stopping.is_set():
+            self._turn(one)
+            if one.is_alive:
+                self._show()
+                self.stopping.wait(LOOK_S / 4)
 
     # -- one stream ---------------------------------------------------------------------------------------------
 
-    def _begin(self, state: StreamState) -> None:
-        state.phase = STARTING
-        try:
-            ends = {} if self._goals is None else self._goals.ends(state.stream)
-            self._queries[state.name] = self._start(state.stream, ends)
-        except Exception as error:  # noqa: BLE001  the user's function runs in here
-            if is_connection(error):
-                self.check_java()
-            self._failed(state, error, starting=True)
-            return
-        state.phase = RUNNING
-        self._view.tell(Event("started", state.name))
+    def _turn(self, one: Supervised) -> None:
+        one.turn()
+        task = task_of(one)
+        if task.fatal is not None:
+            raise task.fatal
 
-    def _report(self, state: StreamState) -> None:
-        """Take in what a query has done, and whether it has ended."""
-        query = self._queries[state.name]
-        is_active = query.is_active  # first: what it reports afterwards is all that it did
-        for progress in query.progress():
-            batch = state.absorb(progress)
-            if batch is not None:
-                fields = {"batch": batch.number, "messages": batch.messages, "batch_ms": batch.milliseconds}
-                self._view.tell(Event("progress", state.name, fields={**fields, **state.as_progress(self._store.url)}))
-                self._tell_of_quarantine(state)
-        if is_active:
-            return
-        del self._queries[state.name]
-        error = query.error()
-        if error is not None:
-            self._failed(state, error, starting=False)
-        else:
-            state.phase = IDLE
+    def _become(self, status: str, name: str, why: str) -> None:
+        """A task has another status. What it says of a failure it says itself, unless it is given up."""
+        if status == State.FAILED:
+            one = next(one for one in self._tasks if one.name == name)
+            if one.failure is not None:
+                task_of(one).give_up(why)
 
-    def _tell_of_quarantine(self, state: StreamState) -> None:
-        state.count_quarantined(self._store)
-        more, quarantine = state.quarantined - self._quarantined.get(state.name, 0), state.stream.quarantine
-        self._quarantined[state.name] = state.quarantined
-        if more and quarantine is not None:
-            command = shlex.join(("detent", "quarantine", "show", self._store.url, quarantine.name))
-            text = f"{more:,} messages do not match the schema, and are kept: `{command}`"
-            self._view.tell(Event("quarantined", state.name, text, {"messages": more, "journal": quarantine.name}))
+    def _patience_s(self) -> float:
+        """How long a query may take to stop: all of them together so long, when the pipeline stops."""
+        return 0.0 if self._stop_by is None else max(0.0, self._stop_by - self._clock())
 
-    def _failed(self, state: StreamState, error: BaseException, *, starting: bool) -> None:
-        failure = self.explain(state.stream, error, failure_of(error, starting=starting))
-        state.failures += 1
-        state.in_a_row += 1
-        if failure.is_final or state.in_a_row >= self._tries:
-            self._give_up(state, failure.reason)
-            return
-        pause = BACK_OFF.pause_s(state.in_a_row)
-        state.phase, state.error, state.retry_at = WAITING, failure.reason, self._clock() + pause
-        self._view.tell(Event("failed", state.name, f"{failure.reason}; trying again in {pause:.0f} s",
-                              {"error": failure.reason, "retry_s": pause}))  # fmt: skip
-
-    def _give_up(self, state: StreamState, reason: str) -> None:
-        state.phase, state.error = FAILED, reason
-        self._view.tell(Event("gave_up", state.name, f"{reason}; this stream is not tried again", {"error": reason}))
+    def _show(self) -> None:
+        self._measure()
+        self._view.show(self.states)
 
     def _measure(self) -> None:
         """Count what waits, now and then. A store that does not answer is the streams' trouble, and shown there."""
@@ -256,22 +202,44 @@ class Runner:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def _stop_all(self) -> None:
-        deadline = self._clock() + STOP_S
-        if self._queries:
-            self._view.tell(Event("stopping", text="when the batches that run now have ended"))
+    @contextmanager
+    def _supervised(self, *, once: bool) -> Iterator[None]:
+        """A task for each stream; in the end all are stopped, upstream first."""
+        goals = self._goals
+        context = StreamContext(
+            self._store,
+            lambda stream: self._start(stream, {} if goals is None else goals.ends(stream)),
+            self._view.tell,
+            self._patience_s,
+            self.explain,
+            self.check_java,
+        )
         for state in self.states:
-            query = self._queries.get(state.name)
-            if query is not None:
-                query.stop(max(0.0, deadline - self._clock()))
-                self._report(state)
-            if not state.is_over:
-                state.phase = STOPPED
+            self._supervisor.add(StreamTask(state, context, once=once))
+        try:
+            yield
+        finally:
+            self._stop_all()
+        for one in self._tasks:
+            raise_if_any(task_of(one).fatal)
+
+    def _stop_all(self) -> None:
+        self._stop_by = self._clock() + STOP_S
+        if any(task_of(one).has_query for one in self._tasks):
+            self._view.tell(Event("stopping", text="when the batches that run now have ended"))
+        for one in self._tasks:
+            one.stop()
+            if not state_of(one).is_over:
+                state_of(one).phase = STOPPED
         self._measured = -math.inf
         self._measure()
         for state in self.states:
             self._view.tell(Event("stopped", state.name, state.error, state.as_json()))
         self._view.show(self.states)
+
+    def reports(self) -> list[Report]:
+        """How each stream is doing."""
+        return self._supervisor.reports()
 
     def acknowledge(self, *, sync: bool) -> None:
         """Tell the queues what was committed last. Otherwise they would hear of it when the next run plans its first
@@ -286,7 +254,18 @@ class Runner:
                     self._view.tell(Event("note", state.name, f"{queue} was not told what is done: {error}"))
 
 
-def _as_it_is(stream: Stream, error: BaseException, failure: Failure) -> Failure:
+def task_of(one: Supervised) -> StreamTask:
+    """The stream's task under supervision."""
+    assert isinstance(one.task, StreamTask)
+    return one.task
+
+
+def state_of(one: Supervised) -> StreamState:
+    """What is known of its stream."""
+    return task_of(one).state
+
+
+def _as_it_is(stream: Stream, error: BaseException, failure: StreamFailure) -> StreamFailure:
     del stream, error
     return failure
 
@@ -298,7 +277,7 @@ def _role(store: Store) -> str:
 def _starter(
     spark: SparkSession, url: str, folder: str, once: bool
 ) -> Callable[[Stream, Mapping[str, int]], RunningQuery]:
-    from detent.spark.running_query import start_query
+    from detent.spark.stream_query import start_query
 
     def start(stream: Stream, ends: Mapping[str, int]) -> RunningQuery:
         return start_query(spark, url, f"{folder}/{stream.full_name}", stream, once=once, ends=ends)
@@ -318,7 +297,9 @@ def _told_of(watch: JavaWatch) -> Iterator[None]:
 
 
 @contextmanager
-def _session(url: str, conf: Mapping[str, object], options: Mapping[str, Any], view: View) -> Iterator[SparkSession]:
+def _session(
+    url: str, conf: Mapping[str, object], options: Mapping[str, Any], view: PipelineView
+) -> Iterator[SparkSession]:
     """A session with the store open: one of our own, which ends with the run, or the one that is there."""
     try:
         from pyspark import SparkContext

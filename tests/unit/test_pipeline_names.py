@@ -14,8 +14,7 @@ import detent
 from detent.cli.ledger import ledger
 from detent.errors import Denied, Fenced
 from detent.spark import Pipeline, opened, queue, to_sql
-from detent.spark.running_names import settle
-from detent.spark.running_prepare import prepare
+from detent.spark.pipeline_prepare import prepare, settle
 
 
 @pytest.fixture

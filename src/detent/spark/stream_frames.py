@@ -13,7 +13,7 @@ from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructT
 from detent.errors import Invalid
 from detent.queue.reader_operations import ASSIGNED_MAX
 from detent.spark import quarantine
-from detent.spark.pipeline_stream import Input, Journal, Queue, Stream
+from detent.spark.pipeline_stream import JournalEnd, QueueEnd, Stream, StreamInput
 from detent.spark.places import EARLIEST
 from detent.spark.queue_reading import ASSIGNED_BYTES_DEFAULT
 
@@ -66,18 +66,20 @@ def frames_of(spark: SparkSession, url: str, stream: Stream, ends: Mapping[str, 
     return Frames(result, rejected)
 
 
-def _read(spark: SparkSession, url: str, stream: Stream, one: Input, ends: Mapping[str, int]) -> DataFrame:
+def _read(spark: SparkSession, url: str, stream: Stream, one: StreamInput, ends: Mapping[str, int]) -> DataFrame:
     """The messages of an input. Those of a queue look like those of a journal: the payload is called body."""
     settings = stream.settings
-    if isinstance(one.sources[0], Journal):
+    if isinstance(one.sources[0], JournalEnd):
         reader = spark.readStream.format("detent").option("includeHeaders", "true")
         reader = reader.option("journals", ",".join(source.name for source in one.sources))
         reader = reader.option("maxMessagesPerTrigger", stream.messages_max)
         reader = reader.option("planName", f"{stream.full_name}:{one.parameter}")
-        if any(isinstance(target, Queue) for target in stream.outputs):
+        if any(isinstance(target, QueueEnd) for target in stream.outputs):
             reader = reader.option("maxBytesPerTrigger", ASSIGNED_BYTES_DEFAULT)  # about what one transaction publishes
         reader = reader.option("failOnDataLoss", str(settings.fail_on_loss).lower())
-        upto = {name: end for name, end in ends.items() if any(source.reads(Journal(name)) for source in one.sources)}
+        upto = {
+            name: end for name, end in ends.items() if any(source.reads(JournalEnd(name)) for source in one.sources)
+        }
         if upto:
             reader = reader.option("endingOffsets", json.dumps(upto))
         if settings.start != EARLIEST:
@@ -94,7 +96,7 @@ def _read(spark: SparkSession, url: str, stream: Stream, one: Input, ends: Mappi
 # -- parsing --------------------------------------------------------------------------------------------------------
 
 
-def _struct(stream: Stream, one: Input) -> StructType:
+def _struct(stream: Stream, one: StreamInput) -> StructType:
     schema = one.schema if isinstance(one.schema, StructType) else StructType.fromDDL(one.schema)
     if not isinstance(schema, StructType) or not schema.fields:
         raise Invalid(f"the schema of the stream {stream.name!r} has no fields")

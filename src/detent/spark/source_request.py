@@ -1,4 +1,4 @@
-"""What Spark's launcher runs for the source of a stream: asks the nursery for a process, or starts one.
+"""What Spark's launcher runs for the source of a stream: asks the zygote (`source_process.py`) for one, or starts one.
 
 It is run by its path and without the `site` module, so that it is done in a fiftieth of a second: it may import nothing
 but the standard library's quickest modules, and nothing of Detent.
@@ -12,15 +12,15 @@ import sys
 CONNECTION = "PYTHON_WORKER_FACTORY_SOCK_PATH"
 """The variable in which Spark tells a process where to report."""
 
-SOCKET = "nursery.sock"
+SOCKET = "sources.sock"
 ANSWER_S = 10.0
 LENGTH = ">I"
 BORN = b"+"
-INSTEAD = "detent.spark.source_runner"
+INSTEAD = "detent.spark.source_process"
 
 
 def is_born() -> bool:
-    """Whether the nursery has forked a process in this one's place, with its environment and its streams."""
+    """Whether the zygote has forked a process in this one's place, with its environment and its streams."""
     place = os.environ.get(CONNECTION)
     if not place or not hasattr(socket, "send_fds"):
         return False
@@ -33,7 +33,7 @@ def is_born() -> bool:
             connection.sendall(data)
             return connection.recv(1) == BORN
         except OSError:
-            return False  # there is no nursery yet, or none any more
+            return False  # there is no zygote yet, or none any more
 
 
 if __name__ == "__main__":

@@ -1,25 +1,96 @@
-"""A stream under another name, or on another input: found before it runs, by what the store knows of its streams.
-
-The ledger knows a stream by its name and by the query of its checkpoint. A stream that was renamed has neither, and
-would read everything again into the same output. A journal or queue that was deleted and made anew has the old name,
-and a checkpoint says how far the old one was read. So each stream is kept with what it reads and writes, and the
-numbers that tell these from others of the same name.
-"""
+"""What is settled before a pipeline runs: its store and folder of checkpoints, that what it names is there, and that no
+stream begins under another name or on another input."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from detent.errors import Denied, Fenced, NotFound
+from detent.errors import Denied, Fenced, Invalid, NotFound
+from detent.kv import absolute_url, parse_url
 from detent.ledger.operations import StreamDescription
-from detent.spark.pipeline_stream import Custom, Delta, Journal, Output, Queue, Source, Stream
+from detent.remote import server_address
+from detent.spark.pipeline import Pipeline, journals_read, journals_written, queues_used
+from detent.spark.pipeline_stream import Custom, Delta, JournalEnd, Output, QueueEnd, Source, Stream
 from detent.store import Store
 
-Places = dict[str, int]
+URL_VARIABLE = "DETENT_URL"
+CHECKPOINTS = ".checkpoints"
+
+
+def store_url(pipeline: Pipeline, given: str | None) -> str:
+    """The store: the one that is given, the pipeline's own, or that of the environment."""
+    url = given or pipeline.store or os.environ.get(URL_VARIABLE)
+    if not url:
+        raise Invalid(
+            f'the pipeline {pipeline.name!r} has no store: write Pipeline({pipeline.name!r}, store="file:./data"), '
+            f"give --store file:./data, or set {URL_VARIABLE}"
+        )
+    if server_address(url) is not None:
+        return url
+    if parse_url(url).scheme == "memory":
+        raise Invalid("Spark's processes cannot reach a memory: store; take file:PATH, or a server's")
+    return absolute_url(url)
+
+
+def checkpoint_folder(pipeline: Pipeline, given: str | Path | None, url: str) -> str:
+    """Where the checkpoints are, each under its pipeline and stream: as given, as the pipeline says, or beside a store
+    on this disk."""
+    chosen = given or pipeline.checkpoints
+    if chosen is not None:
+        text = str(chosen)
+        return text.rstrip("/") if urlsplit(text).scheme else str(Path(text).absolute())
+    if server_address(url) is not None or parse_url(url).scheme != "file":
+        raise Invalid(
+            f"say where the checkpoints of {pipeline.name!r} are, with --checkpoints or Pipeline(checkpoints=...): "
+            "they say how far each stream has read, and are kept as long as the store"
+        )
+    directory = parse_url(url).directory
+    return str(directory.with_name(directory.name + CHECKPOINTS))
+
+
+def is_local(folder: str) -> bool:
+    """Whether a folder is on this machine's disk."""
+    return urlsplit(folder).scheme in ("", "file")
+
+
+def prepare(store: Store, streams: list[Stream]) -> Iterator[str]:
+    """Create the journals that are missing, and say so where nobody writes them. Queues have to be there: a queue has
+    settings, which a pipeline cannot guess."""
+    _check_queues(store, queues_used(streams))
+    known = set(store.journals())
+    written = journals_written(streams)
+    for name in dict.fromkeys([*written, *journals_read(streams)]):
+        if name not in known:
+            store.journal(name).create(exist_ok=True)
+            if name not in written:
+                yield f"the journal {name} was not there, and nobody in the pipeline writes it: it was created, empty"
+
+
+def _check_queues(store: Store, names: Iterable[str]) -> None:
+    for name in names:
+        try:
+            store.queue(name).info()
+        except NotFound as error:
+            raise NotFound(
+                f"there is no queue {name!r}, which the pipeline uses: create it with `detent queue create {store.url} "
+                f"{name}`"
+            ) from error
+
+
+# -- a stream under another name, or on another input: found by what the store knows of its streams -------------------
+#
+# The ledger knows a stream by its name and by the query of its checkpoint. A stream that was renamed has neither, and
+# would read everything again into the same output. A journal or queue that was deleted and made anew has the old name,
+# and a checkpoint says how far the old one was read. So each stream is kept with what it reads and writes, and the
+# numbers that tell these from others of the same name.
+
+Ends = dict[str, int]
 """What a stream reads or writes, each with the number that it has now; 0 where there is none."""
 
 
@@ -45,7 +116,7 @@ def settle(store: Store, every: list[Stream], running: list[Stream], migrate: Co
         store.declare_stream(stream.full_name, reads, writes)
 
 
-def _check_inputs(store: Store, stream: Stream, before: StreamDescription, reads: Places) -> None:
+def _check_inputs(store: Store, stream: Stream, before: StreamDescription, reads: Ends) -> None:
     """`Fenced` if an input is another one of the same name."""
     for place, number in reads.items():
         if before.reads.get(place, number) != number:
@@ -58,7 +129,7 @@ def _check_inputs(store: Store, stream: Stream, before: StreamDescription, reads
             )
 
 
-def _check_name(store: Store, stream: Stream, reads: Places, writes: Places, gone: list[StreamDescription]) -> None:
+def _check_name(store: Store, stream: Stream, reads: Ends, writes: Ends, gone: list[StreamDescription]) -> None:
     """`Fenced` if a stream that is new does what one did whose name the pipeline does not have."""
     for one in gone:
         read, written = _shared(reads, one.reads), _shared(writes, one.writes)
@@ -72,7 +143,7 @@ def _check_name(store: Store, stream: Stream, reads: Places, writes: Places, gon
             )
 
 
-def _shared(some: Places, others: Places) -> str | None:
+def _shared(some: Ends, others: Ends) -> str | None:
     """A place that is in both, and is the same one."""
     return next((place for place, number in some.items() if others.get(place) == number), None)
 
@@ -99,12 +170,12 @@ def _entries(store: Store, name: str) -> int | None:
 # -- places ---------------------------------------------------------------------------------------------------------
 
 
-def places_read(store: Store, stream: Stream) -> Places:
+def places_read(store: Store, stream: Stream) -> Ends:
     """What a stream reads."""
     return {_place(source): _number(store, source) for source in stream.sources}
 
 
-def places_written(store: Store, stream: Stream) -> Places:
+def places_written(store: Store, stream: Stream) -> Ends:
     """What a stream writes. Its quarantine has its own name, and says nothing."""
     return {_place(output): _number(store, output) for output in stream.outputs}
 
@@ -114,14 +185,14 @@ def _place(one: Source | Output) -> str:
         return f"table {one.path if '://' in one.path else Path(one.path).absolute()}"
     if isinstance(one, Custom):
         return f"sink {getattr(one.sink, 'place', None) or one}"
-    return f"journal {one}" if isinstance(one, Journal) else str(one)
+    return f"journal {one}" if isinstance(one, JournalEnd) else str(one)
 
 
 def _number(store: Store, one: Source | Output) -> int:
     """What tells a place from another one of the same name."""
-    if isinstance(one, Queue):
+    if isinstance(one, QueueEnd):
         return store.queue(one.name).info().number
-    if isinstance(one, Journal):
+    if isinstance(one, JournalEnd):
         return 0 if one.is_pattern else store.reader.number(one.name) or 0
     return _number_of_sink(one.sink) if isinstance(one, Custom) else 0
 

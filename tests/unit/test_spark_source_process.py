@@ -1,4 +1,4 @@
-"""The nursery of sources' processes, without Spark: who gets a child, what it is like, and when the nursery ends."""
+"""The zygote of sources' processes, without Spark: who gets a child, what it is like, and when the zygote ends."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from detent.spark import hatch, nursery
+from detent.spark import source_process, source_request
 from processes import children_of, eventually, has_ended
 
 PATIENCE_S = 30.0
 
 SOURCE = """
 import os, sys
-from detent.spark import nursery
-nursery._MODULES = ("json",)
-nursery.begin()
+from detent.spark import source_process
+source_process._MODULES = ("json",)
+source_process.begin()
 print(os.getpid(), os.getppid(), os.environ.get("WORD"), "json" in sys.modules, flush=True)
 sys.stdin.read() if os.environ.get("FIRST") else None
 """
@@ -52,12 +52,12 @@ class Nest:
         self.first = self.java.stdout.readline().split()
 
     def environment(self, **more: str) -> dict[str, str]:
-        return {**os.environ, hatch.CONNECTION: str(self.folder / "spark.sock"), **more}
+        return {**os.environ, source_request.CONNECTION: str(self.folder / "spark.sock"), **more}
 
     def ask(self, **more: str) -> list[str]:
         """What a second source's process says; "instead" if it had to be started."""
         done = subprocess.run(
-            [sys.executable, "-I", "-S", hatch.__file__],
+            [sys.executable, "-I", "-S", source_request.__file__],
             env=self.environment(**more),
             capture_output=True,
             text=True,
@@ -66,7 +66,7 @@ class Nest:
         return done.stdout.split() or [done.stderr]
 
     @property
-    def nursery(self) -> int:
+    def zygote(self) -> int:
         """The process that the first source's process forked."""
         (found,) = children_of(int(self.first[0]))
         return found
@@ -91,7 +91,7 @@ def test_the_next_source_is_forked_with_its_own_environment_and_streams(nest: Ne
     process, parent, word, imported = nest.ask(WORD="second")
     assert (word, imported) == ("second", "True")
     assert process != nest.first[0]
-    assert parent == str(nest.nursery)  # and not the process that asked
+    assert parent == str(nest.zygote)  # and not the process that asked
 
 
 def test_each_that_asks_gets_a_process_of_its_own(nest: Nest) -> None:
@@ -114,42 +114,42 @@ def test_a_python_that_would_be_different_is_started_instead(nest: Nest) -> None
     ],
     ids=["nothing", "half a head", "no streams", "huge", "short", "no environment"],
 )
-def test_nonsense_does_not_end_the_nursery(nest: Nest, request_bytes: bytes) -> None:
+def test_nonsense_does_not_end_the_zygote(nest: Nest, request_bytes: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(nest.folder / hatch.SOCKET))
+        connection.connect(str(nest.folder / source_request.SOCKET))
         connection.sendall(request_bytes)
     assert nest.ask(WORD="after")[2] == "after"
 
 
 def test_nonsense_with_streams_leaves_no_descriptor_open(nest: Nest) -> None:
     nest.ask(WORD="before")  # by now it waits
-    before = _open_files(nest.nursery)
+    before = _open_files(nest.zygote)
     for _ in range(20):
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(nest.folder / hatch.SOCKET))
+            connection.connect(str(nest.folder / source_request.SOCKET))
             socket.send_fds(connection, [struct.pack(">I", 0xFFFFFFFF)], [1, 2])
     assert nest.ask(WORD="after")[2] == "after"
-    assert _open_files(nest.nursery) == before
+    assert _open_files(nest.zygote) == before
 
 
-def test_the_nursery_ends_with_java(nest: Nest) -> None:
-    process = nest.nursery
+def test_the_zygote_ends_with_java(nest: Nest) -> None:
+    process = nest.zygote
     nest.java.kill()
     nest.java.wait()
     os.kill(int(nest.first[0]), signal.SIGKILL)
     eventually(lambda: has_ended(process))
 
 
-def test_a_killed_nursery_is_missed_by_nobody(nest: Nest) -> None:
-    os.kill(nest.nursery, signal.SIGKILL)
+def test_a_killed_zygote_is_missed_by_nobody(nest: Nest) -> None:
+    os.kill(nest.zygote, signal.SIGKILL)
     assert "Error" in nest.ask(WORD="again")[0]  # a process of its own, which finds no Spark here
 
 
 @pytest.mark.parametrize("connection", ["", "/nowhere/spark.sock"])
 def test_without_a_private_folder_there_is_none(connection: str) -> None:
-    assert nursery._place(connection) is None
+    assert source_process._place(connection) is None
 
 
 def test_a_folder_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    assert nursery._place(str(tmp_path / "spark.sock")) is None
+    assert source_process._place(str(tmp_path / "spark.sock")) is None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, Protocol
 
-from detent.spark.pipeline_stream import Journal, Queue, Stream
+from detent.runtime.report import Report
+from detent.spark.pipeline_stream import JournalEnd, QueueEnd, Stream
 from detent.store import Store
 
 RATE_S: Final = 10.0
@@ -19,7 +20,7 @@ STARTING, RUNNING, IDLE, WAITING, FAILED, STOPPED = "starting", "running", "idle
 stopped are final."""
 
 
-class Assignment(NamedTuple):
+class ReadUpTo(NamedTuple):
     """How far a queue was read: the reader's generation, and the number of the last assignment."""
 
     generation: int
@@ -27,7 +28,7 @@ class Assignment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class DoneBatch:
     """A batch that a stream has committed."""
 
     number: int
@@ -48,15 +49,13 @@ class StreamState:
     batch_ms: int = 0
     offsets: dict[str, int] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
-    assignments: dict[str, Assignment] = field(default_factory=dict)
+    assignments: dict[str, ReadUpTo] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
     is_read: bool = False
     lag: int | None = None
     quarantined: int = 0
     failures: int = 0
-    in_a_row: int = 0
     error: str = ""
-    retry_at: float = 0.0
     _quarantine_at: int | None = None
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -78,7 +77,7 @@ class StreamState:
             self._recent.popleft()
         return sum(count for _, count in self._recent) / RATE_S
 
-    def absorb(self, progress: dict[str, Any]) -> Batch | None:
+    def absorb(self, progress: dict[str, Any]) -> DoneBatch | None:
         """Take what Spark reports of a batch, or of a look that found nothing; the batch, if it is one."""
         sources = progress.get("sources", [])
         messages = sum(self._advance(source) for source in sources)
@@ -90,14 +89,14 @@ class StreamState:
         self.messages += messages
         self.batch_ms = progress.get("batchDuration", 0)
         self._recent.append((self.clock(), messages))
-        self.in_a_row, self.error = 0, ""
-        return Batch(progress["batchId"], messages, self.batch_ms)
+        self.error = ""
+        return DoneBatch(progress["batchId"], messages, self.batch_ms)
 
     def _advance(self, source: dict[str, Any]) -> int:
         """How many messages lie between the offsets of a source."""
         start, end = _offset(source.get("startOffset")), _offset(source.get("endOffset"))
         if "assignment" in end:
-            self.assignments[end["queue"]] = Assignment(end["generation"], end["assignment"])
+            self.assignments[end["queue"]] = ReadUpTo(end["generation"], end["assignment"])
             rows = self._rows(source)
             self.taken[end["queue"]] = self.taken.get(end["queue"], 0) + rows
             return rows
@@ -117,9 +116,9 @@ class StreamState:
         self.count_quarantined(store)
         if not self.is_read:
             return
-        journals = [source for source in self.stream.sources if isinstance(source, Journal)]
+        journals = [source for source in self.stream.sources if isinstance(source, JournalEnd)]
         lag = sum(self._behind(store, name) for name in names_of(store, journals))
-        lag += sum(waiting_in(store, source.name) for source in self.stream.sources if isinstance(source, Queue))
+        lag += sum(waiting_in(store, source.name) for source in self.stream.sources if isinstance(source, QueueEnd))
         self.lag = lag
 
     def count_quarantined(self, store: Store) -> None:
@@ -160,6 +159,12 @@ class StreamState:
             found[f"queue {name}"] = {"assignment": at.number}
         return found
 
+    def report(self, so_far: Report) -> Report:
+        """The same as every task says it."""
+        progress = {"batches": self.batches, "messages": self.messages, "quarantined": self.quarantined}
+        about = {"phase": self.phase, **({} if self.batch is None else {"batch": str(self.batch)})}
+        return replace(so_far, progress=progress, lag=self.lag, about=about)
+
     def as_json(self) -> dict[str, Any]:
         """The state for programs."""
         return {
@@ -191,10 +196,130 @@ def waiting_in(store: Store, queue: str) -> int:
     return found.available + found.blocked - found.blocked_delayed
 
 
-def names_of(store: Store, journals: list[Journal]) -> set[str]:
+def names_of(store: Store, journals: list[JournalEnd]) -> set[str]:
     """The journals that are read by name or by a pattern."""
     found = {journal.name for journal in journals if not journal.is_pattern}
     patterns = [journal for journal in journals if journal.is_pattern]
     if patterns:
-        found.update(name for name in store.journals() if any(one.reads(Journal(name)) for one in patterns))
+        found.update(name for name in store.journals() if any(one.reads(JournalEnd(name)) for one in patterns))
     return found
+
+
+# -- what a runner tells, and views show ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened: to a stream, or to the whole run (then `stream` is empty)."""
+
+    kind: str
+    stream: str = ""
+    text: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+class PipelineView(Protocol):
+    """Shows what happens. A runner enters it at its start and leaves it at its end."""
+
+    def __enter__(self) -> PipelineView: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def tell(self, event: Event) -> None:
+        """Something happened."""
+
+    def show(self, states: Sequence[StreamState]) -> None:
+        """How the streams are now. Called several times a second."""
+
+
+class Silent:
+    """Shows nothing: for programs that look at the summary."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return
+
+    def tell(self, event: Event) -> None:
+        """Nothing."""
+
+    def show(self, states: Sequence[StreamState]) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended."""
+
+    states: list[StreamState]
+
+    @property
+    def failed(self) -> list[StreamState]:
+        """The streams that were given up."""
+        return [state for state in self.states if state.phase == "failed"]
+
+    def as_json(self) -> dict[str, Any]:
+        """The summary for programs."""
+        return {"ok": not self.failed, "streams": [state.as_json() for state in self.states]}
+
+
+# -- how far a run that ends reads ------------------------------------------------------------------------------------
+#
+# To where its inputs were when it began, and all that the pipeline makes of that: without this a producer that goes on
+# would keep the run going on too. What streams of the pipeline write is read to where it ended when its writer had come
+# to its own goal; so a circle ends when its messages do.
+
+
+class Goals:
+    """For each journal an offset to be reached, for each queue a number of messages that its reader has had by then."""
+
+    def __init__(self, store: Store, states: list[StreamState]) -> None:
+        self._store = store
+        self._states = states
+        self._written = [target for state in states for target in state.stream.targets]
+        self._offsets: dict[str, int] = {}
+        self._taken: dict[str, int] = {}
+        for state in states:
+            for source in state.stream.sources:
+                self._raise(source)
+
+    def ends(self, stream: Stream) -> dict[str, int]:
+        """Where a stream stops reading its journals, those apart that the pipeline writes."""
+        journals = [source for source in stream.sources if isinstance(source, JournalEnd)]
+        names = {name for journal in journals for name in self._offsets if journal.reads(JournalEnd(name))}
+        return {name: self._offsets[name] for name in sorted(names) if JournalEnd(name) not in self._written}
+
+    def moved(self, stream: Stream) -> None:
+        """A stream has written: its readers read that too."""
+        for target in stream.targets:
+            if isinstance(target, JournalEnd | QueueEnd):
+                self._raise(target)
+
+    def left(self, state: StreamState) -> int:
+        """How many messages a stream is short of its goals. Before Spark has said where it is, that is unknown: 0."""
+        if not state.is_read:
+            return 0
+        journals = [source for source in state.stream.sources if isinstance(source, JournalEnd)]
+        names = [name for name in self._offsets if any(one.reads(JournalEnd(name)) for one in journals)]
+        short = sum(self._short(state, name) for name in names)
+        for source in state.stream.sources:
+            if isinstance(source, QueueEnd):
+                still = self._taken[source.name] - state.taken.get(source.name, 0)
+                short += max(0, min(still, waiting_in(self._store, source.name)))
+        return short
+
+    def _short(self, state: StreamState, name: str) -> int:
+        if self._store.reader.number(name) is None:
+            return 0
+        first, end = self._store.reader.extent(name)
+        return max(0, min(end, self._offsets[name]) - max(first, state.offsets.get(name, 0)))
+
+    def _raise(self, end: JournalEnd | QueueEnd) -> None:
+        if isinstance(end, QueueEnd):
+            taken = max((state.taken.get(end.name, 0) for state in self._states), default=0)
+            self._taken[end.name] = taken + waiting_in(self._store, end.name)
+            return
+        for name in names_of(self._store, [end]):
+            if self._store.reader.number(name) is not None:
+                self._offsets[name] = self._store.reader.extent(name)[1]

@@ -277,7 +277,7 @@ class ReadyGraph(ReadyTask):
         """What a graph says in its log. What is said there of a processor that failed is told already."""
 
         def is_told(logged: logging.LogRecord) -> bool:
-            return logged.module in {"life", "task"} and bool(logged.exc_info)
+            return logged.module == "task" and bool(logged.exc_info)
 
         return logs_told(view, is_told, verbose=self._given["verbose"], as_json=self._given["as_json"])
 
@@ -353,8 +353,8 @@ def _stopped(part: Report) -> TaskNotice:
 
 def _problem(live: LiveGraph, tally: GraphTally, error: BaseException) -> DetentError:
     """Which processor failed, of what, and what that means."""
-    from detent.processor.life import told
     from detent.processor.plan import errors_of
+    from detent.processor.task import told
 
     failed = [name for name in tally.restarts if live.local_error(name) is error]
     if not failed:

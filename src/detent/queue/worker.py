@@ -159,6 +159,11 @@ class _WorkerBase:
 
     _messages: _WorkerTask
 
+    @property
+    def queue(self) -> Any:
+        """The queue whose messages it handles."""
+        return self._messages._queue
+
     def stop(self) -> None:
         """Claim no more, finish what is running, and return from `run`. For any thread, and for signal handlers. What
         was claimed and no handler has begun with goes back with its attempt."""

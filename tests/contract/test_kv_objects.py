@@ -39,6 +39,15 @@ class TestObjects:
         assert [info.name for info in objects.list()] == ["empty"]
         assert objects.put("a/b/one.arrow", [b"new"]) == 3
 
+    def test_maintenance_leaves_whole_objects_and_records(self, kv_writer: Writer) -> None:
+        put(kv_writer, (b"k", b"v"))
+        kv_writer.objects.put("one", [b"whole"])
+        in_two_days_ms = int(time.time() * 1000) + 2 * 24 * 3600 * 1000
+        assert kv_writer.objects.remove_abandoned(in_two_days_ms) == 0
+        kv_writer.maintain()
+        assert kv_writer.objects.get("one") == b"whole"
+        assert everything(kv_writer) == {b"k": b"v"}
+
     def test_parts(self, kv_writer: Writer) -> None:
         data = bytes(range(256)) * 40
         kv_writer.objects.put("o", [data])

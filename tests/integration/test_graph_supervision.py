@@ -20,7 +20,8 @@ import pytest
 
 import detent
 from detent import Conflict, Fenced, Invalid, Store, Unavailable
-from detent.processor import Graph, LiveGraph, Processor, Step, life, sink, source, stream
+from detent.processor import Graph, LiveGraph, Processor, Step, sink, source, stream
+from detent.processor import task as life
 from detent.runtime.backoff import Backoff
 from detent.shard import operations as ops
 from processes import PATIENCE_S, Child, Io, Processes, eventually

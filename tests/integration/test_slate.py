@@ -244,11 +244,9 @@ class TestFence:
     ) -> None:
         monkeypatch.setattr(slate, "FATE_SECONDS", 0.3)
         with contextlib.closing(slate.open_writer(url)) as writer:
-
-            async def fenced(batch: Any, *, points: bool = False) -> None:
-                raise _fenced()
-
-            monkeypatch.setattr(writer, "_write", fenced)
+            monkeypatch.setattr(slate.SlateWriter, "_take_over", _dies)
+            with pytest.raises(KeyboardInterrupt):
+                slate.open_writer(url)
             with pytest.raises(Unavailable, match="outcome is unknown"):
                 put(writer, a="1")
             for refused in (lambda: contents(writer), lambda: put(writer, a="2"), writer.recover):
@@ -262,6 +260,10 @@ class TestFence:
                     put(writer, n=str(number))
                     assert set(contents(reader)) <= {"n"}
             assert contents(writer) == {"n": "2"}
+
+
+def _dies(_writer: slate.SlateWriter) -> None:
+    raise KeyboardInterrupt
 
 
 def _fenced() -> Exception:
@@ -496,9 +498,10 @@ class TestObjects:
         bucket = objectstore.open_bucket(objectstore.object_location(url))
         obstore.put(bucket, "uploads/dead", b"x")
         objects = objectstore.BucketObjects(bucket)
-        assert objects.remove_abandoned() == 0
+        now_ms = int(time.time() * 1000)
+        assert objects.remove_abandoned(now_ms) == 0
         monkeypatch.setattr(objectstore, "ABANDONED_UPLOAD_MS", -10_000)
-        assert objects.remove_abandoned() == 1
+        assert objects.remove_abandoned(now_ms) == 1
         assert list(objects.stored("uploads/")) == []
 
 

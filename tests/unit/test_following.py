@@ -12,8 +12,8 @@ import pytest
 
 import detent
 from detent import NotFound, Store
-from detent.journal import following
 from detent.journal import reader as journal_reader
+from detent.stream import following
 from detent.stream.following import Following
 from remoteserver import serving
 

@@ -22,7 +22,8 @@ import detent
 from detent import Conflict, NotFound, Store
 from detent.engine import Operation
 from detent.journal import operations as journal_ops
-from detent.processor import Graph, LiveGraph, Step, inputs, life, provenance_of, renaming, resetting
+from detent.processor import Graph, LiveGraph, Step, inputs, provenance_of, renaming, resetting
+from detent.processor import task as life
 from detent.processor.outcome import STEP_BYTES_MAX
 from detent.processor.runner import new_series
 from detent.remote import LocalOwner

@@ -11,13 +11,13 @@ import pytest
 
 import detent
 from detent import NotFound, Store
-from detent.journal import following
 from detent.processor import stream
 from detent.processor.declaration import Mode
 from detent.processor.inputs import Inputs, Taken
 from detent.processor.place import place
 from detent.processor.records import JournalId, Snapshot
 from detent.processor.runner import Runner, journal_ids
+from detent.stream import following
 from processes import eventually
 
 SERIES = "0" * 32

@@ -23,13 +23,13 @@ def store() -> Iterator[detent.Store]:
 
 @pytest.fixture
 def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("detent.processor.life.RETRY", Backoff(0.001, 30.0))
+    monkeypatch.setattr("detent.processor.task.RETRY", Backoff(0.001, 30.0))
 
 
 @pytest.fixture
 def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that fails is not called a second time before the test ends."""
-    monkeypatch.setattr("detent.processor.life.RETRY", Backoff(60.0, 60.0))
+    monkeypatch.setattr("detent.processor.task.RETRY", Backoff(60.0, 60.0))
 
 
 def graph_of(function: Callable[[Any], Any], **options: Any) -> Graph:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shutil
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ from detent.processor import (
     stream,
 )
 from detent.processor.runner import consumer_name
-from detent.shard import members
+from detent.stream import members
 from processes import eventually
 from remoteserver import serving
 from smallgraphs import graph_of, ran, values
@@ -235,7 +236,7 @@ def test_a_processor_that_ended_by_itself_has_not_settled(store: Store, monkeypa
         live.start()
         life = live._lives["f"]
         monkeypatch.setattr(life, "_stopping", True)
-        life._wake_up()
+        life._interrupt()
         eventually(lambda: not life.is_alive)
         monkeypatch.setattr(life, "_stopping", False)
         with pytest.raises(Unavailable, match="f does not run any more"):
@@ -473,7 +474,7 @@ def test_a_processor_that_ended_reports_nothing_any_more(store: Store) -> None:
         live.start(only=["f"])
         eventually(lambda: [one.status for one in live.status()] == ["running", "running"])
         for _ in range(5):
-            live._ended.wait(0.1)
+            time.sleep(0.1)
             assert [one.status for one in live.status()] == ["running", "running"]
 
 
@@ -492,16 +493,16 @@ def test_an_end_does_not_wait_for_a_store_that_is_away(tmp_path: Path, monkeypat
 
         monkeypatch.setattr(store, "commit", away)
         assert stuck.wait(60)
-        beating = live._beating
+        beating = live._beats
         assert beating is not None
         live.stop("1s")
-        assert beating.is_alive()
+        assert beating.is_alive
         live.start()
         goes_on.set()
         beating.join(60)
-        assert not beating.is_alive(), "there are not two of them after another start"
-        assert live._beating is not None
-        assert live._beating.is_alive()
+        assert not beating.is_alive, "there are not two of them after another start"
+        assert live._beats is not None
+        assert live._beats.is_alive
 
 
 # -- tailers and appenders --------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import detent
 from detent import Conflict, Corrupt, Fenced, Invalid, NotFound, OutcomeUnknown, Store, Unavailable
-from detent.processor import tailer as tailers
 from detent.remote import LocalOwner
 from detent.shard import operations as shards
+from detent.stream import tailer as tailers
 from detent.stream.appender import Appender, delete_appender
 from detent.stream.kept_place import AT_MAX, PLACE_BYTES_MAX, SavedPlace, consumer_name
 from detent.stream.tailer import Tailer, any_of, delete_tailer
@@ -910,7 +910,7 @@ def test_any_bytes(data: bytes) -> None:
     [[-1, None, 0], [AT_MAX + 1, None, 0], [0, -1, 0], [0, None, -1], [0, None, 0, 0], ["0", None, 0], [], {"at": 0}],
 )
 def test_what_is_no_place(content: Any) -> None:
-    with pytest.raises(Corrupt, match="no kept place"):
+    with pytest.raises(Corrupt, match="are not a kept place"):
         SavedPlace.decode(checked(b"\x01" + msgspec.msgpack.encode(content)))
 
 

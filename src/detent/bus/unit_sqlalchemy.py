@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import sys
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeGuard, cast
 
@@ -17,22 +17,27 @@ from sqlalchemy.pool import StaticPool
 
 from detent.bus.sql_port import Rows, SqlPort, port_of
 from detent.bus.transport import Transport
-from detent.bus.unit_connections import arm, drop, is_autocommit, settle, sqlite_safety, undo
-from detent.bus.unit_connections import driver_of as _driver_of
 from detent.bus.unit_of_work import TransactionEnded
 from detent.bus.unit_rules import (
     BROKEN,
     ENDED,
     IN_TRANSACTION,
+    arm,
+    check_connection_waits,
     check_sqlite_file,
+    driver_of,
+    drop,
     guard_of,
+    is_autocommit,
     is_over,
     is_psycopg,
+    settle,
     settling,
+    undo,
 )
 from detent.errors import Invalid, OutcomeUnknown
 from detent.sql.databases import place_of
-from detent.sql.dialects import AUTOCOMMIT, DIALECTS, MEMORY, SQLITE, check_sqlite, committing, ends_transaction
+from detent.sql.dialects import AUTOCOMMIT, DIALECTS, MEMORY, SQLITE, committing, ends_transaction
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -85,17 +90,13 @@ class DriverPort:
         """The rows that a statement answers."""
         return cast("Rows", self._found().execute(statement, values))
 
-    def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> None:
-        """The same statement for many values."""
-        self._found().execute_many(statement, values)
-
     def _found(self) -> SqlPort:
         """SQLAlchemy begins, and finds out about connections that were lost meanwhile. A connection that a handler has
         given back is somebody else's."""
         if self._port is not None:
             self._check()
         else:
-            driver = _driver_of(self._session.connection())
+            driver = driver_of(self._session.connection())
             is_known = is_psycopg(driver) or isinstance(driver, sqlite3.Connection)
             self._port = port_of(driver if is_known else self._session)
         return self._port
@@ -156,7 +157,7 @@ class SqlAlchemyUnit:
         if self._begun is None or not transaction.is_active:  # nothing is written in either
             return
         connection = self._begun[0]
-        if connection.closed or (not connection.invalidated and is_over(_driver_of(connection))):
+        if connection.closed or (not connection.invalidated and is_over(driver_of(connection))):
             raise TransactionEnded(ENDED)
 
     def commit(self) -> None:
@@ -222,13 +223,13 @@ class SqlAlchemyUnit:
             raise Invalid(_SHARED)
         self._marked = connection.info  # which outlives the connection's use here
         self._marked[_IN_USE] = self
-        driver = _driver_of(connection)
+        driver = driver_of(connection)
         if not driver.in_transaction:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         elif not connection.dispatch.begin and getattr(driver, "autocommit", None) is not False:
             raise Invalid(IN_TRANSACTION)  # an engine with a way of its own to begin would have failed
         if self._is_file:
-            check_sqlite(*sqlite_safety(connection))
+            check_connection_waits(connection)
 
     def _unmark(self) -> None:
         """Before the connection goes back to its pool, which it does with the transaction's end: it may be the next

@@ -124,8 +124,8 @@ def _settled(live: LiveGraph, tally: Tally, stopping: threading.Event) -> Detent
 
 def _problem(live: LiveGraph, tally: Tally, error: BaseException) -> DetentError:
     """Which processor failed, of what, and what that means."""
-    from detent.processor.life import told
     from detent.processor.plan import errors_of
+    from detent.processor.task import told
 
     failed = [name for name in tally.restarts if live.local_error(name) is error]
     if not failed:

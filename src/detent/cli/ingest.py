@@ -314,7 +314,7 @@ def prune_files(config: Path, orphans: bool, older_than: str | None, yes: bool, 
 def _prune(settings: IngestConfig, orphan_s: float | None) -> tuple[int, int]:
     """How many files were forgotten, and how many batches were deleted because they are orphans of that age."""
     from detent.ingest import forgetting, ownership
-    from detent.ingest.committer import committer_of
+    from detent.ingest.committers import committer_of
     from detent.ingest.shared_state import QueueSharedState
     from detent.ingest.staging import sweep_staging
 

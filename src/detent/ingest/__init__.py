@@ -35,6 +35,7 @@ A file, in the order in which things happen:
 The commit, of data files and finished shards together; `detent.tables` does the tables' part:
 
     committer.py         the contract
+    committers.py        finds the one that a configuration names
     commit_manifest.py   a list of Parquet files in the database
     commit_delta.py      a Delta table
     commit_iceberg.py    an Iceberg table

@@ -43,9 +43,7 @@ def sweep(engine: Engine, reader: Reader, grace_ms: int | None = None) -> int:
         reader.objects.delete(found.name)
         deleted += 1
         crash.point("journal.sweep.after_delete")
-    remove_abandoned = getattr(reader.objects, "remove_abandoned", None)
-    if remove_abandoned is not None:
-        remove_abandoned(now_ms)
+    reader.objects.remove_abandoned(now_ms)
     if deleted:
         logger.info("swept %d orphaned fragments", deleted)
     return deleted

@@ -62,8 +62,9 @@ __all__ = [
 ]
 
 
-def open_writer(url: str) -> Writer:
-    """Open a store for writing: raises its epoch, so that any writer before this one is fenced."""
+def open_writer(url: str, *, patience_s: float | None = None) -> Writer:
+    """Open a store for writing: raises its epoch, so that any writer before this one is fenced. An object store that
+    does not answer within `patience_s` is `Unavailable`."""
     location = parse_url(url)
     if location.scheme == "memory":
         from detent.kv.memory import MemoryWriter, space_for
@@ -75,7 +76,7 @@ def open_writer(url: str) -> Writer:
         return FileWriter(location.directory)
     from detent.kv import slate
 
-    return slate.open_writer(url)
+    return slate.open_writer(url, open_seconds=patience_s)
 
 
 def open_reader(url: str) -> Reader:

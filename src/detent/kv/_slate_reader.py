@@ -181,7 +181,7 @@ class SlateReader(Session):
         """The newest state, asked for at most once a poll interval. The caller holds the lock."""
         base, now = self._base, time.monotonic()
         if base is None or now - base.born > BASE_SECONDS or base.bytes > OVERLAY_BYTES_MAX:
-            self._base = self._run(self._pin(), OPEN_SECONDS)
+            self._base = self._run(self._pin(), OPEN_SECONDS, self.check_writable)
             if base is not None:
                 self._retired.append(base)
                 self._drop_unused()
@@ -205,6 +205,13 @@ class SlateReader(Session):
                 return
             last = None if self._files.exists(log_path(base.log_id + 2)) else base.log_id + 1
         self._run(self._follow(base, last))
+
+    @property
+    def epoch_record(self) -> bytes | None:
+        """What the store says of its newest writer, as far as this reader has read."""
+        base = self._base
+        assert base is not None
+        return base.epoch or self._run(base.tables.get(EPOCH_KEY))
 
     @contextmanager
     def view(self, *, large: bool = False, on_damage: OnDamage | None = None) -> Iterator[SlateView]:  # noqa: ARG002

@@ -7,7 +7,7 @@ import logging
 import os
 import struct
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from typing import Any, NamedTuple, TypeVar
 
@@ -45,7 +45,13 @@ FETCH_BYTES = 1 << 20
 
 READ_AHEAD_BYTES = 1 << 20
 
+LOOK_SECONDS = 3.0
+"""How long an answer may take before the reason is looked for."""
+
+PROBE_SECONDS = 5.0
 KEYS = "kv"
+PROBE = f"{KEYS}/probe"
+"""An object that is written to see whether writing is allowed."""
 
 EPOCH_KEY = RESERVED_PREFIX + b"epoch"
 HEIR_KEYS = RESERVED_PREFIX + b"heir"
@@ -98,15 +104,24 @@ class Loop:
         self._loop = asyncio.new_event_loop()
         self._thread = thread.start("detent-slate", self._loop.run_forever)
 
-    def run(self, work: Coroutine[Any, Any, _Result], seconds: float) -> _Result:
-        """Run it to its end, or stop it after `seconds` with a `TimeoutError`."""
+    def run(
+        self, work: Coroutine[Any, Any, _Result], seconds: float, look: Callable[[], None] | None = None
+    ) -> _Result:
+        """Run it to its end, or stop it after `seconds` with a `TimeoutError`. `look` is called now and then while it
+        takes long, and raises what makes waiting useless."""
         with self._gate:
             if self._stopped or self._pid != os.getpid():
                 work.close()
                 raise Unavailable("this store was closed, or opened before a fork: open it again")
             running = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, seconds), self._loop)
         try:
-            return running.result()
+            while True:
+                try:
+                    return running.result(None if look is None else LOOK_SECONDS)
+                except TimeoutError:
+                    if look is None or running.done():
+                        raise
+                    look()
         except CancelledError as error:
             raise Unavailable("this store was closed meanwhile") from error
         except BaseException:
@@ -145,9 +160,24 @@ class Session:
         self._admin = place.binding.AdminBuilder(place.path, place.object_store).build()
         self._loop = Loop()
 
-    def _run(self, work: Coroutine[Any, Any, _Result], seconds: float = READ_SECONDS) -> _Result:
+    def check_writable(self) -> None:
+        """`Unavailable` if the object store refuses writes with these credentials. SlateDB would try again without
+        end, and say nothing."""
         try:
-            return self._loop.run(work, seconds)
+            refusal = self._loop.run(self._files.refused_write(PROBE), PROBE_SECONDS)
+        except TimeoutError:  # it does not answer, so it refuses nothing
+            return
+        if refusal is not None:
+            raise Unavailable(f"{self._place.url} cannot be written: {refusal}")
+
+    def _run(
+        self,
+        work: Coroutine[Any, Any, _Result],
+        seconds: float = READ_SECONDS,
+        look: Callable[[], None] | None = None,
+    ) -> _Result:
+        try:
+            return self._loop.run(work, seconds, look)
         except TimeoutError as error:
             raise Unavailable(f"{self._place.url} did not answer within {seconds:g} s") from error
         except self._binding.Error as error:

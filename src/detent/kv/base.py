@@ -153,6 +153,10 @@ class Objects(Protocol):
         """Remove an object; one that is not there is no error."""
         ...
 
+    def remove_abandoned(self, now_ms: int) -> int:
+        """Delete what writers left behind that must have died half-way, by the wall clock. Returns how many."""
+        ...
+
 
 @runtime_checkable
 class Reader(Protocol):

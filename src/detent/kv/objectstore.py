@@ -6,8 +6,8 @@ Credentials and endpoint come from the provider's usual environment (``AWS_ACCES
 
 from __future__ import annotations
 
+import logging
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -43,6 +43,7 @@ ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_AL
 OBJECTS, UPLOADS = "objects/", "uploads/"
 
 _Result = TypeVar("_Result")
+logger = logging.getLogger("detent.kv")
 
 
 def object_location(url: str) -> Location:
@@ -109,6 +110,22 @@ class BucketObjects:
                 break
 
         _translated("the bucket", first_page)
+
+    async def refused_write(self, path: str) -> str | None:
+        """Why the bucket takes no objects from these credentials; None if it does, or if it does not answer."""
+        import obstore
+        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+        try:
+            await obstore.put_async(self._bucket, path, b"", use_multipart=False)
+        except (PermissionDeniedError, UnauthenticatedError, PermissionError) as error:
+            return (
+                f"the object store refused to write the object {path!r} below the store's prefix; give the credentials "
+                f"in the environment the right to put objects there: {_first_line(error)}"
+            )
+        except Exception as error:  # noqa: BLE001 - anything else may pass, and its own caller hears of it
+            logger.debug("the object %s could not be written: %s", path, error)
+        return None
 
     def put(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
         """Store a new object. Small input is one request; large input is streamed in parts, never held whole."""
@@ -227,9 +244,9 @@ class BucketObjects:
         except NotFound:
             return  # some providers report a missing object, S3 does not
 
-    def remove_abandoned(self) -> int:
+    def remove_abandoned(self, now_ms: int) -> int:
         """Delete staged uploads whose writer must be dead. Returns how many."""
-        oldest = int(time.time() * 1000) - ABANDONED_UPLOAD_MS
+        oldest = now_ms - ABANDONED_UPLOAD_MS
         abandoned = [path for path, _, modified_ms in self.stored(UPLOADS) if modified_ms < oldest]
         for path in abandoned:
             self._remove(path)

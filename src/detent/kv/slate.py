@@ -10,30 +10,75 @@ trace. Readers, in any process, follow the log of commits and disturb no one els
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
 from detent import crash
-from detent.errors import DetentError, Fenced, LimitExceeded, Unavailable
+from detent.errors import Corrupt, DetentError, Fenced, LimitExceeded, Unavailable
 from detent.kv._slate_reader import POLL_SECONDS, SlateReader
-from detent.kv._slate_session import EPOCH_KEY, HEIR_KEYS, OPEN_SECONDS, Epoch, Place, Session, SlateView
+from detent.kv._slate_session import (
+    EPOCH_KEY,
+    HEIR_KEYS,
+    KEYS,
+    OPEN_SECONDS,
+    READ_SECONDS,
+    Epoch,
+    Place,
+    Session,
+    SlateView,
+    log_path,
+)
 from detent.kv.base import BATCH_BYTES_MAX, RESERVED_PREFIX, Batch
 from detent.kv.stored import FORMAT_VERSION, OnDamage, from_stored, to_stored
+from detent.runtime.backoff import Backoff, Failures
 
 COMMIT_SECONDS = 60.0
 """SlateDB retries a failed PUT without end. A caller should hear of an outage while it still waits."""
 
-COMMITS_PER_TABLE = 1024
-"""Maintenance writes a table after so many commits: an opening writer or reader replays what is in none, one GET each,
-and SlateDB by itself would wait for four times as many."""
+COMMITS_PER_TABLE = 32
+"""Maintenance, about once a second, writes a table after so many commits, whichever writers made them: an opening
+writer or reader replays what is in none, two requests each. SlateDB by itself would wait for 4,096 of one writer."""
 
-FATE_SECONDS = 15.0
-"""How long a fenced commit waits for its successor to say what it found. Opening takes a second or two."""
+UNTABLED_MAX = 512
+"""An opening writer that finds more than this in no table writes one at once: it may not live until the first
+maintenance, and the next one would have still more to replay."""
+
+TABLES_MAX = 64
+"""So many small tables may wait to be compacted before SlateDB makes commits wait for it."""
+
+SETTINGS = {
+    # Commits flush by themselves; a timer beside them would only cost requests.
+    "flush_interval": "null",
+    "l0_max_ssts": str(TABLES_MAX),
+    "l0_max_ssts_per_key": str(TABLES_MAX),
+    # An idle store asks the object store less than once a second. A fence is noticed at the next commit, or by a poll.
+    "manifest_poll_interval": '"5s"',
+    "compactor_options.poll_interval": '"15s"',
+    "compactor_options.worker.compactions_poll_interval": '"15s"',
+    # What no manifest and no reader needs any more is deleted soon, so that the bucket does not grow under load.
+    "garbage_collector_options.wal_options.interval": '"120s"',
+    "garbage_collector_options.manifest_options.interval": '"120s"',
+    "garbage_collector_options.compacted_options.interval": '"120s"',
+    "garbage_collector_options.compactions_options.interval": '"120s"',
+}
+
+REOPENINGS_MAX = 5
+"""How often in a row the object store may refuse a write, without another writer, before that is an error."""
+
+REOPEN = Backoff(0.05, 1.0, jitter=0.5)
+
+FATE_SECONDS = 30.0
+"""How long a fenced commit waits for its successor to say what it found. Opening takes a second or two; a successor
+that is slower than this leaves the commit unclear."""
 
 FATE_POLL_SECONDS = 0.05
+
+STEP_SECONDS = 1.0
+"""How long one step of opening may take, at least, however short the caller's patience is."""
 
 FENCES_KEPT = 1024
 """What a writer found of the one before it is kept until so many more have opened; a stopped process asks late."""
@@ -42,13 +87,16 @@ OLD_FENCE_KEYS = RESERVED_PREFIX + b"fence"
 """The same in a store of version 1, without a checksum: what is there stays for writers of then that ask late."""
 
 
-def open_writer(url: str, *, commit_seconds: float = COMMIT_SECONDS, **stores: Any) -> SlateWriter:
+def open_writer(
+    url: str, *, commit_seconds: float = COMMIT_SECONDS, open_seconds: float | None = None, **stores: Any
+) -> SlateWriter:
     """Open a store for writing, creating it when it is new; every writer before this one is fenced.
 
-    `NotFound` when the bucket does not exist, `Unavailable` when the object store cannot be reached. Tests may pass
-    `object_store` (of slatedb) and `bucket` (of obstore) to replace what the URL names.
+    `NotFound` when the bucket does not exist, `Unavailable` when the object store cannot be reached, or does not take
+    writes with these credentials. Tests may pass `object_store` (of slatedb) and `bucket` (of obstore) to replace what
+    the URL names.
     """
-    return _opened(SlateWriter(Place(url, **stores), commit_seconds))
+    return _opened(SlateWriter(Place(url, **stores), commit_seconds, open_seconds or OPEN_SECONDS))
 
 
 def open_reader(url: str, *, poll_seconds: float = POLL_SECONDS, **stores: Any) -> SlateReader:
@@ -60,6 +108,7 @@ def open_reader(url: str, *, poll_seconds: float = POLL_SECONDS, **stores: Any) 
     return _opened(SlateReader(Place(url, **stores), poll_seconds))
 
 
+_log = logging.getLogger(__name__)
 _Store = TypeVar("_Store", "SlateWriter", "SlateReader")
 
 
@@ -79,25 +128,83 @@ class SlateWriter(Session):
     full = False
     _version = FORMAT_VERSION
 
-    def __init__(self, place: Place, commit_seconds: float) -> None:
+    def __init__(self, place: Place, commit_seconds: float, open_seconds: float = OPEN_SECONDS) -> None:
         super().__init__(place)
         self._commit_seconds = commit_seconds
+        self._open_seconds = open_seconds
+        self._closed = False
         self._lock = threading.Lock()
         self._db: Any = None
         self._published: Any = None
         self._failure: DetentError | None = None
         self._untabled = 0
         self._number = 0
+        self._native_epoch: int | None = None
+        """SlateDB's own epoch of this writer, if it is known for sure."""
 
     def _open(self) -> None:
         crash.point("kv.open.before_epoch")
+        self._build(self._open_seconds)
+        for left in reversed(range(REOPENINGS_MAX)):
+            try:
+                self._take_over()
+                break
+            except Fenced:  # perhaps the object store refused it without another writer
+                if not left or not self._is_alone():
+                    raise
+                self._build_again()
+        self._untabled = self._count_untabled()
+        if self._untabled > UNTABLED_MAX:
+            self._write_table()
+
+    def _build(self, seconds: float, *, is_ours: bool = False) -> None:
+        """Open SlateDB's writer, which fences the one before it: `is_ours` if that may only be this one. A write that
+        the object store refused without a reason looks like a damaged log to SlateDB, so it opens a few times."""
+        deadline = time.monotonic() + seconds
+        refused = Failures(REOPEN)
+        while True:
+            before = self._manifest_epoch(deadline - time.monotonic())
+            if is_ours and before != self._native_epoch:
+                raise Fenced(f"another writer has taken over {self._place.url}")
+            try:
+                self._build_once(before, deadline - time.monotonic())
+                return
+            except (Corrupt, Unavailable):
+                self._note_epoch(before)
+                pause_s = refused.failed()
+                if refused.in_a_row >= REOPENINGS_MAX or time.monotonic() + pause_s >= deadline:
+                    raise
+                time.sleep(pause_s)
+
+    def _build_once(self, before: int, seconds: float) -> None:
         settings = self._binding.Settings.default()
-        # Commits flush by themselves; a timer beside them would only cost requests.
-        settings.set("flush_interval", "null")
+        for name, value in SETTINGS.items():
+            settings.set(name, value)
         builder = self._binding.DbBuilder(self._place.path, self._place.object_store)
         builder.with_settings(settings)
-        self._db = self._run(builder.build(), OPEN_SECONDS)
-        self._take_over()
+        self._db = self._run(builder.build(), max(seconds, STEP_SECONDS), self.check_writable)
+        self._note_epoch(before)
+
+    def _note_epoch(self, before: int) -> None:
+        """Each writer that opens raises SlateDB's epoch by one. If it rose by more, another one has opened since, and
+        which is ours cannot be told."""
+        try:
+            now = self._manifest_epoch(STEP_SECONDS)
+        except DetentError:
+            self._native_epoch = None
+            return
+        if now != before:
+            self._native_epoch = now if now == before + 1 else None
+
+    def _manifest_epoch(self, seconds: float = READ_SECONDS) -> int:
+        """The epoch of SlateDB's newest writer, which may be opening still; 0 in a store that has none."""
+        manifest = self._run(self._admin.read_manifest(None), max(seconds, STEP_SECONDS))
+        return 0 if manifest is None else int(manifest.writer_epoch)
+
+    def _count_untabled(self) -> int:
+        """How many commits of all writers are in no table."""
+        replayed = log_path(self._run(self._admin.read_manifest(None)).replay_after_wal_id)
+        return sum(1 for _ in self._files.stored(f"{KEYS}/wal/", after=replayed))
 
     def _take_over(self) -> None:
         # The manifest's writer epoch may already be that of the next writer when we read it. This record cannot:
@@ -133,7 +240,7 @@ class SlateWriter(Session):
         self._untabled += 1
 
     def _require_usable(self) -> None:
-        if self._db is None:
+        if self._closed:
             raise Unavailable("this store was closed")
         if self._failure is None and self._db.status().close_reason == self._binding.CloseReason.FENCED:
             self._failure = Fenced(f"another writer has taken over {self._place.url}")
@@ -154,31 +261,82 @@ class SlateWriter(Session):
                 raise LimitExceeded(f"a batch of {batch.bytes} bytes is over the limit of {BATCH_BYTES_MAX}")
             if not batch.operations:
                 return
-            native = self._numbered_batch()
-            for key, value in batch.operations.items():
-                if value is None:
-                    native.delete(key)
-                else:
-                    native.put(key, to_stored(key, value))
-            self._settle(native, points=True)
+            self._settle(lambda: self._native(batch), points=True)
 
-    def _settle(self, native: Any, *, points: bool = False) -> None:
-        """Write durably, or remember that the outcome is unknown. An interrupt (Ctrl-C) leaves the outcome open as
-        well."""
+    def _native(self, batch: Batch) -> Any:
+        native = self._numbered_batch()
+        for key, value in batch.operations.items():
+            if value is None:
+                native.delete(key)
+            else:
+                native.put(key, to_stored(key, value))
+        return native
+
+    def _settle(self, made: Callable[[], Any], *, points: bool = False) -> None:
+        """Write durably what `made` makes, or remember that the outcome is unknown. A write that the object store
+        refused although no other writer has come is written again: S3 answers 409 to one of two requests that it
+        handles at the same moment, and asks for a retry."""
+        for _ in range(REOPENINGS_MAX):
+            try:
+                if self._written(made, points=points):
+                    return
+            except DetentError:
+                raise
+            except BaseException:  # an interrupt (Ctrl-C) leaves the outcome open as well
+                self._failure = Unavailable("a commit was interrupted, its outcome is unknown: call recover()")
+                raise
+        self._failure = Unavailable("the object store refused a commit again and again; call recover()")
+        raise Unavailable(f"{self._place.url} refused a commit {REOPENINGS_MAX} times, and no other writer has come")
+
+    def _written(self, made: Callable[[], Any], *, points: bool) -> bool:
+        """Whether it is durable now; False if it certainly is not, and can be written again."""
         try:
-            self._run(self._write(native, points=points), self._commit_seconds)
+            self._run(self._write(made(), points=points), self._commit_seconds, self.check_writable)
         except Fenced as error:
             self._failure = error
+            if self._is_alone():
+                return self._reopened()
             if not self._found_durable():
                 raise
-            return
+            return True
         except DetentError as error:
             self._failure = Unavailable(f"the outcome of a commit is unknown: {error}; call recover()")
             raise Unavailable(f"the commit failed, its outcome is unknown: {error}") from error
-        except BaseException:
-            self._failure = Unavailable("a commit was interrupted, its outcome is unknown: call recover()")
-            raise
         self._failure = None
+        return True
+
+    def _is_alone(self) -> bool:
+        """Whether no other writer has begun to open the store since this one did."""
+        try:
+            return self._native_epoch is not None and self._manifest_epoch() == self._native_epoch
+        except DetentError:  # it cannot be asked: then the fence counts
+            _log.warning("%s could not be asked who writes it", self._place.url, exc_info=True)
+            return False
+
+    def _build_again(self) -> None:
+        _log.warning("%s refused a write, and no other writer has come: opening it again", self._place.url)
+        refused, self._db = self._db, None
+        if refused is not None:
+            self._shut(refused.shutdown_with_options(self._binding.CloseOptions(flush_type=None)))
+        self._build(self._commit_seconds, is_ours=True)
+
+    def _reopened(self) -> bool:
+        """Open SlateDB's writer anew, which the object store's refusal has closed, and see whether the last commit is
+        durable."""
+        try:
+            self._build_again()
+            found = Epoch.decode(self._run(self._db.get(EPOCH_KEY)))
+            if found.epoch != self.epoch:
+                raise Fenced(f"another writer has taken over {self._place.url}")
+            self._published = self._run(self._db.snapshot())
+        except Fenced as error:
+            self._failure = error
+            raise
+        except DetentError as error:
+            self._failure = Unavailable(f"the outcome of a commit is unknown: {error}; call recover()")
+            raise Unavailable(f"{self._place.url} could not be opened again: {error}") from error
+        self._failure = None
+        return found.number >= self._number
 
     def _found_durable(self) -> bool:
         """Whether the last commit, which SlateDB calls fenced, is durable all the same.
@@ -186,11 +344,14 @@ class SlateWriter(Session):
         SlateDB says so as soon as it sees the newer writer, even when the commit got onto the object store before the
         fence did. The newer writer has recorded which commit of ours it found last.
         """
-        deadline = time.monotonic() + FATE_SECONDS
         try:
             with closing(_opened(SlateReader(self._place, 0))) as reader:
+                deadline = time.monotonic() + FATE_SECONDS  # from here: opening a reader may take long as well
                 while time.monotonic() < deadline:
                     with reader.view() as view:
+                        newest = Epoch.decode(reader.epoch_record)
+                        if newest.epoch == self.epoch and newest.number >= self._number:
+                            return True
                         found = view._raw_get(_heir_key(self.epoch))
                     if found is not None:
                         return self._number <= int.from_bytes(from_stored(_heir_key(self.epoch), found), "little")
@@ -205,24 +366,27 @@ class SlateWriter(Session):
         Writes a record behind the doubtful one. When that is durable, so is everything before it, and views show it.
         """
         with self._lock:
-            if isinstance(self._failure, Unavailable) and self._db is not None:
-                self._settle(self._numbered_batch())
+            if isinstance(self._failure, Unavailable) and not self._closed:
+                if self._db is None:
+                    self._reopened()
+                else:
+                    self._settle(self._numbered_batch)
             self._require_usable()
 
     def maintain(self) -> None:
-        """Write a table when many commits are in none, and delete uploads that died half-way.
+        """Write a table when many commits are in none.
 
-        SlateDB compacts its tables and deletes replaced files by itself, in the background.
+        SlateDB compacts its tables and deletes replaced files by itself, in the background. Uploads that died half-way
+        are the sweeper's, about once an hour: listing them is the dearest request that an idle store could make.
         """
         self._require_usable()
-        self._write_table()
-        self._files.remove_abandoned()
+        if self._untabled >= COMMITS_PER_TABLE:
+            self._write_table()
 
     def _write_table(self) -> None:
-        if self._untabled >= COMMITS_PER_TABLE:
-            self._untabled = 0
-            table = self._binding.FlushOptions(flush_type=self._binding.FlushType.MEM_TABLE)
-            self._run(self._db.flush_with_options(table), self._commit_seconds)
+        self._untabled = 0
+        table = self._binding.FlushOptions(flush_type=self._binding.FlushType.MEM_TABLE)
+        self._run(self._db.flush_with_options(table), self._commit_seconds)
 
     @contextmanager
     def view(self, *, large: bool = False, on_damage: OnDamage | None = None) -> Iterator[SlateView]:  # noqa: ARG002
@@ -238,9 +402,12 @@ class SlateWriter(Session):
     def close(self) -> None:
         with self._lock:
             db, self._db, self._published = self._db, None, None
+            self._closed = True
             if db is not None:
-                # No flush: whatever was acknowledged is durable, and nothing else may become so now.
-                self._shut(db.shutdown_with_options(self._binding.CloseOptions(flush_type=None)))
+                # With a table the next writer has nothing to replay. Without one if an outcome is unknown: what was
+                # acknowledged is durable, and nothing else may become so now.
+                flush = self._binding.FlushType.MEM_TABLE if self._untabled and self._failure is None else None
+                self._shut(db.shutdown_with_options(self._binding.CloseOptions(flush_type=flush)))
             self._loop.stop()
 
 

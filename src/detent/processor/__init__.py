@@ -18,7 +18,7 @@ Declaring a graph:
 Running it, in the order in which things happen:
 
     live_graph.py     the graph with its stores open, each processor in a thread
-    life.py           one processor: waits for its lease, runs, starts over when it fails
+    task.py           one processor: waits for its lease, runs, starts over when it fails
     runner.py         one such run: raises the fence, recovers, then makes step after step
     records.py        what a processor writes down: its record, and a mark in each other store
     recovery.py       what it does when it starts, and whether it may: a pure function of what is durable

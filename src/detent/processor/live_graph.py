@@ -15,18 +15,19 @@ from detent.errors import DetentError, Invalid, NotFound, Unavailable
 from detent.journal import Appended, Message
 from detent.processor import renaming, resetting, settling, status, tracing
 from detent.processor.declaration import Processor
-from detent.processor.life import Event, Life
 from detent.processor.outcome import encoded, headers_of, key_of
 from detent.processor.place import Place, place
 from detent.processor.plan import OpenPlan, Plan, consumer_name
 from detent.processor.recovery import check_same_inputs, shape_of
 from detent.processor.runner import Runner
 from detent.processor.step import Out
+from detent.processor.task import ProcessorTask, SupervisedProcessor
 from detent.runtime.loop import call_on, loop_in_thread
 from detent.runtime.signals import stop_on_signals
+from detent.runtime.supervisor import OnEvent, Supervised
 from detent.runtime.target import refuse_while_loading
 from detent.stream.members import new_member
-from detent.stream.membership import BEATS
+from detent.stream.membership import BEATS, Beats
 
 if TYPE_CHECKING:
     from detent.store import Store
@@ -49,7 +50,7 @@ def store_url(graph: Plan, store: str | None) -> str:
 
 @contextmanager
 def opened(
-    graph: Plan, store: str | Store | None = None, *, on_event: Event | None = None, member: str | None = None
+    graph: Plan, store: str | Store | None = None, *, on_event: OnEvent | None = None, member: str | None = None
 ) -> Iterator[LiveGraph]:
     """The graph with its stores open. At the end its processors are stopped."""
     import detent
@@ -112,7 +113,7 @@ class LiveGraph:
         graph: Plan,
         stores: Mapping[str, Store],
         run_coroutine: Callable[[Any], Any] | None = None,
-        on_event: Event | None = None,
+        on_event: OnEvent | None = None,
         member: str | None = None,
     ) -> None:
         self.graph = graph
@@ -122,9 +123,8 @@ class LiveGraph:
         self._run_coroutine = run_coroutine
         self._on_event = on_event or _ignore
         self._member = member or new_member()
-        self._lives: dict[str, Life] = {}
-        self._beating: threading.Thread | None = None
-        self._ended = threading.Event()
+        self._lives: dict[str, SupervisedProcessor] = {}
+        self._beats: Supervised | None = None
         self._steering = threading.RLock()
 
     # -- running ------------------------------------------------------------------------------------------------
@@ -149,11 +149,9 @@ class LiveGraph:
         for processor in chosen:
             if processor.runs:
                 self._life(processor, processor.name in migrate).start()
-        if self._beating is None or not self._beating.is_alive():
-            self._ended = threading.Event()
-            name = f"detent-graph-{self.graph.name}"
-            self._beating = threading.Thread(target=self._beat, args=[self._ended], name=name, daemon=True)
-            self._beating.start()
+        if self._beats is None:
+            period_s = min(REPORT_S, self.graph.lease_ms / 1000 / BEATS)
+            self._beats = Supervised(Beats(f"detent-graph-{self.graph.name}", period_s, self._beat)).start()
         return [one.name for one in running]
 
     def _check_shapes(self, processors: Sequence[Processor]) -> None:
@@ -166,20 +164,20 @@ class LiveGraph:
                 shape = shape_of(processor, self.graph.errors_of(processor), self.graph.delivery_of(processor))
                 check_same_inputs(f"{self.graph.name}/{processor.name}", found[1].shape, shape)
 
-    def _life(self, processor: Processor, migrate: bool) -> Life:
+    def _life(self, processor: Processor, migrate: bool) -> SupervisedProcessor:
         """The supervised processor; made anew unless it is at work."""
         known = self._lives.get(processor.name)
         if known is not None and known.is_alive:
             return known
-        life = Life(
+        task = ProcessorTask(
             processor,
             consumer_name(self.graph.name, processor.name),
             lambda: self._runner(processor, migrate),
             self.store,
             member=self._member,
             lease_ms=self.graph.lease_ms,
-            on_event=self._on_event,
         )
+        life = SupervisedProcessor(task, self._on_event)
         self._lives[processor.name] = life
         return life
 
@@ -203,23 +201,23 @@ class LiveGraph:
             while life.status == "starting" and life.is_alive:
                 time.sleep(0.001)
             error = life.error
-            if isinstance(error, DetentError) and not isinstance(error, Unavailable) and life.record is None:
+            if isinstance(error, DetentError) and not isinstance(error, Unavailable) and life.task.record is None:
                 self.stop()
                 raise error
 
     def stop(self, timeout: Duration = STOP_TIMEOUT) -> None:
         """End all processors, each after the step under way. `Unavailable` if one does not end in time."""
         for life in list(self._lives.values()):  # at once, also those that are just being started
-            life.stop()
+            life.stop_soon()
         with self._steering:
             for life in self._lives.values():
-                life.stop()
+                life.stop_soon()
             deadline = time.monotonic() + milliseconds(timeout) / 1000
-            late = [life.name for life in self._lives.values() if not life.join(deadline)]
-            self._ended.set()
-            if self._beating is not None:  # one that waits for a store that is away ends by itself, later
-                self._beating.join(max(BEAT_END_S, deadline - time.monotonic()))
-                self._beating = None
+            ends = [(life, life.join(max(0.0, deadline - time.monotonic()))) for life in self._lives.values()]
+            late = [life.processor.name for life, has_ended in ends if not has_ended]
+            if self._beats is not None:  # it may wait for a store that is away, and ends by itself then
+                self._beats.stop(max(BEAT_END_S, deadline - time.monotonic()))
+                self._beats = None
         if late:
             raise Unavailable(f"{', '.join(late)} did not end within {timeout}: a function is still at work")
 
@@ -234,17 +232,14 @@ class LiveGraph:
     def join(self) -> None:
         """Wait until all processors were stopped."""
         for life in list(self._lives.values()):
-            life.join(None)
+            life.join()
 
     # -- leases and reports -------------------------------------------------------------------------------------
 
-    def _beat(self, ended: threading.Event) -> None:
+    def _beat(self) -> None:
         """Renew the leases, and tell the store how each processor is doing."""
-        period_s = min(REPORT_S, self.graph.lease_ms / 1000 / BEATS)
-        while not ended.wait(period_s):
-            for life in list(self._lives.values()):
-                if not ended.is_set():
-                    life.report()
+        for life in list(self._lives.values()):
+            life.task.beat(life.status, life.error)
 
     # -- messages -----------------------------------------------------------------------------------------------
 

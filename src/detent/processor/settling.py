@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 from detent.durations import Duration, milliseconds
 from detent.errors import Busy, DetentError, Unavailable
 from detent.processor.inputs import is_other
-from detent.processor.life import Life
 from detent.processor.records import Record
 from detent.processor.status import given_to
+from detent.processor.task import SupervisedProcessor
 from detent.stream.members import has_died
 from detent.stream.record import FencedRecord
 
@@ -42,14 +42,14 @@ class Patience:
         self._dropping = dropping
         self._since: dict[str, tuple[int, int]] = {}
 
-    def is_over(self, life: Life, error: BaseException) -> bool:
+    def is_over(self, life: SupervisedProcessor, error: BaseException) -> bool:
         """Whether a processor has failed too often, with no step in between."""
-        steps = 0 if life.record is None else life.record.totals.steps
-        known, restarts = self._since.get(life.name, (-1, 0))
+        steps = 0 if life.task.record is None else life.task.record.totals.steps
+        known, restarts = self._since.get(life.processor.name, (-1, 0))
         if known != steps:
             restarts = life.restarts - 1
-            self._since[life.name] = steps, restarts
-        return life.name in self._dropping or life.restarts - restarts >= _tries(error)
+            self._since[life.processor.name] = steps, restarts
+        return life.processor.name in self._dropping or life.restarts - restarts >= _tries(error)
 
 
 def _tries(error: BaseException) -> int:
@@ -59,7 +59,7 @@ def _tries(error: BaseException) -> int:
 
 
 def settle(
-    lives: Iterable[Life],
+    lives: Iterable[SupervisedProcessor],
     stores: Mapping[str, Store],
     timeout: Duration | None,
     stopping: threading.Event | None,
@@ -77,62 +77,64 @@ def settle(
         if stopping is not None and stopping.is_set():
             return
         if deadline is not None and time.monotonic() > deadline:
-            busy = [life.name for life in lives if not _is_idle(life, stores)]
+            busy = [life.processor.name for life in lives if not _is_idle(life, stores)]
             raise Unavailable(f"not settled within {timeout}: {', '.join(busy) or 'nobody'} still at work")
         time.sleep(LOOK_S)
 
 
-def _has_settled(lives: list[Life], stores: Mapping[str, Store]) -> bool:
+def _has_settled(lives: list[SupervisedProcessor], stores: Mapping[str, Store]) -> bool:
     """Whether all stood still with nothing before them, at one moment: their steps are counted before and after."""
     before = [_steps(life, stores) for life in lives]
     return all(_is_idle(life, stores) for life in lives) and [_steps(life, stores) for life in lives] == before
 
 
-def _failure(life: Life, stores: Mapping[str, Store], patience: Patience | None) -> BaseException | None:
+def _failure(life: SupervisedProcessor, stores: Mapping[str, Store], patience: Patience | None) -> BaseException | None:
     """Why a processor does not get on, as its process or the store tells."""
-    if not life.is_alive and not life.was_stopped:
-        return Unavailable(f"{life.name} does not run any more, although nobody has stopped it: start it again")
+    if not life.is_alive and not life.is_stopping:
+        return Unavailable(
+            f"{life.processor.name} does not run any more, although nobody has stopped it: start it again"
+        )
     if life.status not in {"standby", "paused"}:
         error = life.error if life.status == "failed" else None
         is_waited_for = error is not None and patience is not None and not patience.is_over(life, error)
         return None if is_waited_for else error
-    found = FencedRecord(stores[""], life.consumer).describe()
+    found = FencedRecord(stores[""], life.task.consumer).describe()
     if found is not None and found.paused:
-        return Unavailable(f"{life.name} is paused: detent consumer resume {life.consumer}")
+        return Unavailable(f"{life.processor.name} is paused: detent consumer resume {life.task.consumer}")
     said = None if found is None else found.states[0]
     if said is None or said.status != "failed" or not said.holder or has_died(said.holder):
         return None  # nobody has it, so that this process gets it soon
-    return Unavailable(f"{life.name} fails in the process that runs it, {said.holder}: {said.error}")
+    return Unavailable(f"{life.processor.name} fails in the process that runs it, {said.holder}: {said.error}")
 
 
-def _steps(life: Life, stores: Mapping[str, Store]) -> tuple[int, int]:
+def _steps(life: SupervisedProcessor, stores: Mapping[str, Store]) -> tuple[int, int]:
     record = _record(life, stores)
     return life.restarts, 0 if record is None else record.totals.steps
 
 
-def _record(life: Life, stores: Mapping[str, Store]) -> Record | None:
+def _record(life: SupervisedProcessor, stores: Mapping[str, Store]) -> Record | None:
     """What is durable of a processor, wherever it runs."""
-    runner = life.runner
+    runner = life.task.runner
     if life.status != "standby":
         return None if runner is None else runner.record
-    found = FencedRecord(stores[""], life.consumer).find().checkpoint
+    found = FencedRecord(stores[""], life.task.consumer).find().checkpoint
     return None if found is None else Record.decode(found)
 
 
-def _owes(life: Life, record: Record, stores: Mapping[str, Store]) -> bool:
+def _owes(life: SupervisedProcessor, record: Record, stores: Mapping[str, Store]) -> bool:
     """Whether another process has still to give something to another store."""
     if life.status != "standby" or record.attempt is None:
         return False
     end = record.attempt.end
     owed = {one.store for one in record.attempt.owed if one.store in stores}
-    return any(given_to(FencedRecord(stores[name], life.consumer)) < end for name in owed)
+    return any(given_to(FencedRecord(stores[name], life.task.consumer)) < end for name in owed)
 
 
-def _is_idle(life: Life, stores: Mapping[str, Store]) -> bool:
+def _is_idle(life: SupervisedProcessor, stores: Mapping[str, Store]) -> bool:
     """Whether a processor has no complete input set before it, and none in hand."""
     if not life.is_alive:
-        return life.was_stopped
-    record, runner = _record(life, stores), life.runner
+        return life.is_stopping
+    record, runner = _record(life, stores), life.task.runner
     if record is None or record.snapshot.chosen or _owes(life, record, stores):
         return False
     if life.status != "standby" and (runner is None or runner.is_stopping or not runner.is_waiting):

@@ -116,7 +116,7 @@ class Connection:
         if self._location.scheme != "file":
             if self.role == "client":
                 raise Invalid(f"{self.url} has no owner process to be a client of; open it without role='client'")
-            return LocalOwner(self.url, now_ms=self._now_ms)
+            return LocalOwner(self.url, now_ms=self._now_ms, patience_s=deadline - time.monotonic())
         tries = Failures(RETRY)
         hung: Owner | None = None
         hung_since = 0.0

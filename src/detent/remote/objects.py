@@ -72,9 +72,14 @@ class RemoteObjects:
         return _refuse("listed")
 
     def delete(self, name: str) -> None:
-        """Refused: only the owner deletes objects, when nobody needs them any more."""
+        """Refused: only the owner deletes objects, when nothing names them any more."""
         del name
         _refuse("deleted")
+
+    def remove_abandoned(self, now_ms: int) -> int:
+        """Refused: only the owner deletes objects, when nothing names them any more."""
+        del now_ms
+        return _refuse("deleted")
 
 
 def _refuse(what: str) -> NoReturn:

@@ -68,11 +68,12 @@ class LocalOwner:
         directory: Path | None = None,
         lock: OwnerLock | None = None,
         now_ms: OwnerTime | Callable[[], int] | None = None,
+        patience_s: float | None = None,
     ) -> None:
         self._lock = lock
         self._server: SocketServer | None = None
         self._apps: list[OwnerApp] = []
-        writer: Writer = open_writer(url)
+        writer: Writer = open_writer(url, patience_s=patience_s)
         try:
             self.reader = writer
             self.journals = JournalMachine(writer)

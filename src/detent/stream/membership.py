@@ -7,10 +7,11 @@ a holder that has died on this machine need not be waited for.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from detent.engine import Operation
+from detent.runtime.task import Next, Task
 from detent.shard import operations as ops
 from detent.stream.members import has_died, new_member
 
@@ -67,3 +68,19 @@ class Membership:
 
     def _release(self, member: str, shards: list[int] | None = None) -> None:
         self._store.commit([ops.ReleaseShards(self.consumer, member, shards)])
+
+
+class Beats(Task):
+    """Says again and again that members are alive, and how their shards are doing."""
+
+    kind = "heartbeat"
+
+    def __init__(self, name: str, period_s: float, beat: Callable[[], None]) -> None:
+        super().__init__(name)
+        self._period_s = period_s
+        self._beat = beat
+
+    def step(self) -> Next:
+        """Say it once."""
+        self._beat()
+        return self._period_s

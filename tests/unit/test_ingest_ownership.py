@@ -19,7 +19,8 @@ from sqlalchemy import Engine, delete, select
 import postgresserver
 from detent.errors import Conflict, DetentError, Fenced, Invalid
 from detent.ingest import forgetting, metastore, ownership, steering
-from detent.ingest.committer import BatchOutput, TableCommitter, committer_of
+from detent.ingest.committer import BatchOutput, TableCommitter
+from detent.ingest.committers import committer_of
 from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
 from detent.ingest.ownership import MARKED, TABLE, note, noted

@@ -35,6 +35,7 @@ A file, in the order in which things happen:
 The commit, of data files and finished shards together; `detent.tables` does the tables' part:
 
     committer.py         the contract
+    committers.py        finds the one that a configuration names
     commit_manifest.py   a list of Parquet files in the database
     commit_delta.py      a Delta table
     commit_iceberg.py    an Iceberg table
@@ -44,7 +45,6 @@ Looking and steering:
     steering.py          list files, put them back, forget them
     forgetting.py        finished files after the window; all of them when the table is gone
     progress.py          what a pipeline says of itself: counters, how far it is, its log
-    views.py             how that is shown
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from sqlalchemy import Connection, Engine, delete, func, select, update
 from detent.durations import no_shorter_text, span_text
 from detent.errors import Invalid, NotFound
 from detent.ingest import steering
-from detent.ingest.committer import TableCommitter, committer_of
+from detent.ingest.committer import TableCommitter
+from detent.ingest.committers import committer_of
 from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
 from detent.ingest.metastore import read, transact

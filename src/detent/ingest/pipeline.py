@@ -19,7 +19,8 @@ from detent.durations import milliseconds
 from detent.errors import Busy, DetentError, Fenced, NotFound, Unavailable
 from detent.ingest import forgetting, metastore, ownership
 from detent.ingest.announcements import Announced
-from detent.ingest.committer import TableCommitter, committer_of
+from detent.ingest.committer import TableCommitter
+from detent.ingest.committers import committer_of
 from detent.ingest.config import IngestConfig, Transform
 from detent.ingest.coordinator import QueueCoordinator
 from detent.ingest.job import Job, SparkEnded, find_transform, has_ended

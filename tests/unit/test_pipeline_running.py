@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import detent
+from detent.cli.kinds.pipeline import part_of
 from detent.errors import Fenced, NotFound, Unavailable
 from detent.runtime.report import State
 from detent.spark.pipeline import Pipeline, queue
 from detent.spark.pipeline_prepare import prepare
 from detent.spark.pipeline_runner import PipelineRunner
 from detent.spark.pipeline_stream import Stream
-from detent.spark.pipeline_views import cells_of
 from detent.spark.stream_state import Event, Summary
 from detent.spark.stream_task import BACK_OFF, ONCE_TRIES
 from detent.store import Store
@@ -471,7 +471,7 @@ def test_what_goes_to_the_quarantine_is_told_and_counted(store: Store) -> None:
     )
     assert told.fields == {"messages": 2, "journal": "p/b.quarantine"}
     assert world.state("b").as_json()["quarantined"] == 2
-    assert "2" in cells_of(world.state("b"))[7]
+    assert "2" in part_of(world.state("b")).about["quarantined"]
 
 
 # -- queues ---------------------------------------------------------------------------------------------------------

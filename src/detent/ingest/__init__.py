@@ -45,7 +45,6 @@ Looking and steering:
     steering.py          list files, put them back, forget them
     forgetting.py        finished files after the window; all of them when the table is gone
     progress.py          what a pipeline says of itself: counters, how far it is, its log
-    views.py             how that is shown
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from detent.errors import Invalid, NotFound
@@ -130,6 +131,14 @@ def _quiet_import() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
         yield
+
+
+def send_by_value(module: ModuleType) -> None:
+    """Let functions of a module that stays imported travel to Spark's workers by value: these cannot import it."""
+    from pyspark import cloudpickle
+
+    register: Callable[[ModuleType], None] = cloudpickle.register_pickle_by_value
+    register(module)
 
 
 # -- the stores that a session keeps open, so that Spark's short-lived processes find an owner ------------------------

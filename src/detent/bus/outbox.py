@@ -62,8 +62,8 @@ class OutboxStorage(Protocol):
 
     def claim(self, unit: Unit, limit: int, lease_s: float, ahead_s: float) -> Claim | Awaitable[Claim | None] | None:
         """Take a lane that no forwarder has and in which messages wait: of several, the one whose first message has
-        waited longest. With it come up to `limit` of its messages that are due within `ahead_s`, in their order. Messages that
-        are due later do not hold up others. None if there is no such lane."""
+        waited longest. With it come up to `limit` of its messages that are due within `ahead_s`, in their order.
+        Messages that are due later do not hold up others. None if there is no such lane."""
 
     def renew(
         self, unit: Unit, claim: Claim, limit: int, lease_s: float, ahead_s: float

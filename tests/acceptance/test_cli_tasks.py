@@ -319,7 +319,7 @@ def test_worker_is_steered_by_its_queue(world: World) -> None:
     assert world.ok("pause", url, "mails") == "worker/mails rests\n"
     assert (world.document("show", url, "worker/mails")["state"], world.document("ls", url)[0]["lag"]) == ("paused", 1)
     assert world.ok("resume", "mails.py") == "worker/mails goes on\n"
-    assert "still has 1 message to handle" in world.refused("wait", url, "mails", "--timeout", "50ms")
+    assert "still has 1 message to do" in world.refused("wait", url, "mails", "--timeout", "50ms")
     assert "detent queue redrive" in world.refused("reset", "mails.py", "--yes")
     assert world.ok("rm", url, "mails", "--yes") == "deleted the queue mails with 1 message\n"
 
@@ -344,7 +344,7 @@ def test_ingest_is_known_by_its_file(world: World) -> None:
     world.ingested()
     shown = world.document("show", "orders.toml")
     assert (shown["progress"]["done"], shown["lag"], shown["kind"]) == (1, 1, "ingest")
-    assert "still has 1 open files" in world.refused("wait", "orders.toml", "--timeout", "50ms")
+    assert "still has 1 open file to do" in world.refused("wait", "orders.toml", "--timeout", "50ms")
     assert "announcements wait in the queue" in world.refused("pause", "orders.toml")
     assert "detent reset" in world.refused("rm", "orders.toml", "--yes")
     assert "leave --to out" in world.refused("reset", "orders.toml", "--to", "latest", "--yes", code=2)

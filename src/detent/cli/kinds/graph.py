@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -457,14 +456,6 @@ class StoredGraph(KnownTask):
         """Delete the records of its processors."""
         for name in self._consumers():
             self.store.consumer(name).delete()
-
-    def wait(self, timeout_ms: int) -> None:
-        """Until nothing is left to read."""
-        deadline = time.monotonic() + timeout_ms / 1000
-        while self.report().lag:
-            if time.monotonic() > deadline:
-                raise Unavailable(f"the graph {self.name!r} still has {self.report().lag} messages to read")
-            time.sleep(LOOK_S)
 
 
 class KnownGraph(StoredGraph):

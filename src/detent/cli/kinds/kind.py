@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
-from detent.cli._common import URL_VARIABLE, check_kept
-from detent.errors import DetentError, Invalid
+from detent.cli._common import URL_VARIABLE, check_kept, count_text
+from detent.errors import DetentError, Invalid, Unavailable
 from detent.paths import as_url
 from detent.runtime.report import Report
 
@@ -95,6 +96,9 @@ class KnownTask:
 
     kind: str
     name: str
+    unit = "message"
+    """What waits for it."""
+
     instead: ClassVar[Mapping[str, str]] = {}
     """What to do instead, for verbs that the kind does not have."""
 
@@ -133,10 +137,19 @@ class KnownTask:
         """Delete what is kept of it."""
         raise self.refusal("rm")
 
+    def left(self) -> int | None:
+        """How much it still has to do, for `wait`."""
+        return self.report().lag
+
     def wait(self, timeout_ms: int) -> None:
         """Return when it has done all that there is now; `Unavailable` after the time."""
-        del timeout_ms
-        raise self.refusal("wait")
+        if "wait" in self.instead:
+            raise self.refusal("wait")
+        deadline = time.monotonic() + timeout_ms / 1000
+        while left := self.left():
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{self.title} still has {count_text(left, self.unit)} to do")
+            time.sleep(LOOK_S)
 
     def refusal(self, verb: str) -> DetentError:
         """Why the kind has no such verb, and what to do."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -16,7 +15,6 @@ from detent.cli._common import count_text
 from detent.cli._output import line_text
 from detent.cli._views import Look, TaskNotice, TaskView, logs_told
 from detent.cli.kinds.kind import LOOK_S, Found, Given, KnownTask, ReadyTask, TaskKind
-from detent.errors import Unavailable
 from detent.runtime import thread
 from detent.runtime.report import Report, State
 from detent.runtime.target import Sought
@@ -200,14 +198,7 @@ class KnownQueue(KnownTask):
         """Delete the queue."""
         self._store.queue(self.name).delete()
 
-    def wait(self, timeout_ms: int) -> None:
-        """Until nothing is left to handle."""
-        deadline = time.monotonic() + timeout_ms / 1000
-        while True:
-            found = self.info()
-            left = found.available + found.delayed + found.blocked + found.in_flight
-            if not left:
-                return
-            if time.monotonic() > deadline:
-                raise Unavailable(f"{self.title} still has {count_text(left)} to handle")
-            time.sleep(LOOK_S)
+    def left(self) -> int:
+        """Messages that are not handled, also those that are being handled."""
+        found = self.info()
+        return found.available + found.delayed + found.blocked + found.in_flight

@@ -231,6 +231,7 @@ def test_check_shows_all_and_starts_nothing(world: World) -> None:
         (["shop.py:words", "--only", "total"], 2, "--only is an option of graph and pipeline: this is consumer"),
         (["shop.py:words", "--once", "--workers", "2"], 2, "leave --workers out, or --once"),
         (["shop.py:billing", "--once", "--metrics-port", "9100"], 2, "give one of them"),
+        (["shop.py:billing", "--store", "file:./x"], 2, "--store is an option of consumer and graph and pipeline"),
         (["orders.toml", "--match", "*.json"], 2, "say --backfill PREFIX too"),
         (["none.toml"], 1, "there is no file"),
         ([], 2, "Missing argument"),

@@ -60,8 +60,8 @@ def ingest() -> None:
 
     \b
     Try it:
-      detent ingest run orders.toml --once
-      detent ingest run orders.toml --backfill s3://bucket/orders/
+      detent run orders.toml --once
+      detent run orders.toml --backfill s3://bucket/orders/
       detent ingest status orders.toml
       detent ingest quarantine orders.toml
       detent ingest redrive orders.toml --all
@@ -294,7 +294,7 @@ def reset_ingest(config: Path, confirmed: str | None, as_json: bool) -> None:
     Examples:
       detent ingest reset orders.toml
       detent ingest reset orders.toml --yes orders
-      detent ingest run orders.toml --backfill s3://bucket/orders/
+      detent run orders.toml --backfill s3://bucket/orders/
     """
     from detent.ingest import forgetting
 
@@ -309,4 +309,4 @@ def reset_ingest(config: Path, confirmed: str | None, as_json: bool) -> None:
         print_json({"ingest": settings.name, **found._asdict()})
         return
     click.echo(f"{found.files} files forgotten")
-    note(f"`detent ingest run {config} --backfill PREFIX` brings them in again")
+    note(f"`detent run {config} --backfill PREFIX` brings them in again")

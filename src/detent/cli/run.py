@@ -114,6 +114,9 @@ OPTIONS: Final[dict[str, tuple[set[str], dict[str, Option]]]] = {
 }  # fmt: skip
 """Options that only some kinds have: their title, the kinds, and the options by name."""
 
+STORED: Final = {"consumer", "graph", "pipeline"}
+"""Kinds whose store a command can say. An app has a transport, a worker its queue, and an ingest its queue and table."""
+
 DEFAULTS: Final[Given] = {
     "url": None, "once": False, "verbose": False, "as_json": False, "shards": None, "workers": None, "standbys": None,
     "lease": None, "force": False, "only": (), "migrate": (), "concurrency": None, "transport": None,
@@ -212,6 +215,8 @@ def _ready(found: dict[str, list[Found]], given: Given) -> list[ReadyTask]:
                 if given[name] != DEFAULTS[name]:
                     meant, declared = " and ".join(sorted(kinds)), " and ".join(found)
                     raise click.UsageError(f"--{name.replace('_', '-')} is an option of {meant}: this is {declared}")
+    if given["url"] is not None and STORED.isdisjoint(found):
+        raise click.UsageError(f"--store is an option of {' and '.join(sorted(STORED))}: this is {' and '.join(found)}")
     if given["once"] and given["workers"]:
         raise click.UsageError("--once works in one process: leave --workers out, or --once")
     return [one for kind in KINDS if kind.noun in found for one in kind.ready(found[kind.noun], given)]

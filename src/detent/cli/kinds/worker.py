@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,10 +34,10 @@ class Workers(TaskKind):
 
     def sought(self) -> Sought[Any]:
         """What a file is to declare."""
-        from detent.queue import AsyncWorker, Worker
+        from detent.queue import Worker
 
         return Sought(
-            (Worker, AsyncWorker),
+            Worker,
             noun="worker",
             plural="workers",
             article="a",
@@ -114,9 +113,7 @@ class ReadyWorker(ReadyTask):
             view.tell(TaskNotice("started", f"started on the queue {self.name}", {"queue": self.name}))
             watching = thread.start(f"detent-watch-{self.name}", watch)
             try:
-                done = self._worker.run()
-                if asyncio.iscoroutine(done):
-                    asyncio.run(done)
+                self._worker.run()
             finally:
                 ended.set()
                 watching.join()
@@ -129,9 +126,6 @@ class ReadyWorker(ReadyTask):
     def _waiting(self) -> int:
         """Messages that are still to be handled."""
         found = self._worker.queue.info()
-        if asyncio.iscoroutine(found):
-            found.close()  # a queue of an event loop, which is not this thread's
-            return 1
         return int(found.available + found.delayed + found.blocked + found.in_flight)
 
     def _fields(self) -> dict[str, Any]:

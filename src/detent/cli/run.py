@@ -115,7 +115,7 @@ OPTIONS: Final[dict[str, tuple[set[str], dict[str, Option]]]] = {
 """Options that only some kinds have: their title, the kinds, and the options by name."""
 
 STORED: Final = {"consumer", "graph", "pipeline"}
-"""Kinds whose store a command can say. An app has a transport, a worker its queue, and an ingest its queue and table."""
+"""Kinds whose store a command can say. An app has a transport, a worker its queue, an ingest its queue and table."""
 
 DEFAULTS: Final[Given] = {
     "url": None, "once": False, "verbose": False, "as_json": False, "shards": None, "workers": None, "standbys": None,

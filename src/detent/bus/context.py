@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from detent.bus import envelope as wire
 from detent.bus.envelope import Incoming
-from detent.bus.sending import Outgoing, Sending
+from detent.bus.sending import Sending, Uncommitted
 from detent.errors import Invalid
 
 _IDS: Final = uuid.UUID("6f2d1c1e-3f0b-5c53-9a5e-6b1c1f0a7d11")
 """The space of ids that are made from other ids."""
 
 
-class Context(Outgoing):
+class Context(Uncommitted):
     """A message that is being handled. Handlers get it by a parameter called `context`, or of this type."""
 
     def __init__(self, bus: Sending, incoming: Incoming, message_id: str, message: Any) -> None:

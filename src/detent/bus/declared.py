@@ -65,7 +65,7 @@ class Outcome(Enum):
     """Nobody could be told what became of it: it will be delivered again when its lease has ended."""
 
 
-class Declared(Sending):
+class App(Sending):
     """An app as it was declared, whether or not it runs."""
 
     def __init__(

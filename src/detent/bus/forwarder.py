@@ -56,7 +56,7 @@ logger = logging.getLogger("detent.bus.outbox")
 
 
 @dataclass(slots=True)
-class _Result:
+class _BatchResult:
     """What became of the messages of a claim."""
 
     claim: Claim
@@ -150,7 +150,7 @@ class Forwarder(Task):
             if gathers and 1 < len(done.sent) < BATCH:
                 self._stopping.wait(min(GATHER_S, self._lease_s / GATHER_SHARE))
 
-    def _advance(self, done: _Result | None) -> Claim | None:
+    def _advance(self, done: _BatchResult | None) -> Claim | None:
         """`_next`, tried again when others came in the way of saying what became of a batch: it was sent, and would be
         sent again, after the lease."""
         deadline = time.monotonic() + self._lease_s / 2
@@ -166,7 +166,7 @@ class Forwarder(Task):
 
     # -- in the database ----------------------------------------------------------------------------------------
 
-    async def _next(self, caller: Caller, done: _Result | None) -> Claim | None:
+    async def _next(self, caller: Caller, done: _BatchResult | None) -> Claim | None:
         """Say what became of a batch, and claim the next one, in one transaction. A lane that somebody has taken over
         is theirs."""
         limits = (BATCH, self._lease_s, self._transport.ahead_s)
@@ -181,7 +181,7 @@ class Forwarder(Task):
         return claim
 
     async def _settle(
-        self, caller: Caller, unit: Unit, done: _Result, limits: tuple[int, float, float]
+        self, caller: Caller, unit: Unit, done: _BatchResult, limits: tuple[int, float, float]
     ) -> Claim | None:
         """Say what became of a batch, and go on in the lane if more waits there."""
         claim = done.claim
@@ -206,9 +206,9 @@ class Forwarder(Task):
 
     # -- on the transport ---------------------------------------------------------------------------------------
 
-    def _send(self, claim: Claim) -> _Result:
+    def _send(self, claim: Claim) -> _BatchResult:
         """Send the messages of a claim, outside of any transaction."""
-        done = _Result(claim)
+        done = _BatchResult(claim)
         crash.point("bus.before_forward")
         try:
             errors = self._transport.send([pending.envelope for pending in claim.pending])

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from detent.bus.calling import drive
-from detent.bus.declared import Declared
-from detent.bus.sending import Outgoing, current
+from detent.bus.declared import App
+from detent.bus.sending import Uncommitted, current
 from detent.bus.sql_port import SqlPort, port_of
 from detent.errors import Invalid
 
@@ -72,7 +72,7 @@ class _Borrowed:
     check = rollback = close = commit
 
 
-class BusTransaction(Outgoing):
+class BusTransaction(Uncommitted):
     """Messages that are kept in the outbox when the block ends, in the session's own transaction, which is then
     committed. A block that raises rolls back, and nothing is sent.
 
@@ -84,7 +84,7 @@ class BusTransaction(Outgoing):
     their transaction when the block has ended. Within the block nobody ends the transaction.
     """
 
-    def __init__(self, bus: Declared, session: Any, *, commit: bool = True) -> None:
+    def __init__(self, bus: App, session: Any, *, commit: bool = True) -> None:
         super().__init__(bus)
         self._wakes = bus.wake
         if bus.outbox is None:
@@ -97,7 +97,7 @@ class BusTransaction(Outgoing):
         self._unit = _Borrowed(port_of(session))
         self._commits = commit
         self._transaction: Any = None
-        self._token: Token[Outgoing | None] | None = None
+        self._token: Token[Uncommitted | None] | None = None
 
     # -- with ---------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ There is one `TaskKind` for each kind. A `ReadyTask` is declared by a file, and 
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -62,6 +63,9 @@ class ReadyTask:
     """Whether it has SIGTERM and Ctrl-C call `stop` by itself, in the main thread: Spark sets handlers, too, when it
     starts."""
 
+    tells_of_log = False
+    """Whether warnings of its parts in their logs are told as notices."""
+
     def __init__(self) -> None:
         self.stopping = threading.Event()
 
@@ -81,6 +85,11 @@ class ReadyTask:
     def run_once(self, view: TaskView) -> int:
         """Do what there is to do, then print a summary; the exit code."""
         raise NotImplementedError
+
+    def is_told(self, logged: logging.LogRecord) -> bool:
+        """Whether what its parts say in a log is told as a notice of its own, too."""
+        del logged
+        return False
 
     def summarize(self) -> None:
         """Print for people how it ended, once nothing else is shown any more."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ import click
 
 from detent.cli._common import count_text
 from detent.cli._output import line_text
-from detent.cli._views import Look, TaskNotice, TaskView, logs_told
+from detent.cli._views import Look, TaskNotice, TaskView
 from detent.cli.kinds.kind import LOOK_S, Found, Given, KnownTask, ReadyTask, TaskKind
 from detent.runtime import thread
 from detent.runtime.report import Report, State
@@ -49,7 +48,8 @@ class Workers(TaskKind):
 
     def ready(self, found: Sequence[Found], given: Given) -> list[ReadyTask]:
         """One task a worker."""
-        return [ReadyWorker(one.what, given) for one in found]
+        del given
+        return [ReadyWorker(one.what) for one in found]
 
     @contextmanager
     def declared(self, found: Any, given: Given) -> Iterator[KnownTask]:
@@ -72,11 +72,11 @@ class ReadyWorker(ReadyTask):
 
     kind = "worker"
     hangs_on_threads = True
+    tells_of_log = True
 
-    def __init__(self, worker: Any, given: Given) -> None:
+    def __init__(self, worker: Any) -> None:
         super().__init__()
         self._worker = worker
-        self._given = given
         self.name = worker.queue.name
 
     def check(self, *, as_json: bool) -> None:
@@ -99,7 +99,7 @@ class ReadyWorker(ReadyTask):
 
     def _run(self, view: TaskView, *, is_once: bool) -> int:
         look = Look(self.title, self._reports, self._fields)
-        given, ended = self._given, threading.Event()
+        ended = threading.Event()
 
         def watch() -> None:
             quiet = 0
@@ -109,18 +109,17 @@ class ReadyWorker(ReadyTask):
                 if quiet >= QUIET_LOOKS or self.stopping.is_set():
                     self._worker.stop()
 
-        with logs_told(view, _is_told, verbose=given["verbose"], as_json=given["as_json"]):
-            view.tell(TaskNotice("started", f"started on the queue {self.name}", {"queue": self.name}))
-            watching = thread.start(f"detent-watch-{self.name}", watch)
-            try:
-                self._worker.run()
-            finally:
-                ended.set()
-                watching.join()
-            counts = {"handled": self._worker.handled, "failed": self._worker.failed}
-            text = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-            event = "summary" if is_once else "stopped"
-            view.tell(TaskNotice(event, f"stopped: {text}", {"queue": self.name, **counts}))
+        view.tell(TaskNotice("started", f"started on the queue {self.name}", {"queue": self.name}))
+        watching = thread.start(f"detent-watch-{self.name}", watch)
+        try:
+            self._worker.run()
+        finally:
+            ended.set()
+            watching.join()
+        counts = {"handled": self._worker.handled, "failed": self._worker.failed}
+        text = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+        event = "summary" if is_once else "stopped"
+        view.tell(TaskNotice(event, f"stopped: {text}", {"queue": self.name, **counts}))
         return 0
 
     def _waiting(self) -> int:
@@ -134,12 +133,6 @@ class ReadyWorker(ReadyTask):
     def _reports(self) -> list[Report]:
         counts = {"handled": self._worker.handled, "failed": self._worker.failed}
         return [Report(self.kind, self.name, State.RUNNING, counts)]
-
-
-def _is_told(logged: logging.LogRecord) -> bool:
-    """Whether what a worker says in its log is told otherwise, too."""
-    del logged
-    return False
 
 
 # -- steering ---------------------------------------------------------------------------------------------------------

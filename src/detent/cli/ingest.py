@@ -80,6 +80,10 @@ def run_ingest(config: Path, **given: Any) -> None:
     These let the batch under way be committed. However the command ends, it goes on from there the next time, and no
     file is lost or comes twice: what a batch read and that its files are finished is one commit. Files that fail are
     tried again, and put into quarantine in the end.
+
+    \b
+    Example:
+      detent ingest run orders.toml --once
     """
 
     run_found(Ingests.noun, [Found(str(config), read_config(config))], **given)

@@ -71,7 +71,7 @@ def test_time_before_the_first_batch_does_not_count_in_the_rate(
 ) -> None:
     world = ingestfakes.World(tmp_path)
     pipeline = world.pipeline()
-    shown: list[running.Progress] = []
+    shown: list[running.IngestProgress] = []
     monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: world.now))
     until = running._Until(threading.Event(), True, None, None)
     receiving = running._ReceivingFiles(world.config, pipeline, world.engine, None, until)

@@ -10,11 +10,11 @@ import pytest
 
 from detent.cli._views import JsonTaskView, LineTaskView
 from detent.cli.kinds.ingest import Shown, line_of, metrics_view, report_of, summary_of
-from detent.ingest.progress import Counters, Progress
+from detent.ingest.progress import Counters, IngestProgress
 
 
-def progress(**counters: int) -> Progress:
-    return Progress(Counters(**counters), ready=2, in_progress=3, lag_s=1.5, seconds=2.0)
+def progress(**counters: int) -> IngestProgress:
+    return IngestProgress(Counters(**counters), ready=2, in_progress=3, lag_s=1.5, seconds=2.0)
 
 
 def test_a_line_says_files_rows_bytes_lag_and_quarantine() -> None:
@@ -55,7 +55,7 @@ def test_metrics_are_served_on_the_loopback_address() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shown: list[Progress] = []
+    shown: list[IngestProgress] = []
     show = metrics_view(port, "orders", shown.append)
     show(progress(files=4, quarantined=1))
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:

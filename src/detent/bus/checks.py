@@ -117,7 +117,7 @@ def _warn_of_memory(bus: App, kept_s: float | None, redelivered_s: float | None)
 
 
 def enter(bus: App) -> None:
-    """Nobody else in this process may have the name: with one tracker, each would take the other's messages for
+    """No other app of this process may have the name: with one tracker, each would take the other's messages for
     handled."""
     with _lock:
         known = _running.get(bus.name)

@@ -45,7 +45,7 @@ class Context(Uncommitted):
 
     @property
     def lost(self) -> bool:
-        """Whether the lease was found gone: somebody else has the message, or will, and what this handler does will
+        """Whether the lease was found gone: another worker has the message, or will, and what this handler does will
         not be committed. Long ones look at it now and then."""
         return self._incoming.lost
 
@@ -73,15 +73,15 @@ class Context(Uncommitted):
         return {wire.CORRELATION: self.correlation_id, wire.CAUSATION: self.message_id}
 
     def reply(self, message: Any, *, headers: Mapping[str, str] | None = None) -> str:
-        """Answer whoever has sent a request, with the commit. What a handler returns is a reply, too."""
+        """Answer the sender of a request, with the commit. What a handler returns is a reply, too."""
         to = self.headers.get(wire.REPLY_TO, "")
         if not self.wants_reply:
-            raise Invalid("nobody waits for a reply: the message was not sent with request()")
+            raise Invalid("no reply is waited for: the message was not sent with request()")
         answers = {**(headers or {}), wire.IN_REPLY_TO: self.message_id}
         with self._joined():
             return self.bus._dispatch(message, wire.address(wire.REPLY, to), None, answers, None)
 
     @property
     def wants_reply(self) -> bool:
-        """Whether somebody waits for a reply. A header that names nobody is taken for none."""
+        """Whether the sender waits for a reply. A header that names no sender is taken for none."""
         return wire.is_id(self.headers.get(wire.REPLY_TO))

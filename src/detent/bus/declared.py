@@ -62,7 +62,7 @@ class Outcome(Enum):
     GIVEN_UP = "given up"
     """It failed for good, and is on the failed list."""
     LEFT = "left"
-    """Nobody could be told what became of it: it will be delivered again when its lease has ended."""
+    """The transport could not be told what became of it: it will be delivered again when its lease has ended."""
 
 
 class App(Sending):

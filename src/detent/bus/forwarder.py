@@ -31,7 +31,7 @@ BATCH: Final = 200
 """Messages of one claim. They are sent in one go, and their lease has to last for that."""
 
 POLL_S: Final = 1.0
-"""How often an outbox is looked at that nobody has said anything about: other processes save into it, too."""
+"""How often an outbox is looked at without a wake: other processes save into it, too."""
 
 GATHER_S: Final = 0.02
 """How long to wait after a batch of a few messages, which says that handlers are saving more right now: each batch is
@@ -136,8 +136,8 @@ class Forwarder(Task):
         logger.warning("the outbox of %r waits: %s", self._app, reason_of(error), exc_info=trace)
 
     def forward_all(self, *, gathers: bool = False) -> int:
-        """Send everything that waits and is nobody else's; how many messages that were. With `gathers`, what comes in
-        meanwhile is waited for a moment."""
+        """Send everything that waits and no other forwarder has; how many messages that were. With `gathers`, what
+        comes in meanwhile is waited for a moment."""
         count, done = 0, None
         while True:
             claim = self._advance(done)
@@ -167,8 +167,8 @@ class Forwarder(Task):
     # -- in the database ----------------------------------------------------------------------------------------
 
     async def _next(self, caller: Caller, done: _BatchResult | None) -> Claim | None:
-        """Say what became of a batch, and claim the next one, in one transaction. A lane that somebody has taken over
-        is theirs."""
+        """Say what became of a batch, and claim the next one, in one transaction. A lane that another forwarder has
+        taken over is left to it."""
         limits = (BATCH, self._lease_s, self._transport.ahead_s)
         claim: Claim | None = None
         async with Begun(caller, self._unit_of_work) as unit:

@@ -60,7 +60,7 @@ class DeliveryPipeline:
     def read(self, incoming: Incoming) -> DeliveryStep:
         """The message in a delivery, and who handles it. `Poison` if it can never be read."""
         bus = self._bus
-        incoming.headers.pop(IDEMPOTENCY_CHECK_KEY, None)  # nobody's to say but ours
+        incoming.headers.pop(IDEMPOTENCY_CHECK_KEY, None)  # not the sender's to say
         message_id = self._id_of(incoming)
         message = bus.decode(incoming.headers, incoming.body)
         handlers = bus.handlers_of(type(message))
@@ -80,7 +80,7 @@ class DeliveryPipeline:
             given = incoming.transport_id
         if not given:
             raise Poison(
-                f"it has no id (the header {wire.ID}), so nobody could say whether it was handled before: have the "
+                f"it has no id (the header {wire.ID}), so it could not be said whether it was handled before: have the "
                 "sender give it one, or say missing_ids='transport' or how to make one"
             )
         if not wire.is_id(given):
@@ -122,7 +122,7 @@ class DeliveryPipeline:
         await self._invoke(caller, step)
         context.close()  # what is sent from here on would be in no transaction
         if incoming.lost:
-            raise StaleReceipt("the lease was lost while the handlers ran: somebody else has the message")
+            raise StaleReceipt("the lease was lost while the handlers ran: another worker has the message")
         await self._keep(caller, incoming, step)
         await caller.to_its_end(self._commit(caller, step))
         return False
@@ -288,7 +288,9 @@ class DeliveryPipeline:
         except StaleReceipt:
             logger.info("the lease of the message %s was gone when it had failed; it comes again", shown)
         except DetentError as told:
-            logger.warning("nobody could be told that the message %s failed; its lease will end: %s", shown, told)
+            logger.warning(
+                "the transport could not be told that the message %s failed; its lease will end: %s", shown, told
+            )
         return Outcome.LEFT
 
 
@@ -303,7 +305,7 @@ async def _user(call: Awaitable[Any]) -> Any:
         raise HandlerExit(f"a handler wanted to exit: {error!r}") from error
     except KeyboardInterrupt as error:
         if threading.current_thread() is threading.main_thread():
-            raise  # somebody pressed Ctrl-C
+            raise  # Ctrl-C was pressed
         raise HandlerExit("a handler raised KeyboardInterrupt") from error
     except asyncio.CancelledError as error:
         if _is_cancelled():

@@ -218,7 +218,7 @@ class Running:
 
     def drain(self, deadline: float) -> list[Outcome]:
         """Handle and forward in this thread, until nothing is left that could be had now. Messages are taken one at a
-        time: nobody extends the leases of others meanwhile."""
+        time: the leases of others are not extended meanwhile."""
         self.refuse_if_started("it handles messages by itself")
         self.prepare()
         bus = self._bus

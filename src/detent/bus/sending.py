@@ -128,7 +128,7 @@ class Sending:
         return envelope
 
     def register(self, *classes: type) -> None:
-        """Know classes of messages that nobody here handles, such as replies."""
+        """Know classes of messages that this app does not handle, such as replies."""
         for cls in classes:
             self.types.add(cls)
 
@@ -233,7 +233,7 @@ class Sending:
                 return self._routes[base]
         raise Invalid(
             f"nobody said where a {cls.__name__} is sent: write send(message, to='billing'), or "
-            f"Bus(..., routes={{{cls.__name__}: 'billing'}}); or publish it, to whoever has subscribed"
+            f"Bus(..., routes={{{cls.__name__}: 'billing'}}); or publish it, to all that have subscribed"
         )
 
     def _dispatch(

@@ -59,7 +59,7 @@ def _wake_after_commits(session: Any, app: str, wake: Callable[[], None]) -> Non
 
 
 class _Borrowed:
-    """The transaction of a session that is somebody else's, as the outbox wants it."""
+    """The transaction of a session of the caller's, as the outbox wants it."""
 
     provides: Final[dict[Any, Any]] = {}
 
@@ -67,7 +67,7 @@ class _Borrowed:
         self.sql = sql
 
     def commit(self) -> None:
-        raise AssertionError("whoever has the session commits it")
+        raise AssertionError("the session's owner commits it")
 
     check = rollback = close = commit
 
@@ -80,8 +80,8 @@ class BusTransaction(Uncommitted):
     ...     session.add(order)
     ...     bus.publish(OrderPlaced(order.id))
 
-    ``async with`` does the same for sessions of asyncio. With `commit` False somebody else commits: the messages are in
-    their transaction when the block has ended. Within the block nobody ends the transaction.
+    ``async with`` does the same for sessions of asyncio. With `commit` False the caller commits: the messages are in
+    their transaction when the block has ended. The transaction is not ended within the block.
     """
 
     def __init__(self, bus: App, session: Any, *, commit: bool = True) -> None:
@@ -191,7 +191,7 @@ class BusTransaction(Uncommitted):
             self._wake()
 
     def _wake(self) -> None:
-        """Have the messages forwarded: now, or as soon as whoever commits has done so."""
+        """Have the messages forwarded: now, or as soon as the caller has committed."""
         if self._commits:
             self._wakes()
         elif is_django(self._session):

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from detent.ingest.committer import BatchOutput, TableCommitter
     from detent.ingest.config import IngestConfig
     from detent.ingest.pipeline import Ingest
-    from detent.ingest.progress import Counters, Progress
+    from detent.ingest.progress import Counters, IngestProgress
     from detent.tables.files import DataFile
     from detent.transports.contract import Delivery, FileQueue
     from detent.transports.urls import open_queue
@@ -69,7 +69,7 @@ _HOMES = {
     "detent.ingest.commit_manifest": ("read_table",),
     "detent.ingest.committer": ("TableCommitter", "BatchOutput"),
     "detent.ingest.config": ("IngestConfig",),
-    "detent.ingest.progress": ("Counters", "Progress"),
+    "detent.ingest.progress": ("Counters", "IngestProgress"),
     "detent.tables.files": ("DataFile",),
     "detent.transports.urls": ("open_queue",),
     "detent.transports.contract": ("Delivery", "FileQueue"),
@@ -86,7 +86,7 @@ __all__ = [
     "FileQueue",
     "Ingest",
     "IngestConfig",
-    "Progress",
+    "IngestProgress",
     "TableCommitter",
     "open_queue",
     "read_table",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _CONNECT: Final = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
 _UNREMARKABLE: Final = ("spark.master", "spark.app.", "spark.api.", "spark.driver.", "spark.ui.", "spark.authenticate")
-"""A session that somebody else started has these of its own, and nobody expects ours."""
+"""A session that was there before has these of its own, and is not expected to have ours."""
 
 _lock = threading.Lock()
 _started: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -110,7 +110,7 @@ def _running(wanted: Wishes) -> SparkSession | None:
 
 
 def _unset(wanted: Wishes, spark: SparkSession) -> dict[str, str]:
-    """What we would set, of what somebody else's session has not set itself."""
+    """What we would set, of what a session that was there before has not set itself."""
     given = dict(spark.sparkContext.getConf().getAll())
     return {key: value for key, value in helpful(replace(wanted, given=given)).items() if key not in given}
 

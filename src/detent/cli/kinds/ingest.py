@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from detent.ingest.config import IngestConfig
-    from detent.ingest.progress import Counters, Progress
+    from detent.ingest.progress import Counters, IngestProgress
 
 LINE_EVERY_S: Final = 10.0
 JSON_EVERY_S: Final = 1.0
@@ -180,7 +180,7 @@ class Shown:
         self._batches = 0
         self._json_at = self._line_at = float("-inf")
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: IngestProgress) -> None:
         """What changed for programs, at most once a second; what was committed in a line, at most every ten seconds."""
         now, counters = time.monotonic(), progress.counters.as_json()
         report = report_of(self._name, progress)
@@ -198,12 +198,9 @@ class Shown:
         self._view.tell(TaskNotice("summary", "", counters.as_json()))
 
 
-def report_of(name: str, progress: Progress) -> Report:
+def report_of(name: str, progress: IngestProgress) -> Report:
     """How far an ingest is."""
-    rate = progress.counters.rows / progress.seconds if progress.seconds else 0.0
-    about = {"rows/s": f"{rate:,.0f}", "lag": f"{progress.lag_s:.0f} s"}
-    waiting = progress.ready + progress.in_progress
-    return Report("ingest", name, State.RUNNING, progress.counters.as_json(), waiting, about=about)
+    return progress.told(Report("ingest", name, State.RUNNING))
 
 
 def line_of(report: Report) -> str:
@@ -233,7 +230,7 @@ def _left(unreadable: int) -> str:
     return f"{unreadable} left to the queue"
 
 
-def metrics_view(port: int, name: str, show: Callable[[Progress], None]) -> Callable[[Progress], None]:
+def metrics_view(port: int, name: str, show: Callable[[IngestProgress], None]) -> Callable[[IngestProgress], None]:
     """Serve what is shown as metrics too, on the loopback address."""
     registry = new_registry()
     from prometheus_client import Gauge
@@ -241,7 +238,7 @@ def metrics_view(port: int, name: str, show: Callable[[Progress], None]) -> Call
     gauges: dict[str, Any] = {}
     serve_metrics(port, registry)
 
-    def told(progress: Progress) -> None:
+    def told(progress: IngestProgress) -> None:
         waits = {"ready": progress.ready, "in_progress": progress.in_progress, "lag_seconds": progress.lag_s}
         for key, value in {**progress.counters.as_json(), **waits}.items():
             if key not in gauges:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from detent.cli._views import JsonTaskView, LineTaskView, Look, picture_of
-from detent.cli.kinds.pipeline import COLUMNS, notice_of, part_of, report_of
+from detent.cli.kinds.pipeline import COLUMNS, notice_of, report_of
 from detent.errors import Busy, Denied, Invalid, SessionExpired
 from detent.runtime.report import Report
 from detent.spark.pipeline import Pipeline, queue
@@ -177,11 +177,11 @@ def test_events_as_lines_and_as_json() -> None:
 
 def test_a_row_says_how_a_stream_is() -> None:
     state = state_of(read=queue("q"))
-    assert cells_of(part_of(state)) == ["s", "starting", "0", "-", "-", "-", "-", "-", "-"]
+    assert cells_of(state.report()) == ["s", "starting", "0", "-", "-", "-", "-", "-", "-"]
     NOW[0] = 500.0
     state.absorb(progress(12, source(None, {"queue": "q", "generation": 3, "assignment": 7}, rows=20)))
     state.offsets, state.lag, state.failures, state.phase = {"a": 12_345}, 1_000, 2, "running"
-    assert cells_of(part_of(state)) == ["s", "running", "2", "1,000", "12", "7 ms", "a 12,345, queue q #7", "-", "2"]
+    assert cells_of(state.report()) == ["s", "running", "2", "1,000", "12", "7 ms", "a 12,345, queue q #7", "-", "2"]
 
 
 def test_the_live_table_shows_every_stream() -> None:

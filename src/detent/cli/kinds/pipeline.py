@@ -18,7 +18,7 @@ from detent.cli._views import Look, ReportColumn, TaskNotice, TaskView, said
 from detent.cli.kinds.kind import Found, Given, KnownTask, ReadyTask, TaskKind
 from detent.errors import Invalid, NotFound
 from detent.paths import as_url
-from detent.runtime.report import Report, State, Trouble, state_of
+from detent.runtime.report import Report, State, state_of
 from detent.runtime.target import Sought, UserFile
 
 if TYPE_CHECKING:
@@ -40,11 +40,6 @@ COLUMNS: Final = (
     said("quarantined", is_number=True),
     said("failures", is_number=True),
 )
-
-_STATES: Final = {
-    "starting": State.STARTING, "running": State.RUNNING, "idle": State.RUNNING, "waiting": State.FAILED,
-    "failed": State.FAILED, "stopped": State.STOPPED,
-}  # fmt: skip
 
 
 # -- finding ----------------------------------------------------------------------------------------------------------
@@ -182,7 +177,7 @@ class ReadyPipeline(ReadyTask):
         """A row for each stream, and what was given up."""
         if self._summary is None or self._given["as_json"]:
             return
-        rows = [_summary_row(part_of(state)) for state in self._summary.states]
+        rows = [_summary_row(state.report()) for state in self._summary.states]
         heads = ["stream", "state", "messages", "batches", "read up to", "waiting", "quarantined", "failures"]
         print_table(heads, rows)
         for state in self._summary.failed:
@@ -244,46 +239,9 @@ def notice_of(event: Event) -> TaskNotice:
 
 def report_of(pipeline: str, states: Sequence[StreamState]) -> Report:
     """A pipeline with its streams."""
-    parts = tuple(map(part_of, states))
+    parts = tuple(state.report() for state in states)
     progress = {name: sum(part.progress[name] for part in parts) for name in ("messages", "batches")}
     return Report("pipeline", pipeline, state_of(part.state for part in parts), progress, parts=parts)
-
-
-def part_of(state: StreamState) -> Report:
-    """A stream."""
-    return Report(
-        "stream",
-        state.name,
-        _STATES[state.phase],
-        {"messages": state.messages, "batches": state.batches},
-        state.lag,
-        Trouble(state.error) if state.error else None,
-        state.failures,
-        about={
-            "state": state.phase,
-            "in/s": f"{state.rate:,.0f}",
-            "batch": "-" if state.batch is None else str(state.batch),
-            "took": duration_of(state.batch_ms) if state.batch is not None else "-",
-            "read up to": _places(state),
-            "quarantined": f"{state.quarantined:,}" if state.quarantined else "-",
-            "failures": str(state.failures) if state.failures else "-",
-        },
-    )
-
-
-def _places(state: StreamState) -> str:
-    found = [f"{name} {offset:,}" for name, offset in state.offsets.items()]
-    found += [f"queue {name} #{at.number}" for name, at in state.assignments.items()]
-    return ", ".join(found) or "-"
-
-
-def duration_of(milliseconds: int) -> str:
-    """How long a batch took, for people.
-
-    >>> duration_of(87), duration_of(2_340)
-    ('87 ms', '2.3 s')
-    """
-    return f"{milliseconds} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
 
 
 # -- steering ---------------------------------------------------------------------------------------------------------

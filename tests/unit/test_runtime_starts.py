@@ -36,9 +36,9 @@ def starts_in(source: str) -> list[int]:
         if not isinstance(node, ast.Call):
             continue
         called = node.func
-        if isinstance(called, ast.Name) and called.id in named:
-            found.append(node.lineno)
-        elif isinstance(called, ast.Attribute) and called.attr in STARTS.get(ast.unparse(called.value), set()):
+        if (isinstance(called, ast.Name) and called.id in named) or (
+            isinstance(called, ast.Attribute) and called.attr in STARTS.get(ast.unparse(called.value), set())
+        ):
             found.append(node.lineno)
     return found
 

@@ -16,7 +16,7 @@ The pipeline; the queue that it reads is in `detent.transports`:
 A file, in the order in which things happen:
 
     announcements.py     the files in a message: S3 notification, URI, or the data itself
-    understanding.py     each record of a message: a file to ask for, one to refuse, one to wait for
+    delivery_records.py  each record of a message: a file to ask for, one to refuse, one to wait for
     identity.py          what makes it this file: its name, and by policy its version
     objects.py           looks it up, fetches it, lists what was never announced
     local_files.py       opens and copies a local file, through no link

@@ -110,7 +110,7 @@ _VIEW: Final = (
 event.listen(FILES, "after_create", DDL(f"CREATE VIEW {_VIEW}"))  # type: ignore[no-untyped-call]
 
 
-class Statements(NamedTuple):
+class ShardStatements(NamedTuple):
     """The statements whose form differs between the two databases. Those in the plural take arrays on PostgreSQL and
     one row at a time on SQLite."""
 
@@ -178,7 +178,7 @@ def _common(now: str) -> dict[str, Any]:
 _SQLITE_NOW: Final = NOW["sqlite"]
 _POSTGRES_NOW: Final = NOW["postgresql"]
 
-SQLITE: Final = Statements(
+SQLITE: Final = ShardStatements(
     **_common(_SQLITE_NOW),
     open=text(
         f"INSERT INTO detent_ingest_shards ({_COLUMNS}) VALUES (:source, :shard, 'open', :token, '', {_SQLITE_NOW}, "
@@ -211,7 +211,7 @@ _LOOKED: Final = (
     "WHERE r.source = :source AND r.shard = k.shard OFFSET 0) AS s"
 )
 
-POSTGRES: Final = Statements(
+POSTGRES: Final = ShardStatements(
     **_common(_POSTGRES_NOW),
     # One round trip: what was touched is ours, and of the rest the row as it was before says whose it is.
     open=text(

@@ -26,6 +26,7 @@ from detent.ingest.epoch import EPOCH
 from detent.ingest.ownership import MARKED, TABLE, note, noted
 from detent.ingest.shard_sql import FILES, SOURCES
 from detent.ingest.shared_state import BatchRecord, FileShard, QueueSharedState
+from detent.sql.transactions import transact
 from detent.tables.files import DataFile
 from processes import Io, Processes
 
@@ -305,7 +306,7 @@ def test_pipeline_from_before_a_reset_changes_no_shard(make: Callable[..., Lake]
         "finish": lambda: before.finish([shard]),
         "touch": before.touch,
         "lost": lambda: before.lost([shard.key]),
-        "advance": lambda: metastore.transact(
+        "advance": lambda: transact(
             lake.engine, lambda connection: before.advance(connection, [shard], BatchRecord("b", 1, 1, 1, 1))
         ),
     }

@@ -116,8 +116,8 @@ def _bound(session: Any) -> str:
         name: str = session.get_bind().dialect.name
     except UnboundExecutionError as error:
         raise Invalid(
-            "the session has several databases or none, so that nobody knows where marks and messages belong: make it "
-            "with bind=engine"
+            "the session has several databases or none, so that it is not known where marks and messages belong: make "
+            "it with bind=engine"
         ) from error
     return name
 

@@ -116,9 +116,9 @@ class SqliteUnit:
             raise TransactionEnded(ENDED)
 
     def _has_ended(self) -> bool:
-        """Whether somebody may have committed. SQLite undoes a transaction by itself when the disk is full, and then
-        everything is as it should be, as long as Python begins another one for what is written next, and SQLite still
-        lets nobody commit that."""
+        """Whether something may have been committed. SQLite undoes a transaction by itself when the disk is full, and
+        then everything is as it should be, as long as Python begins another one for what is written next, and SQLite
+        still refuses to commit that."""
         try:
             self._connection.execute(self._guard.back).close()
         except sqlite3.Error as error:

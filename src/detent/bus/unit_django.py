@@ -45,7 +45,7 @@ class DjangoUnit:
         self._is_file = is_file
         self._is_inside = False
         self._is_guarded = False
-        """Whether the savepoint is set and nobody has looked for it yet."""
+        """Whether the savepoint is set and was not yet looked for."""
         self.sql: SqlPort = port_of(connection)
         self.provides: Mapping[Any, Any] = {"connection": connection}
 

@@ -176,7 +176,7 @@ def arm(connection: Connection, guard: Guard) -> None:
 
 def settle(connection: Connection, guard: Guard) -> None:
     """Look for the guard, and have the transaction wait for the disk. With psycopg that is the COMMIT as well, unless
-    somebody else listens who may still write."""
+    another listener may still write."""
     if connection.dialect.name == SQLITE:
         _say_on(connection, guard.release)
     elif is_psycopg(driver_of(connection)) and len(connection.dispatch.commit) == 1:

@@ -92,7 +92,7 @@ class DriverPort:
 
     def _found(self) -> SqlPort:
         """SQLAlchemy begins, and finds out about connections that were lost meanwhile. A connection that a handler has
-        given back is somebody else's."""
+        given back is another user's."""
         if self._port is not None:
             self._check()
         else:
@@ -123,7 +123,7 @@ class SqlAlchemyUnit:
         self._begun: tuple[Connection, RootTransaction | None] | None = None
         self._is_ending = False
         self._is_guarded = False
-        """Whether the savepoint is set and nobody has looked for it yet."""
+        """Whether the savepoint is set and was not yet looked for."""
         self._has_ended = False
         self._refusal: str | None = None
         self._marked: dict[Any, Any] = {}
@@ -137,7 +137,7 @@ class SqlAlchemyUnit:
         a transaction that reads first may not come to write."""
         session = self._session
         if session.in_transaction():
-            raise Invalid("the session is in a transaction already: the factory has to answer one that nobody uses")
+            raise Invalid("the session is in a transaction already: the factory has to answer one that is not in use")
         if session.twophase:
             raise Invalid("the session commits in two phases, and units of work in one: leave out twophase=True")
         session.info[_IN_USE] = self
@@ -176,7 +176,7 @@ class SqlAlchemyUnit:
         self._unmark()
         try:
             self._session.rollback()
-        except DBAPIError:  # there is nobody to be told who could do more about it
+        except DBAPIError:  # no caller could do more about it
             self._session.invalidate()
         if self._has_ended and self._refusal != _SHARED:
             self._has_ended = False
@@ -258,13 +258,13 @@ class SqlAlchemyUnit:
             raise
 
     def _before_rollback(self, connection: Connection) -> None:
-        """Whoever undoes it, and for whatever reason: is it still the transaction that was begun?"""
+        """Whatever undoes it, and for whatever reason: is it still the transaction that was begun?"""
         if self._is_guarded and not connection.closed and not connection.invalidated:
             self._is_guarded = False
             self._has_ended = undo(connection, guard_of(connection.info))
 
     def refuse_commit(self) -> None:
-        """Nobody commits the session but the unit."""
+        """The unit alone commits the session."""
         if not self._is_ending and not self._session.in_nested_transaction():
             self._refuse_with(ENDED)
 

@@ -21,11 +21,11 @@ from detent.ingest.committer import TableCommitter
 from detent.ingest.committers import committer_of
 from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
-from detent.ingest.metastore import read, transact
 from detent.ingest.ownership import TABLE, has_batches, note, noted
 from detent.ingest.progress import log
 from detent.ingest.shard_sql import BATCHES, FILES, SCHEMAS, SHARDS, SOURCES
 from detent.ingest.shared_state import MESSAGE_SCHEME, QueueSharedState, now_ms
+from detent.sql.transactions import read, transact
 from detent.tables.orphans import DATA_FOLDER
 from detent.transports.contract import MessageQueue
 

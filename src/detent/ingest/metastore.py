@@ -12,8 +12,6 @@ from detent.ingest.shard_sql import METADATA, SOURCES
 from detent.sql.databases import file_of, open_engine, parse
 from detent.sql.transactions import read, transact
 
-__all__ = ["connect", "connect_existing", "read", "transact"]
-
 _NAMED: Final = ("state", "ingest.db")
 """What the configuration calls the database, and an example of a file."""
 
@@ -34,4 +32,4 @@ def connect_existing(url: str) -> Engine:
         if read(engine, lambda connection: sqlalchemy.inspect(connection).has_table(SOURCES.name)):
             return engine
         engine.dispose()
-    raise NotFound(f"no ingest ever ran on {parsed.render_as_string(hide_password=True)}: `detent ingest run` makes it")
+    raise NotFound(f"no ingest ever ran on {parsed.render_as_string(hide_password=True)}: `detent run` makes it")

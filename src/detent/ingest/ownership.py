@@ -25,10 +25,10 @@ from detent.errors import Conflict, Corrupt, Invalid
 from detent.ingest import steering
 from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
-from detent.ingest.metastore import read, transact
 from detent.ingest.shard_sql import SOURCES
 from detent.ingest.shared_state import QueueSharedState
 from detent.kv.localobjects import sync_directory
+from detent.sql.transactions import read, transact
 from detent.tables.orphans import BATCH, DATA_FOLDER
 
 TABLE: Final = "table_id"
@@ -89,7 +89,7 @@ def lost(engine: Engine, source: str, what: str) -> Conflict:
     """What a pipeline is refused with whose table is not there."""
     return Conflict(
         f"{what}. {had(engine, source)} Put the table back as it was. Or begin anew: `detent ingest reset` forgets "
-        "these files, and `detent ingest run --backfill PREFIX` brings them into a new table"
+        "these files, and `detent run FILE --backfill PREFIX` brings them into a new table"
     )
 
 

@@ -3,7 +3,7 @@
 >>> from detent.transports import open_queue
 >>> queue = open_queue("redis://localhost:6379/0#orders")
 
-A class that fulfils the contract is named in a URL, and `detent ingest run` and `detent bus run` take it:
+A class that fulfils the contract is named in a URL, and ingests and apps take it:
 ``pubsub:orders?project=shop`` for one that a package offers, ``shop_queues:RabbitQueue:orders`` for one of yours.
 
     contract.py      what a queue has to do: receive, extend, settle, and send

@@ -1,6 +1,6 @@
 """What a queue has to do to carry messages: the contract that a class of yours fulfils.
 
-`MessageQueue` is enough for `detent ingest run`. With `send` it is a `SendingQueue`, and `detent bus run` takes it.
+`MessageQueue` is enough for an ingest. With `send` it is a `SendingQueue`, and an app takes it.
 `detent.testing.TransportSuite` are the same rules as tests. What only some systems can do is optional: `FailingQueue`,
 `FailedDeliveries`, and what the docstrings below call so.
 """

@@ -20,8 +20,7 @@ import pytest
 import detent
 import zygote
 from acceptance.test_cli import detent_command, environment, ok, refused
-from detent.consumer import supervisor
-from detent.consumer.application import Consumer
+from detent.consumer import Consumer, supervisor
 from detent.server.access import Grant
 from detent.shard import operations as ops
 from eventlines import Events

@@ -155,7 +155,7 @@ def _supervise(
 
 
 def _run_once(app: Consumer, url: str, *, as_json: bool) -> None:
-    from detent.consumer.running import opened, stopped_by
+    from detent.consumer.consumer import opened, stopped_by
     from detent.consumer.supervisor import Notice
     from detent.runtime.signals import stop_on_signals
 
@@ -179,7 +179,7 @@ def _run_once(app: Consumer, url: str, *, as_json: bool) -> None:
 
 def _why(app: Consumer, error: Exception) -> str:
     """What the application raised, and what that means."""
-    from detent.consumer.lives import why
+    from detent.consumer.task import why
 
     return (
         f"the consumer {app.name!r} failed: {why(error)}; nothing of that transaction took effect, and the next run "

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from detent.consumer.application import Consumer
-from detent.consumer.running import opened, stopped_by
+from detent.consumer.application import Declaration
+from detent.consumer.consumer import opened, stopped_by
 from detent.consumer.worker import Worker, register
 from detent.errors import BY_NAME, Conflict, Denied, DetentError, Invalid, NotFound, Unavailable
 from detent.kv import parse_url
@@ -92,7 +92,7 @@ def can_be_shared(url: str) -> bool:
     return server_address(url) is not None or parse_url(url).scheme == "file"
 
 
-def worker_count(consumer: Consumer, url: str, asked: int | None) -> int:
+def worker_count(consumer: Declaration, url: str, asked: int | None) -> int:
     """How many processes to start; 0 if the store lets only this one in, which then does the work itself.
 
     Unless it is said: one a shard, but no more than there are processors, and enough for all standbys of a shard.
@@ -151,7 +151,7 @@ class Supervisor:
     def __init__(
         self,
         target: str,
-        consumer: Consumer,
+        consumer: Declaration,
         store_url: str,
         workers: int,
         *,
@@ -305,7 +305,7 @@ def _how_it_ended(status: int) -> str:
         return f"the signal {-status} ended it"
 
 
-def run_alone(consumer: Consumer, store_url: str, stopping: threading.Event, tell: Tell, show: Show | None) -> None:
+def run_alone(consumer: Declaration, store_url: str, stopping: threading.Event, tell: Tell, show: Show | None) -> None:
     """Run a consumer in this process, whose store lets no other one in, until `stopping` is set."""
 
     def on_event(what: str, shard: int, text: str) -> None:
@@ -357,7 +357,7 @@ class _Line:
                 pass
 
 
-def work(consumer: Consumer, store_url: str, member: str) -> int:
+def work(consumer: Declaration, store_url: str, member: str) -> int:
     """What a process does that a supervisor has started: work until it is told to stop, or the supervisor is gone.
     Answers the exit code."""
     line = _Line()

@@ -127,7 +127,7 @@ def _store_of(app: Consumer, given: str | None) -> str:
 def _supervise(
     target: str, app: Consumer, url: str, workers: int | None, *, verbose: bool, force: bool, as_json: bool
 ) -> None:
-    from detent.consumer.supervisor import Supervisor, run_alone, worker_count
+    from detent.consumer.supervisor import Processes, run_alone, worker_count
     from detent.runtime.signals import stop_on_signals
 
     count = worker_count(app, url, workers)
@@ -137,7 +137,7 @@ def _supervise(
         if not count:
             run_alone(app, url, stopping, view.tell, view.show)
             return
-        supervisor = Supervisor(
+        processes = Processes(
             target,
             app,
             url,
@@ -148,7 +148,7 @@ def _supervise(
             options=["--verbose", *(["--json"] if as_json else [])] if verbose else [],
             force=force,
         )
-        supervisor.run(stopping)
+        processes.run(stopping)
 
 
 # -- once -----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from detent.consumer.application import Declaration
 from detent.consumer.worker import Event, Worker
 from detent.errors import Invalid
+from detent.runtime import thread
 from detent.runtime.loop import call_on, loop_in_thread
 from detent.runtime.signals import stop_on_signals
 
@@ -109,8 +110,7 @@ def stopped_by(stopping: threading.Event, worker: Worker) -> Iterator[None]:
         stopping.wait()
         worker.stop()
 
-    watcher = threading.Thread(target=wait, name="detent-stopping", daemon=True)
-    watcher.start()
+    watcher = thread.start("detent-stopping", wait)
     try:
         yield
     finally:

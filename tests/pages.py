@@ -53,7 +53,7 @@ PRINTED_PORTS = ("7410", "7411")  # the first one is the server's own
 OUTPUT = {"", "text"}
 LANGUAGES = {*OUTPUT, "python", "sh", "toml", "json", "yaml", "sql", "mermaid"}
 NAME = re.compile(r"(?:#|//|--) ((?:[\w-]+/)*[\w-]+\.\w+)(?:  .*)?$")
-USES_SPARK = re.compile(r"detent\.spark|\bdetent (ingest )?run ")
+USES_SPARK = re.compile(r"detent\.spark|\bdetent (ingest )?run \S+\.toml\b")
 FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 
 
@@ -150,7 +150,7 @@ class Page:
         self._private = folder.parent / "harness"
         self._private.mkdir()
         folder.mkdir()
-        self._command = ForkedCommand(self._private, ["run", "ingest"])
+        self._command = ForkedCommand(self._private, ["run", "ingest"] if needs_spark(path) else [])
         self._environment = _environment(self._command.path)
         self._processes = processes
         self._python: Child | None = None

@@ -17,8 +17,10 @@ from bench.harness import INFORMATIVE, Plan, Row, Size, ours_at_most
 from bench.ingest.suite import SUITE
 from bench.place import Place
 from detent.ingest import IngestConfig, metastore
-from detent.ingest.committer import BatchOutput, DataFile, TableCommitter, committer_of
+from detent.ingest.committer import BatchOutput, TableCommitter
+from detent.ingest.committers import committer_of
 from detent.ingest.shared_state import FileShard, QueueSharedState
+from detent.tables.files import DataFile
 
 KINDS = ("manifest", "delta", "iceberg")
 SIZES = (1, 10, 100)

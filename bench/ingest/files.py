@@ -16,7 +16,7 @@ from bench.harness import INFORMATIVE, Plan, Row, Size, ratio_at_least
 from bench.ingest.suite import SUITE
 from bench.place import Place
 from detent.ingest import Ingest, IngestConfig
-from detent.ingest.progress import Progress
+from detent.ingest.progress import IngestProgress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +72,7 @@ class _Runner:
         """From the first question to the queue to the last acknowledgement, without the wait for more."""
         ended = 0.0
 
-        def watch(progress: Progress) -> None:
+        def watch(progress: IngestProgress) -> None:
             nonlocal ended
             if progress.counters.acknowledged == len(self.paths) and not ended:
                 ended = time.perf_counter()

@@ -16,8 +16,9 @@ from bench.ingest.relay import relay
 from bench.ingest.suite import SUITE
 from bench.place import Place
 from bench.server.peers import postgres
-from detent.ingest.metastore import connect, connect_existing, transact
+from detent.ingest.metastore import connect, connect_existing
 from detent.ingest.shared_state import BatchRecord, FileShard, QueueSharedState
+from detent.sql.transactions import transact
 
 ROUND_TRIP_S = 0.002
 BATCHES = (1, 100, 1_000)

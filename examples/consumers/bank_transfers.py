@@ -4,7 +4,7 @@
 
     detent journal append file:./data bank/deposits --body '{"id": "mine", "account": "ada", "cents": 500}'
     detent journal append file:./data bank/transfers --body '{"id": "x", "from": "ada", "to": "bob", "cents": 9999999}'
-    detent consume examples/consumers/bank_transfers.py:app --once
+    detent run examples/consumers/bank_transfers.py:app --once
     detent journal read file:./data bank/refused
     python examples/consumers/bank_transfers.py        # checks again
 

@@ -3,13 +3,13 @@
     python examples/consumers/enrichment_join.py       # fills two journals of file:./data, joins, shows who waits
 
     detent journal append file:./data shop/customers --key cyd --body '{"id": "cyd", "name": "Cyd", "city": "Caen"}'
-    detent consume examples/consumers/enrichment_join.py:app --once
+    detent run examples/consumers/enrichment_join.py:app --once
     detent journal read file:./data shop/enriched
 
 Two journals go into one shard, so that an order and its customer meet in one state. That is kept in memory and in a
 file of the folder shop-state, and recorded in the journal shop-join/recovery/0, from which any machine recovers it.
 With `shards=4, partition="key"` the work is divided by customer: both journals have the customer's id as the key. And
-with `detent consume ... --standbys 1` a second process follows the first, and takes over at once.
+with `detent run ... --standbys 1` a second process follows the first, and takes over at once.
 """
 
 from __future__ import annotations

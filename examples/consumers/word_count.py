@@ -3,7 +3,7 @@
     python examples/consumers/word_count.py            # fills the journal `lines` of file:./data, counts, shows
 
     echo 'to be or not to be' | detent journal append file:./data lines
-    detent consume examples/consumers/word_count.py:app --once
+    detent run examples/consumers/word_count.py:app --once
     detent consumer state file:./data word-count --prefix word/to
     detent journal read file:./data word-counts
 

@@ -14,7 +14,7 @@ Two stores cannot commit together. So a step commits its outputs and its progres
 the other store is owed; then it gives that to the other store, together with a mark that says how far it has got. Who
 comes after a crash compares the two, and gives what is missing.
 
-`main` starts ``detent graph run`` as a process of its own and sends events meanwhile. Every now and then it kills that
+`main` starts ``detent run`` as a process of its own and sends events meanwhile. Every now and then it kills that
 process with SIGKILL, wherever it is, and starts another. At the end it lets the graph finish, and counts.
 """
 
@@ -61,7 +61,7 @@ def keep(event: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def running() -> Iterator[subprocess.Popen[bytes]]:
-    """``detent graph run`` with this file, in another process, from when it is at work; it is dead at the end."""
+    """``detent run`` with this file, in another process, from when it is at work; it is dead at the end."""
     command = [sys.executable, "-m", "detent.cli", "graph", "run", os.path.abspath(__file__), "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     with process:

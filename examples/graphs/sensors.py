@@ -6,7 +6,7 @@
 and then, in that folder:
 
     echo 40 >> temperature.txt
-    detent graph run sensors.py --once
+    detent run sensors.py --once
     detent journal read file:./data alerts
 
 Each sensor is a file that only grows, in place of an interface that answers what came after a mark. `Polled` says what

@@ -52,7 +52,6 @@ What several layers share:
     extras.py       the command that installs a missing extra beside this Detent
     forks.py        tells a forked child from its parent
     scraped.py      metrics of a process without a server
-    sqs_client.py   a client of SQS
     __main__.py     `python -m detent`
 """
 

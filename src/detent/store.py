@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 from detent import forks
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation, OwnerTime, Request, Ticket
+from detent.engine.twins import Twin
 from detent.errors import Busy, Denied, Invalid, NotFound, OutcomeUnknown, SessionExpired, Unavailable
 from detent.forks import refuse_in_child
 from detent.journal import (
@@ -59,6 +60,7 @@ from detent.remote import (
     server_address,
 )
 from detent.runtime.backoff import Backoff, Failures
+from detent.runtime.ground import drive
 from detent.shard import AsyncConsumers, Consumers, StateReader
 from detent.transaction import AsyncTransaction, Transaction
 
@@ -121,7 +123,67 @@ class OpeningStore:
             await self._store.close()
 
 
-class Store(Ledgers, Consumers):
+class _Waiting(Twin):
+    """How both stores wait for messages."""
+
+    _generation: int
+    _connection: Connection
+
+    async def _wait_claimable(self, queue: str, timeout_ms: int) -> None:
+        refuse_in_child(self._generation)
+        connection = self._connection
+        try:
+            owner = connection.at_hand or await self._aside(connection.owner, time.monotonic())
+        except Unavailable:
+            await self._sleep(POLL.max_s)
+            return
+        try:
+            await self._await_claimable(owner, queue, timeout_ms)
+        except Disconnected:
+            await self._aside(connection.lost, owner)
+
+    async def _await_claimable(self, owner: LocalOwner | RemoteOwner, queue: str, timeout_ms: int) -> None:
+        """Wait at the owner for something to claim."""
+        raise NotImplementedError
+
+    async def _wait(self, journal: str, offset: int, timeout_ms: int | None) -> bool:
+        refuse_in_child(self._generation)
+        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        polls = Failures(POLL)
+        while True:
+            if await self._next_offset(journal) > offset:
+                return True
+            left_ms = WAIT_SLICE_MS if deadline is None else min(WAIT_SLICE_MS, (deadline - time.monotonic()) * 1000)
+            if left_ms <= 0:
+                return False
+            if not await self._wait_at_owner(journal, offset, int(left_ms) + 1):
+                await self._sleep(min(polls.failed(), left_ms / 1000))
+
+    async def _wait_at_owner(self, journal: str, offset: int, timeout_ms: int) -> bool:
+        """True when an owner was asked; without one the caller looks for itself, a little later."""
+        connection = self._connection
+        if connection.role == "reader" and connection.server is None:
+            return False
+        try:
+            owner = connection.current or await self._aside(connection.reach, time.monotonic())
+        except Unavailable:
+            return False
+        try:
+            await self._await_growth(owner, journal, offset, timeout_ms)
+        except Disconnected:
+            await self._aside(connection.lost, owner)
+            return False
+        return True
+
+    async def _await_growth(self, owner: LocalOwner | RemoteOwner, journal: str, offset: int, timeout_ms: int) -> None:
+        """Wait at the owner until a journal has grown above an offset."""
+        raise NotImplementedError
+
+    async def _next_offset(self, journal: str) -> int:
+        raise NotImplementedError
+
+
+class Store(_Waiting, Ledgers, Consumers):
     """A store. Use it in a ``with`` block, or call `close`."""
 
     def __init__(
@@ -256,16 +318,10 @@ class Store(Ledgers, Consumers):
 
     def wait_claimable(self, queue: str, timeout_ms: int) -> None:
         """Return when a queue may have something to claim, or after the time."""
-        refuse_in_child(self._generation)
-        try:
-            owner = self._connection.owner(time.monotonic())
-        except Unavailable:
-            time.sleep(POLL.max_s)
-            return
-        try:
-            owner.wait_claimable(queue, timeout_ms)
-        except Disconnected:
-            self._connection.lost(owner)
+        drive(self._wait_claimable(queue, timeout_ms))
+
+    async def _await_claimable(self, owner: LocalOwner | RemoteOwner, queue: str, timeout_ms: int) -> None:
+        owner.wait_claimable(queue, timeout_ms)
 
     def publisher(self, *, deadline: Duration = "0s") -> Publisher:
         """A publisher with a producer of its own, for pending messages and acknowledgements. What it has pending may
@@ -382,17 +438,13 @@ class Store(Ledgers, Consumers):
 
     def wait(self, journal: str, offset: int, timeout_ms: int | None) -> bool:
         """Wait until a journal's next offset is above `offset`. False after the time."""
-        refuse_in_child(self._generation)
-        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        polls = Failures(POLL)
-        while True:
-            if self.reader.next_offset(journal) > offset:
-                return True
-            left_ms = WAIT_SLICE_MS if deadline is None else min(WAIT_SLICE_MS, (deadline - time.monotonic()) * 1000)
-            if left_ms <= 0:
-                return False
-            if not self._wait_at_owner(journal, offset, int(left_ms) + 1):
-                time.sleep(min(polls.failed(), left_ms / 1000))
+        return drive(self._wait(journal, offset, timeout_ms))
+
+    async def _next_offset(self, journal: str) -> int:
+        return self.reader.next_offset(journal)
+
+    async def _await_growth(self, owner: LocalOwner | RemoteOwner, journal: str, offset: int, timeout_ms: int) -> None:
+        owner.wait(journal, offset, timeout_ms)
 
     def on_growth(self, journal: str, offset: int, wake: Callable[[], None]) -> Callable[[], None] | None:
         """Call `wake` once, from whatever thread, when the journal's next offset is above `offset`; answers how to stop
@@ -410,27 +462,15 @@ class Store(Ledgers, Consumers):
         owner = self._connection.at_hand
         return owner.journals.watch.announced(journal) if isinstance(owner, LocalOwner) else None
 
-    def _wait_at_owner(self, journal: str, offset: int, timeout_ms: int) -> bool:
-        """True when an owner was asked; without one the caller looks for itself, a little later."""
-        if self._connection.role == "reader" and self._connection.server is None:
-            return False
-        try:
-            owner = self._connection.reach(time.monotonic())
-        except Unavailable:
-            return False
-        try:
-            owner.wait(journal, offset, timeout_ms)
-        except Disconnected:
-            self._connection.lost(owner)
-            return False
-        return True
 
-
-class AsyncStore(AsyncLedgers, AsyncConsumers):
+class AsyncStore(_Waiting, AsyncLedgers, AsyncConsumers):
     """`Store` for asyncio: the same calls, awaited. Use it in ``async with``, or call `close`."""
+
+    _store: Store
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._connection, self._generation = store._connection, store._generation
         self._loop = asyncio.get_running_loop()
         self._dispatcher = Dispatcher(self._loop, self._undo_lost)
         self._lost_claims = AsyncLostClaims(self)
@@ -509,22 +549,12 @@ class AsyncStore(AsyncLedgers, AsyncConsumers):
 
     async def wait_claimable(self, queue: str, timeout_ms: int) -> None:
         """Return when a queue may have something to claim, or after the time."""
-        refuse_in_child(self._store._generation)
-        connection = self._store._connection
-        try:
-            owner = await self._owner(time.monotonic())
-        except Unavailable:
-            await asyncio.sleep(POLL.max_s)
-            return
-        try:
-            if isinstance(owner, LocalOwner):
-                await self._wait_claimable_locally(owner, queue, timeout_ms)
-            else:
-                await (await self._remote_of()).wait_claimable(queue, timeout_ms)
-        except Disconnected:
-            await asyncio.to_thread(connection.lost, owner)
+        await self._wait_claimable(queue, timeout_ms)
 
-    async def _wait_claimable_locally(self, owner: LocalOwner, queue: str, timeout_ms: int) -> None:
+    async def _await_claimable(self, owner: LocalOwner | RemoteOwner, queue: str, timeout_ms: int) -> None:
+        if not isinstance(owner, LocalOwner):
+            await (await self._remote_of()).wait_claimable(queue, timeout_ms)
+            return
         woken, wake = self._alarm()
         stop = owner.queues.wait(queue, wake)
         try:
@@ -631,11 +661,6 @@ class AsyncStore(AsyncLedgers, AsyncConsumers):
         """Undo claims whose messages could not be handed over, in the background."""
         self._lost_claims.undo(operations)
 
-    async def _owner(self, deadline: float) -> LocalOwner | RemoteOwner:
-        connection = self._store._connection
-        found = connection.at_hand
-        return await asyncio.to_thread(connection.owner, deadline) if found is None else found
-
     async def _new_session(self, owner: LocalOwner | RemoteOwner) -> bytes:
         if isinstance(owner, LocalOwner):
             return owner.new_session()
@@ -654,17 +679,7 @@ class AsyncStore(AsyncLedgers, AsyncConsumers):
 
     async def wait(self, journal: str, offset: int, timeout_ms: int | None) -> bool:
         """Wait until a journal's next offset is above `offset`. False after the time."""
-        refuse_in_child(self._store._generation)
-        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        polls = Failures(POLL)
-        while True:
-            if await self._next_offset(journal) > offset:
-                return True
-            left_ms = WAIT_SLICE_MS if deadline is None else min(WAIT_SLICE_MS, (deadline - time.monotonic()) * 1000)
-            if left_ms <= 0:
-                return False
-            if not await self._wait_at_owner(journal, offset, int(left_ms) + 1):
-                await asyncio.sleep(min(polls.failed(), left_ms / 1000))
+        return await self._wait(journal, offset, timeout_ms)
 
     async def _next_offset(self, journal: str) -> int:
         """A look at a local file does not block; one at an object store does, and goes to a thread."""
@@ -672,26 +687,10 @@ class AsyncStore(AsyncLedgers, AsyncConsumers):
             return await asyncio.to_thread(self.reader.next_offset, journal)
         return self.reader.next_offset(journal)
 
-    async def _wait_at_owner(self, journal: str, offset: int, timeout_ms: int) -> bool:
-        connection = self._store._connection
-        if connection.role == "reader" and connection.server is None:
-            return False
-        try:
-            current = connection.current
-            owner = await asyncio.to_thread(connection.reach, time.monotonic()) if current is None else current
-        except Unavailable:
-            return False
-        try:
-            if isinstance(owner, LocalOwner):
-                await self._wait_locally(owner, journal, offset, timeout_ms)
-            else:
-                await (await self._remote_of()).wait(journal, offset, timeout_ms)
-        except Disconnected:
-            await asyncio.to_thread(connection.lost, owner)
-            return False
-        return True
-
-    async def _wait_locally(self, owner: LocalOwner, journal: str, offset: int, timeout_ms: int) -> None:
+    async def _await_growth(self, owner: LocalOwner | RemoteOwner, journal: str, offset: int, timeout_ms: int) -> None:
+        if not isinstance(owner, LocalOwner):
+            await (await self._remote_of()).wait(journal, offset, timeout_ms)
+            return
         woken, wake = self._alarm()
         stop = owner.journals.watch.add(journal, offset, wake)
         try:

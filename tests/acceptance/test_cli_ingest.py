@@ -240,8 +240,8 @@ def test_a_run_ends_with_what_it_did(
     config: str, counters: Counters, plain: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = Pipeline(counters)
-    module = import_module("detent.cli.ingest")  # which the package hides behind its command
-    monkeypatch.setattr(module, "_start", lambda *_: pipeline)
+    module, kinds = import_module("detent.cli.ingest"), import_module("detent.cli.kinds.ingest")
+    monkeypatch.setattr(kinds, "start", lambda *_: pipeline)
     done = CliRunner().invoke(module.ingest, ["run", config, "--once"])
     assert (done.exit_code, done.stdout, done.stderr) == (0, plain, "starting Spark…\n")
     assert pipeline.asked == {"once": True, "backfill": None, "match": None, "signals": True}

@@ -197,7 +197,7 @@ def test_the_examples_declare_pipelines(tmp_path: Path, name: str) -> None:
     ("text", "arguments", "code", "says"),
     [
         (None, [], 1, "there is no file"),
-        ("x = 1", [], 1, "declares no pipeline"),
+        ("x = 1", [], 1, "declares no task"),
         (CHAIN, [], 1, "has no store"),
         (CHAIN, ["--store", "file:./data", "--only", "nobody"], 1, "there are doubled, kept"),
         (CHAIN, ["--store", "http://127.0.0.1:1"], 1, "--checkpoints"),

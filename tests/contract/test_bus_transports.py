@@ -24,10 +24,9 @@ import sqsserver
 from detent import Outgoing
 from detent.bus.envelope import Envelope, Incoming
 from detent.bus.topics import parse_filter
-from detent.bus.transport import Transport
-from detent.bus.transport_external import ExternalTransport
+from detent.bus.transport import ATTEMPTS, ERROR, Transport
+from detent.bus.transport_external import ExternalTransport, SqsTransport
 from detent.bus.transport_queue import QueueTransport
-from detent.bus.transport_sqs import ATTEMPTS, ERROR, SqsTransport
 from detent.errors import Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.transports import NewMessage, PubSubQueue, RedisQueue, SendingQueue, queue_pubsub
 from processes import eventually
@@ -643,8 +642,8 @@ def test_a_time_long_past_takes_nothing_from_the_retention(stores: QueueWorld, n
     for past_ms in (0, 1, int(time.time() * 1000) - 86_400_000):
         assert app.send([envelope(f"queue:{name}", visible_ms=past_ms)]) == {}
         held = one(app)
-        assert held.receipt.retention_s == 3_600
-        assert held.receipt.expires > held.receipt.received
+        assert held.receipt.delivery.own.retention_s == 3_600
+        assert held.receipt.delivery.own.expires > held.receipt.delivery.own.received
         app.acknowledge(held)
 
 
@@ -672,7 +671,7 @@ def test_another_store_calls_its_messages_otherwise() -> None:
             app.open_input()
             app.send([envelope("queue:billing")])
             held = one(app)
-            found.append((held.receipt.receipt, held.transport_id))
+            found.append((held.receipt.delivery.receipt, held.transport_id))
             app.close()
         time.sleep(0.005)  # times in the names are in milliseconds
     assert found[0][0] == found[1][0]  # which is why numbers alone are no name

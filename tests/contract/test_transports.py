@@ -31,12 +31,13 @@ from detent.errors import Invalid, NotFound, Unavailable
 from detent.extras import install_command
 from detent.testing import TransportSuite
 from detent.testing.transports import LONG_S, bodies
-from detent.transports import NewMessage, PubSubQueue, queue_pubsub, queue_redis, queue_sqs
+from detent.transports import NewMessage, PubSubQueue, queue_pubsub, queue_redis, queue_sqs, sqs_client
 from detent.transports.contract import MessageQueue
 from detent.transports.queue_detent import DetentQueue
 from detent.transports.queue_redis import RedisQueue
 from detent.transports.queue_sqs import SqsQueue
 from detent.transports.urls import FORMS, open_queue
+from remoteserver import serving
 from servers import free_port
 
 
@@ -127,9 +128,9 @@ class SqsWorld(World):
 class DetentWorld(World):
     retention_s = 4 * 86_400.0 + 43_200  # what a publisher gives a message that says nothing, and the longest lease
 
-    def __init__(self, folder: Path) -> None:
-        self.url = f"file:{folder}"
-        self.store = detent.open(self.url)
+    def __init__(self, store: detent.Store, reading: detent.Store) -> None:
+        """`reading` is the store as the readers of queues have it, in the same process or another one."""
+        self.store, self.reading = store, reading
 
     def create(self) -> str:
         name = super().create()
@@ -137,7 +138,7 @@ class DetentWorld(World):
         return name
 
     def open(self, name: str) -> MessageQueue:
-        return DetentQueue(self.store, name)
+        return DetentQueue(self.reading, name)
 
     def send(self, name: str, bodies: Sequence[str], headers: dict[str, str] | None = None) -> None:
         self.store.queue(name).publish_many([body.encode() for body in bodies], headers=headers)
@@ -148,7 +149,7 @@ class DetentWorld(World):
         return True
 
     def unreachable(self, name: str) -> MessageQueue:
-        found = DetentQueue(self.store, name)
+        found = DetentQueue(self.reading, name)
         found._store = found._queue._store = _Silent()  # type: ignore[assignment]
         return found
 
@@ -219,6 +220,8 @@ KINDS = [
     pytest.param("moto", marks=[pytest.mark.s3, pytest.mark.xdist_group("s3")]),
     pytest.param("endpoint", marks=pytest.mark.xdist_group("ingest_sqs")),
     pytest.param("detent", marks=pytest.mark.xdist_group("ingest_detent")),
+    pytest.param("socket", marks=pytest.mark.xdist_group("ingest_detent")),
+    pytest.param("http", marks=pytest.mark.xdist_group("ingest_detent")),
     pytest.param("redis", marks=pytest.mark.xdist_group("redis")),
     pytest.param("pubsub", marks=pytest.mark.xdist_group("pubsub")),
 ]
@@ -236,9 +239,15 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
             yield SqsWorld(server.url, strict=True)
     elif request.param == "detent":
-        found = DetentWorld(folder)
-        with found.store:
-            yield found
+        with detent.open(f"file:{folder}") as store:
+            yield DetentWorld(store, store)
+    elif request.param == "socket":
+        with detent.open(f"file:{folder}") as store, detent.open(f"file:{folder}") as reading:
+            assert not reading.is_owner  # it asks the other one by its socket
+            yield DetentWorld(store, reading)
+    elif request.param == "http":
+        with serving(f"file:{folder}") as server, detent.open(server.url) as store:
+            yield DetentWorld(store, store)
     elif request.param == "pubsub":
         endpoint = pubsubserver.shared_server().endpoint
         with pytest.MonkeyPatch.context() as patch:
@@ -573,7 +582,7 @@ def test_redis_by_url() -> None:
 
 def test_sqs_by_url(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str | None, str | None]] = []
-    monkeypatch.setattr(queue_sqs, "new_client", lambda *place, **_: made.append(place))
+    monkeypatch.setattr(sqs_client, "new_client", lambda *place, **_: made.append(place))
     for url in (
         "sqs:orders",
         "sqs://orders?region=eu-west-1&endpoint=http://localhost:4566",

@@ -17,13 +17,18 @@ from sqlalchemy.orm import Session
 import s3server
 import sqsserver
 from busworld import AT_ONCE, Books, Broken, Invoiced, OrderPlaced, enter
-from detent.bus import Bus, Context, DbApiUnitOfWork, Outcome, SqlOutbox, SqlTracker, sqs_sending
+from detent.bus import Bus, Context, DbApiUnitOfWork, Outcome, SqlOutbox, SqlTracker
 from detent.bus.calling import Calling
+from detent.bus.deliveries import Held
 from detent.bus.envelope import Envelope, Incoming
 from detent.bus.forwarder import Forwarder
-from detent.bus.sqs_message import MESSAGE_BYTES_MAX, read, write
-from detent.bus.transport_sqs import ERROR, ORIGINAL_ID, RETENTION_S, Receipt, SqsTransport
+from detent.bus.transport import ERROR, ORIGINAL_ID
+from detent.bus.transport_external import SqsTransport
 from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
+from detent.transports import Delivery, queue_sqs
+from detent.transports.queue_sqs import RETENTION_S
+from detent.transports.sqs_client import VISIBILITY_S_MAX
+from detent.transports.sqs_message import MESSAGE_BYTES_MAX, read, write
 from processes import eventually
 from servers import free_port
 
@@ -155,7 +160,7 @@ def test_a_foreign_message_is_given_up_with_all_it_had(app: Open, name: str) -> 
         assert held.headers == {key: "v" for key in attributes if key != "bytes"}
         billing.give_up(held, "why")
         dead = one(app(name, queue=f"{name}-failed", failed=name))
-        assert dead.receipt.message["MessageAttributes"]["bytes"]["BinaryValue"] == b"\x00\xff"
+        assert dead.receipt.delivery.own["bytes"]["BinaryValue"] == b"\x00\xff"
         assert dead.headers.get(ORIGINAL_ID) == (held.transport_id if len(attributes) == 1 else None)
 
 
@@ -274,8 +279,8 @@ def _opened(*answers: Any, **options: Any) -> tuple[SqsTransport, _Client]:
 
 def _held(count: int, received_s: float | None = None) -> list[Incoming]:
     now = time.monotonic() if received_s is None else received_s
-    message = {"Body": "b", "MessageId": "m", "ReceiptHandle": "r"}
-    return [Incoming(str(at), {}, b"b", 1, None, Receipt(f"r{at}", now, message, now + 30)) for at in range(count)]
+    held = [Delivery("m", f"r{at}", b"b", 1, ends=now + VISIBILITY_S_MAX) for at in range(count)]
+    return [Incoming(str(at), {}, b"b", 1, None, Held(delivery, now + 30)) for at, delivery in enumerate(held)]
 
 
 def _kinds(errors: dict[int, DetentError]) -> dict[int, type[DetentError]]:
@@ -418,7 +423,7 @@ def test_a_clock_that_is_behind_sets_nothing_aside(tmp_path: Path, monkeypatch: 
     waiting = _Outbox(tmp_path / "o.db", transport)
     now_s = time.time()
     waiting.save(*(envelope("queue:a", visible_ms=int((now_s + delay_s) * 1000)) for delay_s in (440, 898)))
-    monkeypatch.setattr(sqs_sending.time, "time", lambda: now_s - 300)
+    monkeypatch.setattr(queue_sqs.time, "time", lambda: now_s - 300)
     assert waiting.forwarder.forward_all() == 1
     assert waiting.counts() == (1, 0)
     assert client.asked[0]["Entries"][0]["DelaySeconds"] == 740
@@ -437,7 +442,7 @@ def test_leases_are_extended_ten_at_a_time() -> None:
     gone = _refused(("0", "ReceiptHandleIsInvalid", True), ("1", "MessageNotInflight", True))
     transport, client = _opened(_all, ReadTimeoutError(endpoint_url="http://localhost"), gone, lease="30.5s")
     held = _held(25)
-    with pytest.raises(Unavailable, match="could not be extended"):
+    with pytest.raises(Unavailable, match="leases were not extended"):
         transport.extend(held)
     assert [len(asked["Entries"]) for asked in client.asked] == [10, 10, 5]
     assert {entry["VisibilityTimeout"] for asked in client.asked for entry in asked["Entries"]} == {31}
@@ -455,24 +460,23 @@ def test_a_lease_that_may_still_be_there_is_not_lost() -> None:
 def test_lease_is_lost_at_its_end_if_sqs_does_not_answer() -> None:
     transport, _ = _opened(ReadTimeoutError(endpoint_url="http://localhost"))
     held, over = _held(1)[0], _held(1, time.monotonic() - 31)[0]
-    with pytest.raises(Unavailable, match="could not be extended"):
+    with pytest.raises(Unavailable, match="leases were not extended"):
         transport.extend([held, over])
     assert (held.lost, over.lost) == (False, True)
 
 
 def test_nothing_is_hidden_beyond_twelve_hours() -> None:
-    transport, client = _opened(_all, {}, {}, {})
+    transport, client = _opened({}, {}, {}, {})
     hours_ago = time.monotonic() - 11.5 * 3600
     nearly, over = _held(1, time.monotonic() - 43_190)[0], _held(1, time.monotonic() - 43_205)[0]
     transport.extend([over])
     assert (over.lost, client.asked) == (True, [])
     transport.extend([over, nearly])
-    assert (nearly.lost, len(client.asked[0]["Entries"])) == (False, 1)
+    assert (nearly.lost, len(client.asked)) == (False, 1)
     transport.retry(_held(1, hours_ago)[0], 3600, "")
     transport.retry(_held(1)[0], 10**9, "")
     transport.retry(_held(1)[0], 0.2, "")
-    asked = [client.asked[0]["Entries"][0], *client.asked[1:]]
-    assert pytest.approx([entry["VisibilityTimeout"] for entry in asked], abs=2) == [9, 1799, 43199, 1]
+    assert pytest.approx([asked["VisibilityTimeout"] for asked in client.asked], abs=2) == [9, 1799, 43199, 1]
 
 
 @pytest.mark.parametrize("code", ["ReceiptHandleIsInvalid", "MessageNotInflight", "InvalidParameterValue"])
@@ -527,8 +531,8 @@ def test_what_cannot_be_put_aside_is_not_deleted() -> None:
 
 def test_receiving_goes_on_until_an_answer_is_short() -> None:
     def answer(request: dict[str, Any]) -> dict[str, Any]:
-        message = {"MessageId": "m", "ReceiptHandle": "r", "Body": "b"}
-        return {"Messages": [message] * request["MaxNumberOfMessages"]}
+        count = request["MaxNumberOfMessages"]
+        return {"Messages": [{"MessageId": "m", "ReceiptHandle": uuid.uuid4().hex, "Body": "b"} for _ in range(count)]}
 
     transport, client = _opened(answer, answer, answer)
     assert len(transport.receive(25, 100)) == 25

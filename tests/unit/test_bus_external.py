@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from detent.bus import Bus, ExternalTransport, Outcome, QueueTransport, Retries, SqsTransport
 from detent.bus.deliveries import COUNTED_MAX, lease_end
 from detent.bus.envelope import Envelope, Incoming
-from detent.bus.transport_external import QUEUES_MAX
+from detent.bus.transport import QUEUES_MAX
 from detent.bus.transport_urls import open_transport
 from detent.cli import cli
 from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
@@ -261,7 +261,7 @@ def test_a_message_that_the_failed_queue_does_not_take_is_not_acknowledged() -> 
 
 
 def test_behind_what_may_pass_later_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("detent.bus.transport_external.SEND_MAX", 2)
+    monkeypatch.setattr("detent.bus.transport_sending.SEND_MAX", 2)
     opened = Opened()
     opened.queue.error = Unavailable("gone")
     envelopes = [Envelope(str(at), "queue:billing", {}, b"x") for at in range(5)]

@@ -20,9 +20,9 @@ import detent
 from busworld import Books, Broken, Invoiced, Mailed, OrderPlaced, app, enter
 from detent.bus import Bus, Context, IdempotencyConfig, Incoming, InMemoryTracker, Outcome, QueueTransport
 from detent.bus import envelope as wire
-from detent.bus.sqs_message import read, write
 from detent.bus.topics import names_in, parse_filter
 from detent.errors import DetentError, Invalid
+from detent.transports.sqs_message import read, write
 
 NAMES = (wire.ID, wire.TYPE, wire.TOPICS, wire.CORRELATION, wire.REPLY_TO, wire.IN_REPLY_TO, wire.CONTENT_TYPE)
 VALUES = st.one_of(

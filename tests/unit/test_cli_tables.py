@@ -12,10 +12,12 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from detent.cli import _consume_views, _graph_views, _output
+from detent.cli import _output
 from detent.cli._output import print_table
+from detent.cli._views import Look, picture_of
+from detent.cli.kinds import consumer, graph, pipeline
 from detent.grid import Grid
-from detent.spark import pipeline_views
+from detent.runtime.report import Report, State
 
 NAME = "orders/europe/incoming-from-partners"
 UUID = "0190f5c2-7d3e-7c4a-9b1d-5e2f8a6c4b3d"
@@ -138,38 +140,46 @@ def holding(**values: Any) -> SimpleNamespace:
     return SimpleNamespace(**values)
 
 
+def drawn(report: Report, columns: Any) -> Grid:
+    table: Grid = picture_of(report, Look("task", list, dict, columns))
+    return table
+
+
 def consumer_table() -> Grid:
     shards = [
-        holding(index=index, journals=[NAME, "b"], holder=HOLDER, status="restoring", processed={NAME: int(MANY)})
+        holding(
+            index=index, journals=[NAME, "b"], holder=HOLDER, status="restoring", error="", processed={NAME: int(MANY)}
+        )
         for index in range(2)
     ]
     seen: Any = holding(
-        info=holding(name=NAME, paused=True, shards=shards), lag={0: {NAME: int(MANY)}, 1: {NAME: int(MANY)}}
+        info=holding(name=NAME, paused=True, shards=shards),
+        lag={0: {NAME: int(MANY)}, 1: {NAME: int(MANY)}},
+        gone={0: {}, 1: {}},
     )
-    table: Grid = _consume_views.table_of(seen, _consume_views.Rates())
-    return table
+    return drawn(consumer.report_of(seen, consumer.Rates()), consumer.COLUMNS)
 
 
 def graph_table() -> Grid:
-    seen = _graph_views.Seen(NAME, "standby", *[int(MANY)] * 6)
-    table: Grid = _graph_views.table_of(NAME, [seen] * 2)
-    return table
+    counts = dict.fromkeys(graph.COUNTED, int(MANY))
+    part = Report("processor", NAME, State.STANDBY, counts, int(MANY), None, int(MANY), about={"status": "standby"})
+    return drawn(graph.whole_of(NAME, [part] * 2), graph.COLUMNS)
 
 
-def pipeline_table(monkeypatch: pytest.MonkeyPatch) -> Grid:
-    cells = [NAME, "restarting", "1,234,567", MANY, "123456", "12.3 s", f"orders {MANY}, queue mails #17", MANY, "17"]
-    monkeypatch.setattr(pipeline_views, "cells_of", lambda _state: cells)
-    table: Grid = pipeline_views.table_of(f"pipeline {NAME}", [holding(phase="restarting")])  # type: ignore[list-item]
-    return table
+def pipeline_table() -> Grid:
+    cells = {"state": "restarting", "in/s": "1,234,567", "batch": "123456", "took": "12.3 s", "quarantined": MANY}
+    about = {**cells, "read up to": f"orders {MANY}, queue mails #17", "failures": "17"}
+    part = Report("stream", NAME, State.FAILED, lag=int(MANY), about=about)
+    return drawn(Report("pipeline", NAME, State.FAILED, parts=(part,)), pipeline.COLUMNS)
 
 
 @pytest.mark.parametrize("width", [80, 60])
-def test_live_table_gets_every_word_whole(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_table_gets_every_word_whole(width: int) -> None:
     number = f"{int(MANY):,}"
     for table, heads, words in (
-        (consumer_table(), _consume_views.COLUMNS, {NAME, HOLDER, "restoring", number}),
-        (graph_table(), _graph_views.COLUMNS, {NAME, "standby", number}),
-        (pipeline_table(monkeypatch), pipeline_views.COLUMNS, {NAME, "restarting", "1,234,567", MANY, "orders", "#17"}),
+        (consumer_table(), consumer.COLUMNS, {NAME, HOLDER, "restoring", number}),
+        (graph_table(), graph.COLUMNS, {NAME, "standby", number}),
+        (pipeline_table(), pipeline.COLUMNS, {NAME, "restarting", "1,234,567", MANY, "orders", "#17"}),
     ):
         console = Console(width=width, file=io.StringIO(), color_system=None)
         console.print(table)  # as a live table is drawn: what is too long would be cut here
@@ -177,7 +187,9 @@ def test_live_table_gets_every_word_whole(width: int, monkeypatch: pytest.Monkey
         shown = file.getvalue()
         assert "…" not in shown
         assert words <= set(shown.replace("│", " ").split())
-        assert {word for head in heads for word in head.split()} <= {word.removesuffix(":") for word in shown.split()}
+        assert {word for head in heads for word in head.head.split()} <= {
+            word.removesuffix(":") for word in shown.split()
+        }
 
 
 def rendered(grid: Grid, width: int) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("duckdb")
 
-from detent.demo.check import Judge, Place, Verdict
+from detent.demo.check import CheckedPlace, Judge, Verdict
 from detent.demo.orders import order
 
 COUNTS = [40, 40, 20]
@@ -25,7 +25,7 @@ def judged(bodies: list[bytes], fate: str | None = None) -> Verdict:
     return judge.verdict()
 
 
-def only(verdict: Verdict) -> Place:
+def only(verdict: Verdict) -> CheckedPlace:
     (place,) = verdict.places
     return place
 

@@ -19,14 +19,14 @@ from detent.cli import run as cli
 from detent.cli.demo import NEEDED, check_extra
 from detent.demo.check import Verdict
 from detent.demo.crew import CRASHES_MAX, Crew
-from detent.demo.killer import DRIVERS_MAX, OWNER_UNDER_SPARK, SPARK, Killer, Target, is_good_moment, targets
-from detent.demo.meter import NOTHING, Counts, Sample, TableRows
+from detent.demo.killer import DRIVERS_MAX, OWNER_UNDER_SPARK, SPARK, Killer, KillTarget, is_good_moment, targets
+from detent.demo.meter import NOTHING, DemoCounts, Sample, TableRows
 from detent.demo.orders import place
-from detent.demo.plan import DRIVER, ORDERS, OWNER, PLACING, RUSH, WORKER, Plan
+from detent.demo.plan import DRIVER, ORDERS, OWNER, PLACING, RUSH, WORKER, DemoPlan
 from detent.demo.running import MARK, empty, new_folder, prepare
 from detent.demo.rush import publish
 from detent.demo.story import COUNTING, PLACED, RELEASED, killed, meaning, opening, progress
-from detent.demo.view import LineView, LiveView, told
+from detent.demo.view import DemoLines, DemoScreen, told
 from detent.extras import install_command
 from processes import eventually
 
@@ -34,8 +34,8 @@ LONG_AGO = 0.0
 """A plan that started then is behind: everything is due."""
 
 
-def plan_in(folder: Path, messages: int = 1_000) -> Plan:
-    return Plan(str(folder), messages, seconds=60.0, kills=0, started=LONG_AGO)
+def plan_in(folder: Path, messages: int = 1_000) -> DemoPlan:
+    return DemoPlan(str(folder), messages, seconds=60.0, kills=0, started=LONG_AGO)
 
 
 def crew_of(**done: bool) -> Any:
@@ -51,11 +51,11 @@ def test_all_orders_have_somebody_to_place_them(tmp_path: Path, messages: int) -
     assert len(plan.counts) == len(PLACING)
     assert min(plan.counts) > 0
     plan.keep()
-    assert Plan.load(tmp_path) == plan
+    assert DemoPlan.load(tmp_path) == plan
 
 
 def test_orders_come_at_a_pace_and_the_last_ones_when_they_are_released(tmp_path: Path) -> None:
-    plan = Plan(str(tmp_path), 1_000, seconds=60.0, kills=0, started=1_000.0)
+    plan = DemoPlan(str(tmp_path), 1_000, seconds=60.0, kills=0, started=1_000.0)
     assert [plan.due(200, 1_000.0 + at) for at in (-1.0, 0.0, 18.0, 36.0, 99.0)] == [0, 0, 100, 180, 180]
     plan.release()
     assert plan.due(200, 1_099.0) == 200
@@ -72,7 +72,7 @@ def test_the_driver_is_killed_twice_at_most_and_the_owner_instead() -> None:
 
 def test_the_killer_keeps_its_pace_and_waits_for_a_good_moment() -> None:
     killer = Killer(2, paced_s=30.0)
-    busy, working = Counts(10, 0, 0, 0), Counts(20, 10, 10, 10)
+    busy, working = DemoCounts(10, 0, 0, 0), DemoCounts(20, 10, 10, 10)
     assert killer.choose(9.9, crew_of(), busy) is None
     assert killer.choose(10.0, crew_of(), busy) == OWNER
     assert killer.choose(19.9, crew_of(), working) is None
@@ -85,7 +85,7 @@ def test_the_killer_keeps_its_pace_and_waits_for_a_good_moment() -> None:
 
 def test_the_owner_is_killed_for_somebody_who_is_done() -> None:
     killer = Killer(3, paced_s=0.0)
-    working = Counts(20, 10, 10, 10)
+    working = DemoCounts(20, 10, 10, 10)
     found = [killer.choose(float(at), crew_of(producer_1=True), working) for at in range(3)]
     assert found == [OWNER, DRIVER, OWNER]
 
@@ -93,17 +93,19 @@ def test_the_owner_is_killed_for_somebody_who_is_done() -> None:
 @pytest.mark.parametrize(
     ("target", "counts", "is_good"),
     [
-        (Target(OWNER), NOTHING, False),
-        (Target(OWNER), Counts(1, 0, 0, 0), True),
-        (OWNER_UNDER_SPARK, Counts(2, 0, 0, 0), False),
-        (OWNER_UNDER_SPARK, Counts(2, 1, 1, 0), True),
-        (SPARK, Counts(1, 1, 1, 0), False),
-        (SPARK, Counts(2, 1, 1, 1), True),
-        (SPARK, Counts(1, 1, 0, 0), True),  # it was rejected: there is nothing left to write
-        (Target(WORKER), Counts(1, 0, 0, 0), True),
+        (KillTarget(OWNER), NOTHING, False),
+        (KillTarget(OWNER), DemoCounts(1, 0, 0, 0), True),
+        (OWNER_UNDER_SPARK, DemoCounts(2, 0, 0, 0), False),
+        (OWNER_UNDER_SPARK, DemoCounts(2, 1, 1, 0), True),
+        (SPARK, DemoCounts(1, 1, 1, 0), False),
+        (SPARK, DemoCounts(2, 1, 1, 1), True),
+        (SPARK, DemoCounts(1, 1, 0, 0), True),  # it was rejected: there is nothing left to write
+        (KillTarget(WORKER), DemoCounts(1, 0, 0, 0), True),
     ],
 )
-def test_a_process_comes_to_something_before_it_is_killed(target: Target, counts: Counts, is_good: bool) -> None:
+def test_a_process_comes_to_something_before_it_is_killed(
+    target: KillTarget, counts: DemoCounts, is_good: bool
+) -> None:
     assert is_good_moment(target, NOTHING, counts) is is_good
 
 
@@ -126,9 +128,9 @@ def test_the_rows_of_a_table_are_counted_by_its_log(tmp_path: Path) -> None:
 def test_log_has_a_line_for_each_change_and_few_while_nothing_changes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    view, samples = LineView(plan_in(tmp_path)), []
+    view, samples = DemoLines(plan_in(tmp_path)), []
     for tenth in range(6_000):
-        samples.append(Sample(tenth / 10, Counts(min(tenth, 100), 0, 0, 0)))
+        samples.append(Sample(tenth / 10, DemoCounts(min(tenth, 100), 0, 0, 0)))
         view.show(samples, kills=0)
     lines = capsys.readouterr().err.splitlines()
     assert "10.0 s  100 of 1,000 placed, 0 checked, 0 stored" in lines[0]
@@ -145,13 +147,13 @@ def test_first_kill_of_a_kind_says_why_it_is_hard() -> None:
 
 
 def test_what_is_said_fits_a_terminal(tmp_path: Path) -> None:
-    plan = Plan(str(tmp_path), 10_000_000, seconds=60.0, kills=100, started=LONG_AGO)
-    texts = [opening(plan), RELEASED, PLACED, COUNTING, progress(plan, Counts(*[10_000_000] * 4))]
+    plan = DemoPlan(str(tmp_path), 10_000_000, seconds=60.0, kills=100, started=LONG_AGO)
+    texts = [opening(plan), RELEASED, PLACED, COUNTING, progress(plan, DemoCounts(*[10_000_000] * 4))]
     texts += [killed(role, 100, 100, is_first=True) for role in (OWNER, DRIVER, WORKER, *PLACING)]
     for text in texts:
         assert max(map(len, told(1_234.5, text).splitlines())) <= 80
-    live = LiveView(plan)
-    live.show([Sample(999.0, Counts(*[10_000_000] * 4))], 100)
+    live = DemoScreen(plan)
+    live.show([Sample(999.0, DemoCounts(*[10_000_000] * 4))], 100)
     console = Console(width=80, file=io.StringIO(), color_system=None)
     console.print(live._rendered())
     file: Any = console.file
@@ -222,7 +224,7 @@ def test_who_is_killed_is_started_again(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "executable", program(tmp_path, "exec sleep 300"))
     with Crew(plan) as crew:
         crew.start()
-        now = Counts(3, 2, 1, 0)
+        now = DemoCounts(3, 2, 1, 0)
         for role in (OWNER, PLACING[0]):
             crew.kill(role, now)
             assert crew[role].before == now
@@ -276,7 +278,7 @@ def test_wrong_options_are_refused(options: list[str], tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Plan:
+def started(tmp_path: Path) -> DemoPlan:
     """A run whose store is there, with everything due."""
     plan = plan_in(tmp_path)
     prepare(plan)
@@ -288,7 +290,7 @@ def bodies(store: detent.Store) -> list[int]:
     return [message.json()["id"] for message in store.journal(ORDERS).read()]
 
 
-def test_a_producer_goes_on_where_the_last_one_was_stopped(started: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_goes_on_where_the_last_one_was_stopped(started: DemoPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     with detent.open(started.url) as store:
         monkeypatch.setattr("detent.demo.orders.BLOCK", 100)
         commits = 0
@@ -315,7 +317,7 @@ def test_a_producer_goes_on_where_the_last_one_was_stopped(started: Plan, monkey
 
 
 def test_a_producer_whose_predecessor_was_not_dead_yet_looks_again(
-    started: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    started: DemoPlan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with detent.open(started.url) as store:
         place(started, 0)
@@ -330,7 +332,7 @@ def test_a_producer_whose_predecessor_was_not_dead_yet_looks_again(
         assert bodies(store) == list(range(started.counts[0]))
 
 
-def test_a_clerk_that_publishes_all_again_changes_nothing(started: Plan) -> None:
+def test_a_clerk_that_publishes_all_again_changes_nothing(started: DemoPlan) -> None:
     with detent.open(started.url) as store:
         publish(started)
         publish(started)

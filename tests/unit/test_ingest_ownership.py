@@ -19,12 +19,14 @@ from sqlalchemy import Engine, delete, select
 import postgresserver
 from detent.errors import Conflict, DetentError, Fenced, Invalid
 from detent.ingest import forgetting, metastore, ownership, steering
-from detent.ingest.committer import BatchOutput, TableCommitter, committer_of
+from detent.ingest.committer import BatchOutput, TableCommitter
+from detent.ingest.committers import committer_of
 from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
 from detent.ingest.ownership import MARKED, TABLE, note, noted
 from detent.ingest.shard_sql import FILES, SOURCES
 from detent.ingest.shared_state import BatchRecord, FileShard, QueueSharedState
+from detent.sql.transactions import transact
 from detent.tables.files import DataFile
 from processes import Io, Processes
 
@@ -304,7 +306,7 @@ def test_pipeline_from_before_a_reset_changes_no_shard(make: Callable[..., Lake]
         "finish": lambda: before.finish([shard]),
         "touch": before.touch,
         "lost": lambda: before.lost([shard.key]),
-        "advance": lambda: metastore.transact(
+        "advance": lambda: transact(
             lake.engine, lambda connection: before.advance(connection, [shard], BatchRecord("b", 1, 1, 1, 1))
         ),
     }

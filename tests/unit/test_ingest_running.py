@@ -12,7 +12,7 @@ from pyspark.errors import PySparkRuntimeError
 
 import detent.spark
 import ingestfakes
-from detent.errors import Invalid, NotFound
+from detent.errors import Fenced, Invalid, NotFound
 from detent.ingest import Counters, Ingest, IngestConfig, read_table
 from detent.ingest import pipeline as running
 
@@ -71,7 +71,7 @@ def test_time_before_the_first_batch_does_not_count_in_the_rate(
 ) -> None:
     world = ingestfakes.World(tmp_path)
     pipeline = world.pipeline()
-    shown: list[running.Progress] = []
+    shown: list[running.IngestProgress] = []
     monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: world.now))
     until = running._Until(threading.Event(), True, None, None)
     receiving = running._ReceivingFiles(world.config, pipeline, world.engine, None, until)
@@ -85,6 +85,40 @@ def test_time_before_the_first_batch_does_not_count_in_the_rate(
     world.sleep(2)
     batching.step()
     assert [one.seconds for one in shown] == [0, 0, 2]
+    world.engine.dispose()
+
+
+def test_a_pipeline_reports_what_it_has_done(tmp_path: Path) -> None:
+    world = ingestfakes.World(tmp_path / "world")
+    assert an_ingest(tmp_path).report().state == "starting"
+    world.put("a", "b")
+    until = running._Until(threading.Event(), True, None, None)
+    run = running._PipelineRun(world.config, world.pipeline(), world.engine, None, until, lambda _: None)
+    run.run()
+    report = run.report()
+    assert (report.title, report.state, report.lag) == ("ingest/orders", "stopped", 0)
+    assert (report.progress["files"], report.progress["acknowledged"]) == (2, 2)
+    world.engine.dispose()
+
+
+def test_an_error_in_a_part_of_a_pipeline_ends_it_and_an_end_of_the_program_stays_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = ingestfakes.World(tmp_path)
+
+    def run(part: str, error: BaseException) -> None:
+        def fail(*_: object, **__: object) -> NoReturn:
+            raise error
+
+        pipeline = world.pipeline()
+        monkeypatch.setattr(pipeline, part, fail)
+        until = running._Until(threading.Event(), False, None, None)
+        running._PipelineRun(world.config, pipeline, world.engine, None, until, lambda _: None).run()
+
+    for part in ("poll", "keep", "next_batch"):
+        for error in (Invalid("wrong"), Fenced("reset"), KeyboardInterrupt()):
+            with pytest.raises(type(error)):
+                run(part, error)
     world.engine.dispose()
 
 

@@ -20,11 +20,11 @@ import postgresserver
 from detent.errors import Invalid, NotFound, ShardsLost, Unavailable
 from detent.ingest import metastore
 from detent.ingest.identity import key_of
-from detent.ingest.metastore import transact
 from detent.ingest.shard_sql import BATCHES, METADATA, SHARDS, SOURCES
 from detent.ingest.shared_state import REASON_MAX, BatchRecord, FileShard, Opened, QueueSharedState
 from detent.runtime.backoff import Backoff
 from detent.sql import transactions
+from detent.sql.transactions import transact
 
 GRACE_MS = 60_000
 LONG_AGO_MS = GRACE_MS + 5_000

@@ -16,10 +16,10 @@ import postgresserver
 from detent.errors import Corrupt, Invalid, NotFound
 from detent.ingest import forgetting, metastore, ownership, schemas, steering
 from detent.ingest.config import IngestConfig
-from detent.ingest.metastore import transact
 from detent.ingest.schemas import check_fits, kept_schema, widen
 from detent.ingest.shard_sql import BATCHES, FILES, SHARDS
 from detent.ingest.shared_state import BatchRecord, FileShard, QueueSharedState, now_ms
+from detent.sql.transactions import transact
 from detent.transports.contract import MessageQueue
 
 DAY_MS = 86_400_000

@@ -8,22 +8,23 @@ import urllib.request
 
 import pytest
 
-from detent.ingest.progress import Counters, Progress
-from detent.ingest.views import JsonView, LogLines, line_of, metrics_view, summary_of
+from detent.cli._views import JsonTaskView, LineTaskView
+from detent.cli.kinds.ingest import Shown, line_of, metrics_view, report_of, summary_of
+from detent.ingest.progress import Counters, IngestProgress
 
 
-def progress(**counters: int) -> Progress:
-    return Progress(Counters(**counters), ready=2, in_progress=3, lag_s=1.5, seconds=2.0)
+def progress(**counters: int) -> IngestProgress:
+    return IngestProgress(Counters(**counters), ready=2, in_progress=3, lag_s=1.5, seconds=2.0)
 
 
 def test_a_line_says_files_rows_bytes_lag_and_quarantine() -> None:
-    line = line_of(progress(files=4, rows=2_000, bytes=3_000_000, quarantined=1))
+    line = line_of(report_of("orders", progress(files=4, rows=2_000, bytes=3_000_000, quarantined=1)))
     for part in ("4 files", "2,000 rows (1,000/s)", "2.9 MiB", "5 waiting", "lag 2 s", "1 in quarantine"):
         assert part in line
 
 
 def test_unreadable_messages_are_said_to_be_left_to_the_queue() -> None:
-    assert "unreadable: 2 left to the queue" in line_of(progress(unreadable=2))
+    assert "unreadable: 2 left to the queue" in line_of(report_of("orders", progress(unreadable=2)))
     assert summary_of(Counters(received=3, unreadable=2, rows=1)) == {
         "received": "3",
         "unreadable": "2 left to the queue",
@@ -33,7 +34,7 @@ def test_unreadable_messages_are_said_to_be_left_to_the_queue() -> None:
 
 
 def test_json_is_an_object_a_line_when_something_changed(capsys: pytest.CaptureFixture[str]) -> None:
-    view = JsonView()
+    view = Shown(JsonTaskView(), "orders")
     view.show(progress(files=1))
     view.show(progress(files=1))
     view.end(Counters(files=7))
@@ -43,7 +44,7 @@ def test_json_is_an_object_a_line_when_something_changed(capsys: pytest.CaptureF
 
 
 def test_a_log_has_a_line_when_something_was_committed(capsys: pytest.CaptureFixture[str]) -> None:
-    view = LogLines("orders")
+    view = Shown(LineTaskView(), "orders")
     view.show(progress())
     view.show(progress(batches=1, files=3))
     view.show(progress(batches=2, files=4))  # too soon after the last one
@@ -54,7 +55,7 @@ def test_metrics_are_served_on_the_loopback_address() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shown: list[Progress] = []
+    shown: list[IngestProgress] = []
     show = metrics_view(port, "orders", shown.append)
     show(progress(files=4, quarantined=1))
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:

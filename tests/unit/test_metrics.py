@@ -18,10 +18,9 @@ import detent
 from busworld import Books, Invoiced, OrderPlaced, app
 from detent.bus import Outcome, SqlOutbox
 from detent.bus.envelope import Incoming
-from detent.cli import _bus_metrics
-from detent.cli._bus_metrics import BusCollector, serve_bus_metrics
-from detent.cli._bus_views import Tally
 from detent.cli.bus import bus as bus_commands
+from detent.cli.kinds import bus as bus_kind
+from detent.cli.kinds.bus import AppTally, BusCollector, serve_bus_metrics
 from detent.errors import Denied, Invalid
 from detent.ingest.progress import Counters
 from detent.server import metrics_state, operators
@@ -64,7 +63,7 @@ def shown_metrics() -> set[str]:
     """Every name that the code shows, as Prometheus stores it."""
     metrics = Metrics()
     registry = CollectorRegistry()
-    registry.register(BusCollector([], Tally([], cast(Any, None))))
+    registry.register(BusCollector([], AppTally([], cast(Any, None))))
     families = [*text_string_to_metric_families(metrics.page(StoreState()).decode()), *registry.collect()]
     found = {f"{one.name}_total" if one.type == "counter" else one.name for one in families}
     found = {name for name in found if not name.endswith("_created")}  # which each counter and histogram has beside it
@@ -82,7 +81,7 @@ def test_docs_name_the_limits_that_the_code_has() -> None:
     text = " ".join(PAGE.read_text().split())
     assert f"at most {metrics_state.OBJECTS_MAX:,} queues" in text
     assert f"each of the {metrics_state.AGES_MAX} longest lags" in text
-    assert (metrics_state.AGES_S, _bus_metrics.LOOK_EVERY_S) == (1.0, 5.0)
+    assert (metrics_state.AGES_S, bus_kind.LOOK_EVERY_S) == (1.0, 5.0)
 
 
 # -- what the store holds ---------------------------------------------------------------------------------------------
@@ -209,12 +208,12 @@ def test_metrics_grant_allows_nothing_else() -> None:
 
 
 def test_outboxes_and_deliveries_of_apps_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bus_metrics, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(bus_kind, "LOOK_EVERY_S", 0.0)
     books = Books(f"sqlite:///{tmp_path / 'books.db'}")
     with app(name="billing", **books.options(outbox=SqlOutbox())) as bus:
         bus.handler(OrderPlaced)(lambda order: bus.send(Invoiced(1), to="later", delay="1h"))
         bus.prepare()
-        tally = Tally([bus], cast(Any, None))
+        tally = AppTally([bus], cast(Any, None))
         tally.see(bus, cast(Incoming, None), Outcome.HANDLED)
         bus.send_local(OrderPlaced(1))
         (incoming,) = bus.transport.receive(1, 5)
@@ -242,10 +241,10 @@ def test_metrics_port_is_refused_for_a_run_that_ends() -> None:
 
 def test_outbox_is_counted_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[object] = []
-    monkeypatch.setattr("detent.cli._bus_views.outbox_of", looks.append)
+    monkeypatch.setattr("detent.cli.kinds.bus.outbox_of", looks.append)
     with app(outbox=None) as bus:
         bus.outbox = cast(Any, object())
-        collector = BusCollector([bus], Tally([bus], cast(Any, None)))
+        collector = BusCollector([bus], AppTally([bus], cast(Any, None)))
         for _ in range(3):
             assert list(collector.collect())
         bus.outbox = None

@@ -12,11 +12,11 @@ import pytest
 
 import detent
 from detent.errors import Fenced, NotFound, Unavailable
+from detent.runtime.report import State
 from detent.spark.pipeline import Pipeline, queue
 from detent.spark.pipeline_prepare import prepare
 from detent.spark.pipeline_runner import PipelineRunner
 from detent.spark.pipeline_stream import Stream
-from detent.spark.pipeline_views import cells_of
 from detent.spark.stream_state import Event, Summary
 from detent.spark.stream_task import BACK_OFF, ONCE_TRIES
 from detent.store import Store
@@ -234,6 +234,87 @@ def test_how_much_waits_is_counted(store: Store) -> None:
     assert world.state("b").lag == 2
 
 
+class Py4JNetworkError(Exception):
+    """Called like py4j's: all that is seen of a Java that is gone."""
+
+
+class Gone(FakeQuery):
+    """A query whose Java is gone."""
+
+    @property
+    def is_active(self) -> bool:
+        raise Py4JNetworkError("no answer")
+
+    def stop(self, patience_s: float) -> None:
+        raise Py4JNetworkError("no answer")
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_end_of_java_ends_the_run_and_is_not_told_of_each_stream(store: Store, ended: bool) -> None:
+    world = World(store, chain("a", "b", "c"))
+    world.script = {"b": lambda: FakeQuery(runs_on=True), "c": Gone}
+
+    def check() -> None:
+        if ended:
+            raise Unavailable("Java was ended by the signal SIGKILL")
+
+    world.runner.check_java = check
+    with pytest.raises(Unavailable if ended else Py4JNetworkError):
+        world.runner.supervise()
+    assert world.view.kinds() == ["b started", "c started", "stopping", "b stopped", "c stopped"]
+
+
+def test_start_that_lost_its_connection_is_tried_again_while_java_runs(store: Store) -> None:
+    world = World(store, chain("a", "b"))
+
+    def start() -> FakeQuery:
+        if len(world.started) == 1:
+            raise Py4JNetworkError("no answer")
+        return FakeQuery(runs_on=True)
+
+    world.script["b"] = start
+    world.until = lambda: len(world.started) == 2
+    world.runner.supervise()
+    assert world.view.kinds() == ["b failed", "b started", "stopping", "b stopped"]
+
+
+def test_query_that_was_stopped_by_other_hands_is_started_again(store: Store) -> None:
+    world = World(store, chain("a", "b"))
+    world.script["b"] = FakeQuery
+    world.until = lambda: len(world.started) == 3
+    world.runner.supervise()
+    first, second, third = (at for _, at in world.started)
+    assert 0 < second - first < 1
+    assert 0 < third - second < 1
+    assert world.state("b").failures == 0
+
+
+def test_interrupt_of_the_program_is_raised_when_the_other_streams_have_stopped(store: Store) -> None:
+    world = World(store, chain("a", "b", "c"))
+    query = FakeQuery(runs_on=True)
+
+    def start() -> FakeQuery:
+        raise KeyboardInterrupt
+
+    world.script = {"b": lambda: query, "c": start}
+    with pytest.raises(KeyboardInterrupt):
+        world.runner.supervise()
+    assert query.stopped is not None
+    assert world.view.kinds() == ["b started", "stopping", "b stopped", "c stopped"]
+
+
+def test_stream_reports_as_every_task_does(store: Store) -> None:
+    world = World(store, chain("a", "b"))
+    queries = iter([FakeQuery(ends_with=OSError("disk")), FakeQuery([[batch(7, {"a": 0}, {"a": 5})]], runs_on=True)])
+    world.script["b"] = lambda: next(queries)
+    world.until = lambda: world.state("b").batches == 1
+    world.runner.supervise()
+    (report,) = world.runner.reports()
+    assert (report.title, report.state, report.restarts) == ("stream/b", State.STOPPED, 1)
+    assert report.progress == {"batches": 1, "messages": 5}
+    assert (report.error, report.about["batch"]) == ("", "7")
+
+
 # -- once -----------------------------------------------------------------------------------------------------------
 
 
@@ -388,7 +469,7 @@ def test_what_goes_to_the_quarantine_is_told_and_counted(store: Store) -> None:
     )
     assert told.fields == {"messages": 2, "journal": "p/b.quarantine"}
     assert world.state("b").as_json()["quarantined"] == 2
-    assert "2" in cells_of(world.state("b"))[7]
+    assert "2" in world.state("b").report().about["quarantined"]
 
 
 # -- queues ---------------------------------------------------------------------------------------------------------

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from detent.cli._views import JsonTaskView, LineTaskView, Look, picture_of
+from detent.cli.kinds.pipeline import COLUMNS, notice_of, report_of
 from detent.errors import Busy, Denied, Invalid, SessionExpired
+from detent.runtime.report import Report
 from detent.spark.pipeline import Pipeline, queue
 from detent.spark.pipeline_prepare import checkpoint_folder, store_url
-from detent.spark.pipeline_views import JsonView, LineView, cells_of, line_of, table_of
 from detent.spark.stream_failure import REASON_MAX, failure_of
 from detent.spark.stream_state import RATE_S, Event, StreamState
 
@@ -23,6 +25,12 @@ def state_of(**options: Any) -> StreamState:
 
 
 NOW = [0.0]
+LOOK = Look("pipeline/p", list, dict, COLUMNS)
+
+
+def cells_of(part: Report) -> list[str]:
+    """What a stream's row says."""
+    return [column.cell(part) for column in COLUMNS]
 
 
 def progress(number: int, *sources: dict[str, Any], done: bool = True) -> dict[str, Any]:
@@ -153,34 +161,34 @@ def test_events_as_lines_and_as_json() -> None:
         Event("failed", "s", "away; trying again in 1 s", {"retry_s": 1.0}),
     ]
     lines, objects = io.StringIO(), io.StringIO()
-    for view in (LineView(lines), JsonView(objects)):
+    for view in (LineTaskView(lines), JsonTaskView(objects)):
         with view:
             for event in events:
-                view.tell(event)
-            view.show([])
+                view.tell(notice_of(event))
+            view.show(Look("pipeline/p", list, dict))
     assert lines.getvalue().splitlines() == ["note two\\nlines\\x1b[31m", "s: failed away; trying again in 1 s"]
     assert [json.loads(line) for line in objects.getvalue().splitlines()] == [
         {"event": "note", "text": "two\nlines\x1b[31m"},
         {"event": "progress", "stream": "s", "batch": 1},
         {"event": "failed", "stream": "s", "text": "away; trying again in 1 s", "retry_s": 1.0},
     ]
-    assert line_of(Event("gave_up", "s")) == "s: gave up"
+    assert notice_of(Event("gave_up", "s")).text == "s: gave up"
 
 
 def test_a_row_says_how_a_stream_is() -> None:
     state = state_of(read=queue("q"))
-    assert cells_of(state) == ["s", "starting", "0", "-", "-", "-", "-", "-", "-"]
+    assert cells_of(state.report()) == ["s", "starting", "0", "-", "-", "-", "-", "-", "-"]
     NOW[0] = 500.0
     state.absorb(progress(12, source(None, {"queue": "q", "generation": 3, "assignment": 7}, rows=20)))
     state.offsets, state.lag, state.failures, state.phase = {"a": 12_345}, 1_000, 2, "running"
-    assert cells_of(state) == ["s", "running", "2", "1,000", "12", "7 ms", "a 12,345, queue q #7", "-", "2"]
+    assert cells_of(state.report()) == ["s", "running", "2", "1,000", "12", "7 ms", "a 12,345, queue q #7", "-", "2"]
 
 
 def test_the_live_table_shows_every_stream() -> None:
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=120)
-    console.print(table_of("pipeline [p]", [state_of()]))
+    console.print(picture_of(report_of("[p]", [state_of()]), LOOK))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "starting" in shown
     assert "waiting" in shown

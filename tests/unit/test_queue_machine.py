@@ -14,7 +14,7 @@ from detent.engine import Done
 from detent.errors import Conflict, Corrupt, Exists, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.journal import operations as journal_ops
 from detent.kv import Batch
-from detent.queue import checkpoint, holdings, housekeeping, looking, publishing
+from detent.queue import checkpoint, holdings, housekeeping, looking, memory, publishing
 from detent.queue import operations as ops
 from detent.queue.bucket import Bucket
 from detent.verify import verify
@@ -485,7 +485,7 @@ def test_more_timers_than_a_step_fires_are_fired_by_the_next(world: Queues, monk
 def test_a_group_ends_the_leases_of_so_many_messages_and_other_timers_do_not_wait(
     world: Queues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(housekeeping, "LEASES_PER_GROUP", 3)
+    monkeypatch.setattr(memory, "LEASES_PER_GROUP", 3)
     world.create("dead")
     world.create(max_attempts=1, dead_letter="dead")
     messages = world.publish(10)

@@ -474,3 +474,34 @@ def test_child_ends_although_it_was_told_while_it_began() -> None:
         task = Children(WAITS)
         assert Supervised(task).start().stop(PATIENCE_S)
         assert task.ends in ([], [-15])
+
+
+def test_interrupt_of_the_program_in_a_turn_ends_the_task_and_is_raised() -> None:
+    task = Scripted(KeyboardInterrupt())
+    supervised = Supervised(task).start_turns()
+    with pytest.raises(KeyboardInterrupt):
+        supervised.turn()
+    assert task.did == ["open", "step", "close", "leave"]
+    assert not supervised.is_alive
+    assert supervised.stop()
+
+
+def test_task_of_long_lives_says_itself_that_it_has_worked() -> None:
+    class Long(Scripted):
+        restart = Restart(Backoff(1.0, 60.0), steady_s=float("inf"))
+        works = False
+
+        def step(self) -> Next:
+            if self.works:
+                self.worked()
+            return super().step()
+
+    now = [0.0]
+    task = Long(*(OSError() for _ in range(6)))
+    supervised = Supervised(task, clock=lambda: now[0]).start_turns()
+    pauses = []
+    for number in range(6):
+        task.works = number == 3
+        pauses.append(supervised.turn())
+        now[0] += 100
+    assert pauses == [1.0, 2.0, 4.0, 1.0, 2.0, 4.0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from detent.sqs_client import new_client, place_of
+from detent.transports.sqs_client import new_client, place_of
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ An app, and how it starts:
 
 One delivery, in the order in which things happen:
 
-    transport.py           the contract of what carries messages (see below)
+    transport.py           what carries messages: queues, and what an app needs besides (see below)
     worker.py              takes deliveries, hands each to a thread, keeps their leases
     pipeline.py            read, begin, mark, handle, save what was sent, commit, acknowledge
     calling.py             that pipeline for plain functions and for coroutines
@@ -49,23 +49,17 @@ Sending, and the outbox:
 Transports:
 
     transport_urls.py      transports by URL
-    transport_external.py  queues of other systems, of any class of `detent.transports`
     transport_queue.py     queues of a Detent store
-    subscriptions.py       which topics a queue takes
-    deliveries.py          until when those of foreign queues are held, and how many came
     topics.py              names of topics, and the filters that they become
-    transport_sqs.py       queues of SQS
-    sqs_queues.py          connections to them, by name
-    sqs_sending.py         sending ten at a time
-    sqs_message.py         how a message is written for SQS, and read from it
+    transport_external.py  queues of SQS, and of any class of `detent.transports`
+    transport_sending.py   what goes to which of them, and how much in one call
+    deliveries.py          until when deliveries are held, and how many came
 
 Units of work:
 
-    unit_rules.py          what every one on a database has to see to
+    unit_rules.py          what every one on a database has to see to: the guard, and what waits for the disk
     unit_sqlalchemy.py     SQLAlchemy sessions, plain and async
-    unit_connections.py    its guard on the connection, in few round trips
-    unit_dbapi.py          sqlite3 and psycopg connections
-    unit_psycopg.py        psycopg, plain and async
+    unit_dbapi.py          connections of sqlite3 and of psycopg, plain and async
     unit_django.py         Django
     unit_engine.py         the store itself: one transaction for changes, messages and acknowledgement
 
@@ -106,9 +100,8 @@ if TYPE_CHECKING:
     from detent.bus.tracker_sql import SqlTracker
     from detent.bus.transaction import BusTransaction
     from detent.bus.transport import Transport
-    from detent.bus.transport_external import ExternalTransport
+    from detent.bus.transport_external import ExternalTransport, SqsTransport
     from detent.bus.transport_queue import QueueTransport
-    from detent.bus.transport_sqs import SqsTransport
     from detent.bus.unit_dbapi import DbApiUnitOfWork
     from detent.bus.unit_django import DjangoUnitOfWork
     from detent.bus.unit_engine import EngineUnitOfWork
@@ -132,9 +125,8 @@ _HOMES = {
     "detent.bus.tracker_sql": ("SqlTracker",),
     "detent.bus.transaction": ("BusTransaction",),
     "detent.bus.transport": ("Transport",),
-    "detent.bus.transport_external": ("ExternalTransport",),
+    "detent.bus.transport_external": ("ExternalTransport", "SqsTransport"),
     "detent.bus.transport_queue": ("QueueTransport",),
-    "detent.bus.transport_sqs": ("SqsTransport",),
     "detent.bus.message_types": ("message",),
     "detent.bus.unit_dbapi": ("DbApiUnitOfWork",),
     "detent.bus.unit_django": ("DjangoUnitOfWork",),

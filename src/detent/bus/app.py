@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from detent.bus.calling import LoopEnded
-from detent.bus.declared import Declared, Outcome, check_parts
+from detent.bus.declared import App, Outcome, check_parts
 from detent.bus.envelope import Incoming
 from detent.bus.message_types import name_of
-from detent.bus.pipeline import Pipeline
+from detent.bus.pipeline import DeliveryPipeline
 from detent.bus.replies import Replies
 from detent.bus.running import Running
 from detent.bus.sending import TIMEOUT
@@ -34,7 +34,7 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 """The exit code of a program that did not wait for its handlers."""
 
 
-class Bus(Declared):
+class Bus(App):
     """An app: a name, which is its queue's and its consumer's, and the messages that it handles and sends.
 
     >>> bus = Bus("billing", "file:./data")
@@ -51,7 +51,7 @@ class Bus(Declared):
     """
 
     def _assembled(self) -> None:
-        self._pipeline = Pipeline(self)
+        self._pipeline = DeliveryPipeline(self)
         self._running = Running(self)
 
     def __repr__(self) -> str:

@@ -122,7 +122,7 @@ class HomeThread(AnyThread):
 
 
 def _run_for(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], run: Callable[[], Any]) -> None:
-    """Run a function, and give what it answers or raises to whoever awaits it."""
+    """Run a function, and give what it answers or raises to the coroutine that awaits it."""
     found: Any = None
     error: BaseException | None = None
     try:
@@ -141,7 +141,7 @@ def _run_for(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], run: 
         else:
             answer.set_exception(error)
 
-    with suppress(RuntimeError):  # the loop is closed, and nobody awaits anything
+    with suppress(RuntimeError):  # the loop is closed, and nothing is awaited
         loop.call_soon_threadsafe(settle)
 
 

@@ -6,18 +6,18 @@ import logging
 import threading
 import weakref
 
-from detent.bus.declared import Declared
+from detent.bus.declared import App
 from detent.bus.unit_engine import EngineUnitOfWork
 from detent.durations import no_shorter_text, span_text
 from detent.errors import Invalid
 
 logger = logging.getLogger("detent.bus")
 
-_running: weakref.WeakValueDictionary[str, Declared] = weakref.WeakValueDictionary()
+_running: weakref.WeakValueDictionary[str, App] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def check(bus: Declared) -> None:
+def check(bus: App) -> None:
     """`Invalid`, with what to change, if the parts of an app do not go together."""
     _check_outbox(bus)
     _check_tracker(bus)
@@ -41,7 +41,7 @@ def check(bus: Declared) -> None:
         bus.dependencies.check(wanted, provided, handler.name)
 
 
-def _check_outbox(bus: Declared) -> None:
+def _check_outbox(bus: App) -> None:
     if bus.outbox is None:
         return
     if bus.unit_of_work is None:
@@ -56,7 +56,7 @@ def _check_outbox(bus: Declared) -> None:
         )
 
 
-def _check_tracker(bus: Declared) -> None:
+def _check_tracker(bus: App) -> None:
     config = bus.idempotency
     if config is None:
         return
@@ -86,7 +86,7 @@ def _check_tracker(bus: Declared) -> None:
         )
 
 
-def check_memory(bus: Declared) -> None:
+def check_memory(bus: App) -> None:
     """`Invalid` if the tracker forgets a message sooner than the transport stops to deliver it; a warning where one of
     the two cannot be known."""
     if bus.idempotency is None:
@@ -105,7 +105,7 @@ def check_memory(bus: Declared) -> None:
         )
 
 
-def _warn_of_memory(bus: Declared, kept_s: float | None, redelivered_s: float | None) -> None:
+def _warn_of_memory(bus: App, kept_s: float | None, redelivered_s: float | None) -> None:
     logger.warning(
         "%r remembers handled messages for %s, and %s can deliver one again for %s: see to it that the first is "
         "longer, or a message that comes late is handled twice",
@@ -116,8 +116,8 @@ def _warn_of_memory(bus: Declared, kept_s: float | None, redelivered_s: float | 
     )
 
 
-def enter(bus: Declared) -> None:
-    """Nobody else in this process may have the name: with one tracker, each would take the other's messages for
+def enter(bus: App) -> None:
+    """No other app of this process may have the name: with one tracker, each would take the other's messages for
     handled."""
     with _lock:
         known = _running.get(bus.name)
@@ -129,7 +129,7 @@ def enter(bus: Declared) -> None:
         _running[bus.name] = bus
 
 
-def leave(bus: Declared) -> None:
+def leave(bus: App) -> None:
     """The name is free again."""
     with _lock:
         if _running.get(bus.name) is bus:

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from detent.bus import envelope as wire
 from detent.bus.envelope import Incoming
-from detent.bus.sending import Outgoing, Sending
+from detent.bus.sending import Sending, Uncommitted
 from detent.errors import Invalid
 
 _IDS: Final = uuid.UUID("6f2d1c1e-3f0b-5c53-9a5e-6b1c1f0a7d11")
 """The space of ids that are made from other ids."""
 
 
-class Context(Outgoing):
+class Context(Uncommitted):
     """A message that is being handled. Handlers get it by a parameter called `context`, or of this type."""
 
     def __init__(self, bus: Sending, incoming: Incoming, message_id: str, message: Any) -> None:
@@ -45,7 +45,7 @@ class Context(Outgoing):
 
     @property
     def lost(self) -> bool:
-        """Whether the lease was found gone: somebody else has the message, or will, and what this handler does will
+        """Whether the lease was found gone: another worker has the message, or will, and what this handler does will
         not be committed. Long ones look at it now and then."""
         return self._incoming.lost
 
@@ -73,15 +73,15 @@ class Context(Outgoing):
         return {wire.CORRELATION: self.correlation_id, wire.CAUSATION: self.message_id}
 
     def reply(self, message: Any, *, headers: Mapping[str, str] | None = None) -> str:
-        """Answer whoever has sent a request, with the commit. What a handler returns is a reply, too."""
+        """Answer the sender of a request, with the commit. What a handler returns is a reply, too."""
         to = self.headers.get(wire.REPLY_TO, "")
         if not self.wants_reply:
-            raise Invalid("nobody waits for a reply: the message was not sent with request()")
+            raise Invalid("no reply is waited for: the message was not sent with request()")
         answers = {**(headers or {}), wire.IN_REPLY_TO: self.message_id}
         with self._joined():
             return self.bus._dispatch(message, wire.address(wire.REPLY, to), None, answers, None)
 
     @property
     def wants_reply(self) -> bool:
-        """Whether somebody waits for a reply. A header that names nobody is taken for none."""
+        """Whether the sender waits for a reply. A header that names no sender is taken for none."""
         return wire.is_id(self.headers.get(wire.REPLY_TO))

@@ -62,10 +62,10 @@ class Outcome(Enum):
     GIVEN_UP = "given up"
     """It failed for good, and is on the failed list."""
     LEFT = "left"
-    """Nobody could be told what became of it: it will be delivered again when its lease has ended."""
+    """The transport could not be told what became of it: it will be delivered again when its lease has ended."""
 
 
-class Declared(Sending):
+class App(Sending):
     """An app as it was declared, whether or not it runs."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What this process knows of the deliveries of a foreign queue: until when it holds them, and how many it counted."""
+"""What this process knows of the deliveries of a queue: until when it holds them, and how many it counted."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from detent.transports.contract import Delivery
 LEASE: Final = "30s"
 """How long a message is held before it is extended or given to another: how late a crash is noticed."""
 
-EXTEND_SHARE: Final = 3
-"""A lease is extended when a third of it is over: two more tries fit into the rest."""
-
 COUNTED_MAX: Final = 10_000
 """Messages whose attempts are counted here, where the queue does not count them."""
 
@@ -26,7 +23,12 @@ class Held:
 
     delivery: Delivery
     until: float
-    settled: bool = False
+    is_settled: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is said what became of it, here or in a transaction of the queue's store."""
+        return self.is_settled or getattr(self.delivery.own, "settled", False) is True
 
 
 def lease_end(asked_at: float, wait_s: float, lease_s: float) -> float:

@@ -31,7 +31,7 @@ BATCH: Final = 200
 """Messages of one claim. They are sent in one go, and their lease has to last for that."""
 
 POLL_S: Final = 1.0
-"""How often an outbox is looked at that nobody has said anything about: other processes save into it, too."""
+"""How often an outbox is looked at without a wake: other processes save into it, too."""
 
 GATHER_S: Final = 0.02
 """How long to wait after a batch of a few messages, which says that handlers are saving more right now: each batch is
@@ -56,7 +56,7 @@ logger = logging.getLogger("detent.bus.outbox")
 
 
 @dataclass(slots=True)
-class _Result:
+class _BatchResult:
     """What became of the messages of a claim."""
 
     claim: Claim
@@ -136,8 +136,8 @@ class Forwarder(Task):
         logger.warning("the outbox of %r waits: %s", self._app, reason_of(error), exc_info=trace)
 
     def forward_all(self, *, gathers: bool = False) -> int:
-        """Send everything that waits and is nobody else's; how many messages that were. With `gathers`, what comes in
-        meanwhile is waited for a moment."""
+        """Send everything that waits and no other forwarder has; how many messages that were. With `gathers`, what
+        comes in meanwhile is waited for a moment."""
         count, done = 0, None
         while True:
             claim = self._advance(done)
@@ -150,7 +150,7 @@ class Forwarder(Task):
             if gathers and 1 < len(done.sent) < BATCH:
                 self._stopping.wait(min(GATHER_S, self._lease_s / GATHER_SHARE))
 
-    def _advance(self, done: _Result | None) -> Claim | None:
+    def _advance(self, done: _BatchResult | None) -> Claim | None:
         """`_next`, tried again when others came in the way of saying what became of a batch: it was sent, and would be
         sent again, after the lease."""
         deadline = time.monotonic() + self._lease_s / 2
@@ -166,9 +166,9 @@ class Forwarder(Task):
 
     # -- in the database ----------------------------------------------------------------------------------------
 
-    async def _next(self, caller: Caller, done: _Result | None) -> Claim | None:
-        """Say what became of a batch, and claim the next one, in one transaction. A lane that somebody has taken over
-        is theirs."""
+    async def _next(self, caller: Caller, done: _BatchResult | None) -> Claim | None:
+        """Say what became of a batch, and claim the next one, in one transaction. A lane that another forwarder has
+        taken over is left to it."""
         limits = (BATCH, self._lease_s, self._transport.ahead_s)
         claim: Claim | None = None
         async with Begun(caller, self._unit_of_work) as unit:
@@ -181,7 +181,7 @@ class Forwarder(Task):
         return claim
 
     async def _settle(
-        self, caller: Caller, unit: Unit, done: _Result, limits: tuple[int, float, float]
+        self, caller: Caller, unit: Unit, done: _BatchResult, limits: tuple[int, float, float]
     ) -> Claim | None:
         """Say what became of a batch, and go on in the lane if more waits there."""
         claim = done.claim
@@ -206,9 +206,9 @@ class Forwarder(Task):
 
     # -- on the transport ---------------------------------------------------------------------------------------
 
-    def _send(self, claim: Claim) -> _Result:
+    def _send(self, claim: Claim) -> _BatchResult:
         """Send the messages of a claim, outside of any transaction."""
-        done = _Result(claim)
+        done = _BatchResult(claim)
         crash.point("bus.before_forward")
         try:
             errors = self._transport.send([pending.envelope for pending in claim.pending])

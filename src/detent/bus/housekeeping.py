@@ -21,7 +21,7 @@ STOP_S: Final = 5.0
 """How long a stop waits for the step that is under way."""
 
 STEP: Final = 1_000
-"""Rows of one transaction: it is over before anybody has to wait for its locks."""
+"""Rows of one transaction: it is over before a handler has to wait for its locks."""
 
 logger = logging.getLogger("detent.bus")
 

@@ -1,6 +1,6 @@
 """Messages that come twice take effect once: a tracker knows which message a consumer has handled.
 
-The mark is made in the transaction in which the handlers write, before they run. Whoever comes second meets it there,
+The mark is made in the transaction in which the handlers write, before they run. A second delivery meets it there,
 waits for the first one's commit if that is under way, and is a duplicate only if it was committed.
 """
 
@@ -89,7 +89,7 @@ PATIENCE_S: Final = 30.0
 
 
 class InMemoryTracker:
-    """A tracker for tests: it forgets everything with the process, and shares no transaction with anybody. Otherwise it
+    """A tracker for tests: it forgets everything with the process, and shares no transaction. Otherwise it
     behaves as the one in SQL does: who comes second waits for the first one, and takes over if that one fails."""
 
     def __init__(self, *, marks_max: int = MARKS_MAX, patience_s: float = PATIENCE_S) -> None:
@@ -106,7 +106,7 @@ class InMemoryTracker:
         """There is nothing to make; that no two apps of a process have one name is checked anyway."""
 
     def track(self, consumer: str, message_id: str, unit: Unit | None) -> bool:
-        """True for whoever comes first; for others once that one has committed, False."""
+        """True for the first; for others once that one has committed, False."""
         del unit
         key = (consumer, message_id)
         with self._changed:

@@ -99,7 +99,7 @@ def message_id_of(message: Any) -> str:
             if found is not None and found != "" and not callable(found):
                 return str(found)
     raise Invalid(
-        f"a message of the type {type(message).__name__} has no id: nobody could say whether it was handled before. "
+        f"a message of the type {type(message).__name__} has no id: it cannot be said whether it was handled before. "
         "Give it one as message_id or id, or say exactly_once(..., id=lambda message: ...)"
     )
 

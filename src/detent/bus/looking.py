@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class NotMade(NotFound):
-    """A SQLite database that nobody has made yet, and that looking is not to make."""
+    """A SQLite database that is not there yet, and that looking is not to make."""
 
 
 _watched: Final = {"is_looking": False, "has_hook": False}
@@ -75,7 +75,7 @@ def url_of(bus: Bus) -> str | None:
 
 
 def look_at_queue(bus: Bus) -> QueueLook | None:
-    """The queue of an app that does not run in this process. None if nobody has made it yet, or if it is in no store;
+    """The queue of an app that does not run in this process. None if it is not there yet, or if it is in no store;
     nothing is made by looking."""
     url, transport = url_of(bus), bus.transport
     if url is None or not isinstance(transport, QueueTransport) or not _is_there(url):

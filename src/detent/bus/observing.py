@@ -26,7 +26,7 @@ def observed(bus: Bus, see: Callable[[Incoming, Outcome], None]) -> Iterator[Non
         see(incoming, outcome)
         return outcome
 
-    vars(bus)["handle"] = seen  # of this one app: nobody else pays for it
+    vars(bus)["handle"] = seen  # of this one app: no other app pays for it
     try:
         yield
     finally:

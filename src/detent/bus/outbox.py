@@ -1,6 +1,6 @@
 """Outgoing messages are kept where the handlers write, in the same transaction, and forwarded from there.
 
-A message belongs to the lane of its address. Whoever forwards takes a lane for a while, with a token that rises each
+A message belongs to the lane of its address. A forwarder takes a lane for a while, with a token that rises each
 time: so messages to one address leave in their order though many forward at once, and a forwarder that was replaced
 can mark nothing any more.
 """
@@ -61,15 +61,15 @@ class OutboxStorage(Protocol):
         """Keep messages, in their order, after all that are committed already."""
 
     def claim(self, unit: Unit, limit: int, lease_s: float, ahead_s: float) -> Claim | Awaitable[Claim | None] | None:
-        """Take a lane that nobody has and in which messages wait: of several, the one whose first message has waited
-        longest. With it come up to `limit` of its messages that are due within `ahead_s`, in their order. Messages that
-        are due later do not hold up others. None if there is no such lane."""
+        """Take a lane that no forwarder has and in which messages wait: of several, the one whose first message has
+        waited longest. With it come up to `limit` of its messages that are due within `ahead_s`, in their order.
+        Messages that are due later do not hold up others. None if there is no such lane."""
 
     def renew(
         self, unit: Unit, claim: Claim, limit: int, lease_s: float, ahead_s: float
     ) -> Claim | Awaitable[Claim | None] | None:
         """Hold a claimed lane for longer, under the same token, and read on after `sent`; None, and the lane given
-        back, if nothing waits in it. `Fenced` if it is somebody else's."""
+        back, if nothing waits in it. `Fenced` if another forwarder has it."""
 
     def sent(self, unit: Unit, claim: Claim, positions: Sequence[int]) -> Awaitable[None] | None:
         """Messages of a claim were sent, and are not claimed again. `Fenced`, and nothing is changed, if the lane was

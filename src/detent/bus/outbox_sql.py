@@ -19,18 +19,17 @@ from detent.bus.statements import (
     outbox_named,
     outbox_statements,
 )
-from detent.bus.tracker_sql import make_tables, sql_of
+from detent.bus.tracker_sql import PlacedTable, sql_of
 from detent.bus.unit_of_work import Unit
 from detent.durations import Duration, milliseconds
 from detent.errors import Corrupt, Fenced, Invalid
-from detent.sql.dialects import POSTGRESQL, SQLITE
-from detent.sql.tables import within
+from detent.sql.dialects import SQLITE
 
 AHEAD_MS_MAX: Final = 1 << 61
 """What "however late" is in milliseconds: with the time added, the sum still fits the database's numbers."""
 
 HEADERS_BYTES_MAX: Final = 1 << 20
-"""What headers of one message can be; more is no message of ours, and would fill the memory of whoever forwards it."""
+"""What headers of one message can be; more is no message of ours, and would fill the memory of the forwarder."""
 
 ERROR_LETTERS_MAX: Final = 2_000
 """Of what went wrong, as much as people read."""
@@ -59,25 +58,19 @@ class SqlOutbox:
     was found: a handler, or a web request, that sets another ``search_path`` does not change where messages go.
 
     Messages to one address are sent in the order in which their transactions were committed, where one began after the
-    other had ended. Two that overlap have no order. Those that are to be delivered later hold up nobody.
+    other had ended. Two that overlap have no order. Those that are to be delivered later hold up no others.
     """
 
     def __init__(self, table: str = OUTBOX, *, keep_sent: Duration = "0s") -> None:
         outbox_named(table)
-        self._table = table
-        self._found = table
+        self._table = PlacedTable(table, outbox_statements)
         self._lanes = _Lanes()
         self._keep_ms = milliseconds(keep_sent)
 
     def prepare(self, unit: Unit) -> Awaitable[None] | None:
         """Make the tables."""
         port = sql_of(unit, _WHAT)
-        statements = outbox_statements(port.dialect, self._table)
-
-        async def work() -> None:
-            self._found = within(await make_tables(port, statements.tables, statements.make), self._table)
-
-        return answer(port, work())
+        return answer(port, self._table.make(port))
 
     def save(self, unit: Unit, envelopes: Sequence[Envelope]) -> Awaitable[None] | None:
         """Keep messages, in their order."""
@@ -91,14 +84,14 @@ class SqlOutbox:
         than a hundred messages of other lanes are before it, which others have or which wait, any free lane is taken,
         one after the other. A lease is for an hour at most."""
         port, statements = self._at(unit)
-        return answer(port, _Claiming(port, statements, limit, lease_s, ahead_s).claim(self._lanes))
+        return answer(port, _LaneClaiming(port, statements, limit, lease_s, ahead_s).claim(self._lanes))
 
     def renew(
         self, unit: Unit, claim: Claim, limit: int, lease_s: float, ahead_s: float
     ) -> Claim | Awaitable[Claim | None] | None:
         """Hold a lane for longer, and read on in it."""
         port, statements = self._at(unit)
-        return answer(port, _Claiming(port, statements, limit, lease_s, ahead_s).renew(claim))
+        return answer(port, _LaneClaiming(port, statements, limit, lease_s, ahead_s).renew(claim))
 
     def sent(self, unit: Unit, claim: Claim, positions: Sequence[int]) -> Awaitable[None] | None:
         """Messages of a claim were sent."""
@@ -183,7 +176,7 @@ class SqlOutbox:
 
     def _at(self, unit: Unit) -> tuple[SqlPort, OutboxStatements]:
         port = sql_of(unit, _WHAT)
-        return port, outbox_statements(port.dialect, self._found if port.dialect == POSTGRESQL else self._table)
+        return port, self._table.at(port)
 
 
 # -- saving -----------------------------------------------------------------------------------------------------
@@ -200,7 +193,7 @@ async def _save(port: SqlPort, statements: OutboxStatements, envelopes: Sequence
 
 
 def _envelope(row: Sequence[Any], *, is_shown: bool = False) -> Envelope:
-    """The message of a row. `Corrupt` if somebody has written it by hand who did not know how; where it `is_shown`
+    """The message of a row. `Corrupt` if it was written by hand, and not as it has to be; where it `is_shown`
     only, what cannot be read is left out."""
     position, lane, message_id, headers, body, visible_ms = row[:6]
     try:
@@ -256,7 +249,7 @@ async def _ended(port: SqlPort, statement: str, claim: Claim, values: dict[str, 
 
 
 def _lost(claim: Claim) -> NoReturn:
-    raise Fenced(f"somebody else forwards the messages to {claim.lane} by now: nothing was changed")
+    raise Fenced(f"another process forwards the messages to {claim.lane} by now: nothing was changed")
 
 
 async def _fail(port: SqlPort, statements: OutboxStatements, lane: str, errors: Sequence[tuple[int, str]]) -> None:
@@ -278,7 +271,7 @@ class _Lanes:
         self._after = lane
 
 
-class _Claiming:
+class _LaneClaiming:
     """Takes lanes, and reads what waits in them."""
 
     def __init__(self, port: SqlPort, statements: OutboxStatements, limit: int, lease_s: float, ahead_s: float) -> None:
@@ -338,8 +331,8 @@ class _Claiming:
         return tuple(taken[0]) if taken else None
 
     async def _read(self, claim: Claim) -> Claim | None:
-        """The claim with its messages; None, and the lane given back, if there are none. A message whose row somebody
-        has spoilt is set aside, or it would be in the way for ever."""
+        """The claim with its messages; None, and the lane given back, if there are none. A message whose row was
+        spoilt is set aside, or it would be in the way for ever."""
         while rows := await self._rows(claim.lane):
             pending, spoilt = [], []
             for row in rows:

@@ -15,7 +15,7 @@ from detent import crash
 from detent.bus import envelope as wire
 from detent.bus.calling import Caller
 from detent.bus.context import Context
-from detent.bus.declared import Declared, Outcome
+from detent.bus.declared import App, Outcome
 from detent.bus.envelope import Envelope, Incoming
 from detent.bus.handlers import Handler, invoke
 from detent.bus.idempotency import IDEMPOTENCY_CHECK_KEY
@@ -36,7 +36,7 @@ class HandlerExit(Exception):
 
 
 @dataclass(slots=True)
-class Step:
+class DeliveryStep:
     """A delivery while it is being handled."""
 
     context: Context
@@ -49,24 +49,24 @@ class Step:
     """A handler has ended the transaction: whatever else went wrong, the message cannot be tried again."""
 
 
-class Pipeline:
+class DeliveryPipeline:
     """Handles deliveries for an app."""
 
-    def __init__(self, bus: Declared) -> None:
+    def __init__(self, bus: App) -> None:
         self._bus = bus
 
     # -- from a delivery to a message ---------------------------------------------------------------------------
 
-    def read(self, incoming: Incoming) -> Step:
+    def read(self, incoming: Incoming) -> DeliveryStep:
         """The message in a delivery, and who handles it. `Poison` if it can never be read."""
         bus = self._bus
-        incoming.headers.pop(IDEMPOTENCY_CHECK_KEY, None)  # nobody's to say but ours
+        incoming.headers.pop(IDEMPOTENCY_CHECK_KEY, None)  # not the sender's to say
         message_id = self._id_of(incoming)
         message = bus.decode(incoming.headers, incoming.body)
         handlers = bus.handlers_of(type(message))
         if not handlers:
             raise NotFound(f"{bus.name!r} has no handler for {type(message).__name__}: declare one with @bus.handler")
-        return Step(Context(bus, incoming, message_id, message), handlers)
+        return DeliveryStep(Context(bus, incoming, message_id, message), handlers)
 
     def _id_of(self, incoming: Incoming) -> str:
         given = incoming.headers.get(wire.ID)
@@ -80,7 +80,7 @@ class Pipeline:
             given = incoming.transport_id
         if not given:
             raise Poison(
-                f"it has no id (the header {wire.ID}), so nobody could say whether it was handled before: have the "
+                f"it has no id (the header {wire.ID}), so it could not be said whether it was handled before: have the "
                 "sender give it one, or say missing_ids='transport' or how to make one"
             )
         if not wire.is_id(given):
@@ -89,7 +89,7 @@ class Pipeline:
 
     # -- from a message to its effect ---------------------------------------------------------------------------
 
-    async def handle(self, caller: Caller, incoming: Incoming, step: Step) -> Outcome:
+    async def handle(self, caller: Caller, incoming: Incoming, step: DeliveryStep) -> Outcome:
         """Handle a message, and say so to the transport. Never raises an `Exception`."""
         token = current.set(step.context)
         try:
@@ -104,7 +104,7 @@ class Pipeline:
             current.reset(token)
         return await self._done(caller, incoming, step, is_repeated)
 
-    async def _effect(self, caller: Caller, incoming: Incoming, step: Step) -> bool:
+    async def _effect(self, caller: Caller, incoming: Incoming, step: DeliveryStep) -> bool:
         """All that is committed for a message; True if there is nothing, because it was handled before."""
         bus, context = self._bus, step.context
         if bus.unit_of_work is not None:
@@ -122,22 +122,22 @@ class Pipeline:
         await self._invoke(caller, step)
         context.close()  # what is sent from here on would be in no transaction
         if incoming.lost:
-            raise StaleReceipt("the lease was lost while the handlers ran: somebody else has the message")
+            raise StaleReceipt("the lease was lost while the handlers ran: another worker has the message")
         await self._keep(caller, incoming, step)
         await caller.to_its_end(self._commit(caller, step))
         return False
 
-    async def _begin(self, caller: Caller, unit_of_work: UnitOfWork, step: Step) -> None:
+    async def _begin(self, caller: Caller, unit_of_work: UnitOfWork, step: DeliveryStep) -> None:
         step.unit = await caller.unit(unit_of_work.begin)
 
-    async def _commit(self, caller: Caller, step: Step) -> None:
+    async def _commit(self, caller: Caller, step: DeliveryStep) -> None:
         if step.unit is not None:
             crash.point("bus.before_commit")
             await caller.unit(step.unit.commit)
             crash.point("bus.after_commit")
         step.is_committed = True
 
-    async def _track(self, caller: Caller, step: Step) -> bool:
+    async def _track(self, caller: Caller, step: DeliveryStep) -> bool:
         """Mark the message: True if it was not marked before."""
         assert self._bus.idempotency is not None
         tracker = self._bus.idempotency.tracker
@@ -149,7 +149,7 @@ class Pipeline:
         crash.point("bus.after_track")
         return step.is_tracked
 
-    async def _invoke(self, caller: Caller, step: Step) -> None:
+    async def _invoke(self, caller: Caller, step: DeliveryStep) -> None:
         bus, context = self._bus, step.context
         things = step.unit.provides if step.unit is not None else _NO_THINGS
         made: dict[Any, Any] = {}
@@ -169,7 +169,7 @@ class Pipeline:
         for hook in bus.middlewares:
             await _user(caller.user(hook.after_handle, context))
 
-    async def _keep(self, caller: Caller, incoming: Incoming, step: Step) -> None:
+    async def _keep(self, caller: Caller, incoming: Incoming, step: DeliveryStep) -> None:
         """Have what the handlers sent commit with what they wrote, where that can be."""
         envelopes = step.context.envelopes
         if isinstance(step.unit, EngineUnit):
@@ -181,7 +181,7 @@ class Pipeline:
             await caller.unit(self._bus.outbox.save, step.unit, envelopes)
             crash.point("bus.after_save")
 
-    async def _end(self, caller: Caller, step: Step) -> None:
+    async def _end(self, caller: Caller, step: DeliveryStep) -> None:
         """Undo what is not committed, and let go. What fails here is logged: the error before it is the one to see."""
         unit, step.unit = step.unit, None
         if unit is not None:
@@ -208,7 +208,7 @@ class Pipeline:
 
     # -- from the effect to the transport -----------------------------------------------------------------------
 
-    async def _done(self, caller: Caller, incoming: Incoming, step: Step, is_repeated: bool) -> Outcome:
+    async def _done(self, caller: Caller, incoming: Incoming, step: DeliveryStep, is_repeated: bool) -> Outcome:
         """The effect is durable, now or since an earlier time: send what was not kept, and acknowledge."""
         bus, context = self._bus, step.context
         if is_repeated:
@@ -261,7 +261,9 @@ class Pipeline:
         for error in errors.values():
             raise error
 
-    async def failed(self, caller: Caller, incoming: Incoming, error: Exception, step: Step | None = None) -> Outcome:
+    async def failed(
+        self, caller: Caller, incoming: Incoming, error: Exception, step: DeliveryStep | None = None
+    ) -> Outcome:
         """An attempt failed: have the message delivered again, or put it onto the failed list."""
         bus = self._bus
         incoming.error = error
@@ -286,7 +288,9 @@ class Pipeline:
         except StaleReceipt:
             logger.info("the lease of the message %s was gone when it had failed; it comes again", shown)
         except DetentError as told:
-            logger.warning("nobody could be told that the message %s failed; its lease will end: %s", shown, told)
+            logger.warning(
+                "the transport could not be told that the message %s failed; its lease will end: %s", shown, told
+            )
         return Outcome.LEFT
 
 
@@ -301,7 +305,7 @@ async def _user(call: Awaitable[Any]) -> Any:
         raise HandlerExit(f"a handler wanted to exit: {error!r}") from error
     except KeyboardInterrupt as error:
         if threading.current_thread() is threading.main_thread():
-            raise  # somebody pressed Ctrl-C
+            raise  # Ctrl-C was pressed
         raise HandlerExit("a handler raised KeyboardInterrupt") from error
     except asyncio.CancelledError as error:
         if _is_cancelled():

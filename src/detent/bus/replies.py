@@ -58,12 +58,12 @@ class Replies(Task):
             return future
 
     def forget(self, request_id: str) -> None:
-        """Nobody waits any more."""
+        """No reply to it is waited for any more."""
         with self._lock:
             self._waiting.pop(request_id, None)
 
     def stop(self) -> None:
-        """Listen no more. Whoever waits is told that nobody knows."""
+        """Listen no more. Those that wait are told that the outcome is not known."""
         with self._lock:
             self._is_told = True
             waiting, self._waiting = self._waiting, {}

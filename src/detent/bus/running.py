@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from detent.bus import checks
 from detent.bus.calling import Caller, is_running_here
-from detent.bus.declared import Declared, Outcome
+from detent.bus.declared import App, Outcome
 from detent.bus.forwarder import Forwarder
 from detent.bus.housekeeping import Sweep
 from detent.bus.middleware import Middleware
@@ -30,7 +30,7 @@ logger = logging.getLogger("detent.bus")
 class Running:
     """What an app has while it is open (it can send), ready (it can handle) and started (it does so by itself)."""
 
-    def __init__(self, bus: Declared) -> None:
+    def __init__(self, bus: App) -> None:
         self._bus = bus
         self._lock = threading.RLock()  # for starting and stopping, which take long
         self._opening = threading.Lock()
@@ -218,7 +218,7 @@ class Running:
 
     def drain(self, deadline: float) -> list[Outcome]:
         """Handle and forward in this thread, until nothing is left that could be had now. Messages are taken one at a
-        time: nobody extends the leases of others meanwhile."""
+        time: the leases of others are not extended meanwhile."""
         self.refuse_if_started("it handles messages by itself")
         self.prepare()
         bus = self._bus

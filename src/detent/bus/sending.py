@@ -34,7 +34,7 @@ SENDS_MAX: Final = 10_000
 """Messages that one handler sends: they are kept in memory until its commit."""
 
 
-class Outgoing:
+class Uncommitted:
     """Messages that wait for a commit."""
 
     def __init__(self, bus: Sending) -> None:
@@ -89,7 +89,7 @@ class Outgoing:
             return self.bus.publish(message, **options)
 
 
-current: ContextVar[Outgoing | None] = ContextVar("detent_bus_outgoing", default=None)
+current: ContextVar[Uncommitted | None] = ContextVar("detent_bus_outgoing", default=None)
 """What a send joins."""
 
 
@@ -128,7 +128,7 @@ class Sending:
         return envelope
 
     def register(self, *classes: type) -> None:
-        """Know classes of messages that nobody here handles, such as replies."""
+        """Know classes of messages that this app does not handle, such as replies."""
         for cls in classes:
             self.types.add(cls)
 
@@ -233,7 +233,7 @@ class Sending:
                 return self._routes[base]
         raise Invalid(
             f"nobody said where a {cls.__name__} is sent: write send(message, to='billing'), or "
-            f"Bus(..., routes={{{cls.__name__}: 'billing'}}); or publish it, to whoever has subscribed"
+            f"Bus(..., routes={{{cls.__name__}: 'billing'}}); or publish it, to all that have subscribed"
         )
 
     def _dispatch(
@@ -281,7 +281,7 @@ class Sending:
             return since_1970_ms(at)
         return None if delay is None else int(self._clock() * 1000) + milliseconds(delay)
 
-    def _headers(self, type_name: str, id: str, joined: Outgoing | None, given: Mapping[str, str]) -> dict[str, str]:
+    def _headers(self, type_name: str, id: str, joined: Uncommitted | None, given: Mapping[str, str]) -> dict[str, str]:
         if len(given) > HEADERS_MAX or not all(isinstance(part, str) for pair in given.items() for part in pair):
             raise Invalid(f"headers are up to {HEADERS_MAX} texts by name, and not {given!r}")
         if RESERVED in given:

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from detent.bus.calling import drive
 from detent.errors import Invalid
-from detent.sql.dialects import DIALECTS, SQLITE
+from detent.sql.dialects import DIALECTS, POSTGRESQL, SQLITE
 
 Rows = Sequence[Sequence[Any]]
 
@@ -45,9 +45,6 @@ class SqlPort(Protocol):
 
     def execute(self, statement: str, values: Mapping[str, Any]) -> Rows | Awaitable[Rows]:
         """The rows that a statement answers, or none."""
-
-    def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> Awaitable[None] | None:
-        """The same statement for many values; what it answers is dropped."""
 
 
 def port_of(handle: Any) -> SqlPort:
@@ -81,13 +78,13 @@ def _known(handle: Any) -> SqlPort | None:
         return SqlitePort(handle)
     psycopg = sys.modules.get("psycopg")
     if psycopg is not None and isinstance(handle, psycopg.Connection):
-        return PsycopgPort(handle)
+        return PsycopgPort(handle, POSTGRESQL, is_async=False)
     if psycopg is not None and isinstance(handle, psycopg.AsyncConnection):
-        return AsyncPsycopgPort(handle)
+        return PsycopgPort(handle, POSTGRESQL, is_async=True)
     if (found := _of_sqlalchemy(handle)) is not None:
         return found
     if "django" in sys.modules and hasattr(handle, "vendor") and hasattr(handle, "cursor"):
-        return DjangoPort(handle)
+        return DjangoPort(handle, handle.vendor, is_async=False)
     return None
 
 
@@ -97,17 +94,17 @@ def _of_sqlalchemy(handle: Any) -> SqlPort | None:
         if isinstance(handle, asyncio.async_scoped_session):
             handle = handle()
         if isinstance(handle, asyncio.AsyncSession):
-            return AsyncAlchemyPort(handle, _bound(handle.sync_session))
+            return AlchemyPort(handle, _bound(handle.sync_session), is_async=True)
         if isinstance(handle, asyncio.AsyncConnection):
-            return AsyncAlchemyPort(handle, handle.dialect.name)
+            return AlchemyPort(handle, handle.dialect.name, is_async=True)
     if orm is not None:
         if isinstance(handle, orm.scoped_session):
             handle = handle()
         if isinstance(handle, orm.Session):
-            return AlchemyPort(handle, _bound(handle))
+            return AlchemyPort(handle, _bound(handle), is_async=False)
     core = sys.modules.get("sqlalchemy")
     if core is not None and isinstance(handle, core.Connection):
-        return AlchemyPort(handle, handle.dialect.name)
+        return AlchemyPort(handle, handle.dialect.name, is_async=False)
     return None
 
 
@@ -119,13 +116,40 @@ def _bound(session: Any) -> str:
         name: str = session.get_bind().dialect.name
     except UnboundExecutionError as error:
         raise Invalid(
-            "the session has several databases or none, so that nobody knows where marks and messages belong: make it "
-            "with bind=engine"
+            "the session has several databases or none, so that it is not known where marks and messages belong: make "
+            "it with bind=engine"
         ) from error
     return name
 
 
-# -- SQLAlchemy -------------------------------------------------------------------------------------------------
+# -- the kinds of ports -----------------------------------------------------------------------------------------
+
+
+class _Port:
+    """What sends a statement is a coroutine, for plain handles and for those of asyncio."""
+
+    def __init__(self, handle: Any, dialect: str, *, is_async: bool) -> None:
+        self._handle = handle
+        self.dialect: Final = dialect
+        self.is_async: Final = is_async
+
+    def execute(self, statement: str, values: Mapping[str, Any]) -> Rows | Awaitable[Rows]:
+        """The rows that a statement answers, or none."""
+        return answer(self, self._rows(statement, values))
+
+    async def _rows(self, statement: str, values: Mapping[str, Any]) -> Rows:
+        raise NotImplementedError
+
+    async def _settled(self, found: Any) -> Any:
+        return await found if self.is_async else found
+
+
+class AlchemyPort(_Port):
+    """A session or a connection of SQLAlchemy's."""
+
+    async def _rows(self, statement: str, values: Mapping[str, Any]) -> Rows:
+        result = await self._settled(self._handle.execute(_text(statement), values))
+        return result.all() if result.returns_rows else ()
 
 
 @lru_cache(STATEMENTS_MAX)
@@ -136,45 +160,38 @@ def _text(statement: str) -> Any:
     return text(statement)
 
 
-class AlchemyPort:
-    """A session or a connection of SQLAlchemy's."""
+class PsycopgPort(_Port):
+    """A connection of psycopg's."""
 
-    is_async: Final = False
+    async def _rows(self, statement: str, values: Mapping[str, Any]) -> Rows:
+        cursor = self._cursor()
+        try:
+            await self._settled(cursor.execute(_percent(statement), values))
+            return await self._settled(cursor.fetchall()) if cursor.description else ()
+        finally:
+            await self._settled(cursor.close())
 
-    def __init__(self, handle: Any, dialect: str) -> None:
-        self._handle = handle
-        self.dialect = dialect
+    def _cursor(self) -> Any:
+        """One of our own: the connection's factories may make anything of rows, and of placeholders."""
+        from psycopg import AsyncCursor, Cursor
+        from psycopg.rows import tuple_row
 
-    def execute(self, statement: str, values: Mapping[str, Any]) -> Rows:
-        result = self._handle.execute(_text(statement), values)
-        found: Rows = result.all() if result.returns_rows else ()
-        return found
-
-    def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> None:
-        if values:
-            self._handle.execute(_text(statement), values)
-
-
-class AsyncAlchemyPort:
-    """The same for asyncio."""
-
-    is_async: Final = True
-
-    def __init__(self, handle: Any, dialect: str) -> None:
-        self._handle = handle
-        self.dialect = dialect
-
-    async def execute(self, statement: str, values: Mapping[str, Any]) -> Rows:
-        result = await self._handle.execute(_text(statement), values)
-        found: Rows = result.all() if result.returns_rows else ()
-        return found
-
-    async def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> None:
-        if values:
-            await self._handle.execute(_text(statement), values)
+        return (AsyncCursor if self.is_async else Cursor)(self._handle, row_factory=tuple_row)
 
 
-# -- drivers ----------------------------------------------------------------------------------------------------
+class DjangoPort(_Port):
+    """A connection of Django's, as ``django.db.connections[...]`` has it."""
+
+    async def _rows(self, statement: str, values: Mapping[str, Any]) -> Rows:
+        with self._handle.cursor() as cursor:
+            cursor.execute(_percent(statement), dict(values))
+            return cursor.fetchall() if cursor.description else ()
+
+
+@lru_cache(STATEMENTS_MAX)
+def _percent(statement: str) -> str:
+    """A statement as psycopg and Django want it."""
+    return _VALUE.sub(r"%(\1)s", statement)
 
 
 class SqlitePort:
@@ -187,6 +204,7 @@ class SqlitePort:
         self._connection = connection
 
     def execute(self, statement: str, values: Mapping[str, Any]) -> Rows:
+        """The rows that a statement answers, or none."""
         # Factories of the user's own may make anything of rows, and of text.
         connection = self._connection
         of_text = connection.text_factory
@@ -198,85 +216,3 @@ class SqlitePort:
         finally:
             connection.text_factory = of_text
             cursor.close()
-
-    def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> None:
-        self._connection.executemany(statement, values).close()
-
-
-@lru_cache(STATEMENTS_MAX)
-def _percent(statement: str) -> str:
-    """A statement as psycopg and Django want it."""
-    return _VALUE.sub(r"%(\1)s", statement)
-
-
-class PsycopgPort:
-    """A connection of psycopg's."""
-
-    dialect: Final = "postgresql"
-    is_async: Final = False
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    def execute(self, statement: str, values: Mapping[str, Any]) -> Rows:
-        with self._cursor() as cursor:
-            cursor.execute(_percent(statement), values)
-            found: Rows = cursor.fetchall() if cursor.description else ()
-            return found
-
-    def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> None:
-        with self._cursor() as cursor:
-            cursor.executemany(_percent(statement), values)
-
-    def _cursor(self) -> Any:
-        """One of our own: the connection's factories may make anything of rows, and of placeholders."""
-        from psycopg import Cursor
-        from psycopg.rows import tuple_row
-
-        return Cursor(self._connection, row_factory=tuple_row)
-
-
-class AsyncPsycopgPort:
-    """The same for asyncio."""
-
-    dialect: Final = "postgresql"
-    is_async: Final = True
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    async def execute(self, statement: str, values: Mapping[str, Any]) -> Rows:
-        async with self._cursor() as cursor:
-            await cursor.execute(_percent(statement), values)
-            found: Rows = await cursor.fetchall() if cursor.description else ()
-            return found
-
-    async def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> None:
-        async with self._cursor() as cursor:
-            await cursor.executemany(_percent(statement), values)
-
-    def _cursor(self) -> Any:
-        from psycopg import AsyncCursor
-        from psycopg.rows import tuple_row
-
-        return AsyncCursor(self._connection, row_factory=tuple_row)
-
-
-class DjangoPort:
-    """A connection of Django's, as ``django.db.connections[...]`` has it."""
-
-    is_async: Final = False
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self.dialect: str = connection.vendor
-
-    def execute(self, statement: str, values: Mapping[str, Any]) -> Rows:
-        with self._connection.cursor() as cursor:
-            cursor.execute(_percent(statement), dict(values))
-            found: Rows = cursor.fetchall() if cursor.description else ()
-            return found
-
-    def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> None:
-        for one in values:  # Django's executemany takes sequences only
-            self.execute(statement, one)

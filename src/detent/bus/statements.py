@@ -173,7 +173,7 @@ def tracker_statements(dialect: str, name: str) -> TrackerStatements:
 
 
 def _skipping(dialect: str) -> str:
-    """Rows that somebody else is about to change are left to them. SQLite has one who writes."""
+    """Rows that another transaction is about to change are left to it. SQLite has one writer."""
     return " FOR UPDATE SKIP LOCKED" if dialect == POSTGRESQL else ""
 
 
@@ -229,7 +229,7 @@ def outbox_statements(dialect: str, name: str) -> OutboxStatements:
 
 def _make_outbox(dialect: str, table: TableName, lanes: TableName) -> tuple[str, ...]:
     """Positions and tokens are never used twice, whatever was deleted meanwhile: a lane that is made anew must not have
-    a token again that somebody still holds."""
+    a token again that a process still holds."""
     text = _text(dialect)
     if dialect == POSTGRESQL:
         position = "position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY"

@@ -10,16 +10,23 @@ has by itself. So the tail can be found again and changed, and nothing else is t
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from detent.bus.envelope import TOPICS
-from detent.errors import Invalid, LimitExceeded
+from detent.errors import Conflict, Invalid, LimitExceeded, Unavailable
 from detent.queue.filters import FILTER_BYTES_MAX, Filter, default_filter
+
+if TYPE_CHECKING:
+    from detent.store import Store
 
 TOPIC_MAX: Final = 200
 """Characters of a name: as many as a queue's or a journal's."""
+
+TRIES_MAX: Final = 100
+"""How often other processes may come between: each time one of them gets on."""
 
 _MARK: Final = "|"
 """What stands around each name in the header. No name has it, so none is found within another."""
@@ -29,6 +36,9 @@ _NAME: Final = re.compile(_NAME_PATTERN)
 _TERM: Final = rf'headers\["{TOPICS}"\]\.contains\("\|({_NAME_PATTERN})\|"\)'
 _TERMS: Final = re.compile(_TERM)
 _TAIL: Final = re.compile(rf"(?: \|\| {_TERM})+\Z")
+
+
+logger = logging.getLogger("detent.bus")
 
 
 class Rule(NamedTuple):
@@ -114,3 +124,27 @@ def _compiles(text: str) -> bool:
     except Invalid:
         return False
     return True
+
+
+def change_topics(store: Store, queue: str, wanted: Mapping[str, bool]) -> None:
+    """Subscribe a queue to the names that are True, and no longer to those that are False; nothing is written if all is
+    so. Two that read its filter, add a name and write it back would lose one of the names, so a filter is written only
+    in place of the one that was read."""
+    for topic in wanted:
+        check_topic(topic)
+    handle = store.queue(queue)
+    for _ in range(TRIES_MAX if wanted else 0):
+        found = handle.info().filter
+        rule = parse_filter(queue, found)
+        kept = {topic for topic in rule.topics if wanted.get(topic, True)}
+        new = Rule(rule.own, frozenset(kept | {topic for topic, on in wanted.items() if on}))
+        if new.topics == rule.topics:
+            return
+        try:
+            handle.configure(filter=make_filter(queue, new), expect_filter=found)
+        except Conflict:
+            continue
+        logger.info("%r takes messages published as %s", queue, ", ".join(sorted(new.topics)) or "nothing")
+        return
+    if wanted:
+        raise Unavailable(f"others change the subscriptions of {queue!r} all the time: try again")

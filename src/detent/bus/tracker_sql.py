@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from detent.bus.calling import drive
 from detent.bus.sql_port import SqlPort, answer, call, port_of
@@ -41,24 +41,45 @@ def sql_of(unit: Unit | None, what: str) -> SqlPort:
     return unit.sql
 
 
-async def make_tables(port: SqlPort, tables: Sequence[str], make: Sequence[str]) -> str | None:
-    """Make what is missing; the schema that all of them are in, if there are schemas. Who may not make tables, and has
-    them from a migration, is not refused."""
-    found = await _schemas(port, tables)
-    if found and None not in found:
-        return found.pop() if len(found) == 1 else None
-    lock = make_lock(port.dialect)
-    if lock is not None:
-        await call(port, lock)
-    for statement in make:
-        await call(port, statement)
-    found = await _schemas(port, tables)
-    return found.pop() if len(found) == 1 else None
+class _Statements(Protocol):
+    @property
+    def tables(self) -> tuple[str, ...]: ...
+
+    @property
+    def make(self) -> tuple[str, ...]: ...
 
 
-async def _schemas(port: SqlPort, tables: Sequence[str]) -> set[str | None]:
-    ask = schema_of(port.dialect)
-    return set() if ask is None else {(await call(port, ask, {"name": table}))[0][0] for table in tables}
+Statements = TypeVar("Statements", bound=_Statements)
+
+
+class PlacedTable(Generic[Statements]):
+    """A table, and those beside it, in the schema in which PostgreSQL's ``search_path`` has found them at the start:
+    one that a handler sets later does not change where they are. `statements` answers them for a dialect and a name.
+    """
+
+    def __init__(self, name: str, statements: Callable[[str, str], Statements]) -> None:
+        self._name = name
+        self._found = name
+        self._statements = statements
+
+    def at(self, port: SqlPort) -> Statements:
+        """The statements on it."""
+        return self._statements(port.dialect, self._found if port.dialect == POSTGRESQL else self._name)
+
+    async def make(self, port: SqlPort) -> None:
+        """Make what is missing. A user who may not make tables, and has them from a migration, is not refused."""
+        made = self._statements(port.dialect, self._name)
+        found = await self._schemas(port, made.tables)
+        if not found or None in found:
+            lock = make_lock(port.dialect)
+            for statement in (*([] if lock is None else [lock]), *made.make):
+                await call(port, statement)
+            found = await self._schemas(port, made.tables)
+        self._found = within(found.pop() if len(found) == 1 else None, self._name)
+
+    async def _schemas(self, port: SqlPort, tables: Sequence[str]) -> set[str | None]:
+        ask = schema_of(port.dialect)
+        return set() if ask is None else {(await call(port, ask, {"name": table}))[0][0] for table in tables}
 
 
 def enter_consumer(port: SqlPort, consumer: str, place: str, *, table: str = HANDLED) -> Awaitable[None] | None:
@@ -105,8 +126,7 @@ class SqlTracker:
         self, table: str = HANDLED, *, retention: Duration = RETENTION, engine: Engine | str | None = None
     ) -> None:
         table_named(table)
-        self._table = table
-        self._found = table
+        self._table = PlacedTable(table, tracker_statements)
         self._retention_ms = milliseconds(retention)
         self._elsewhere = None if engine is None else _Elsewhere(engine)
 
@@ -129,10 +149,9 @@ class SqlTracker:
         """Make the tables, and note where the consumer reads."""
 
         async def work(port: SqlPort) -> None:
-            statements = self._statements(port)
-            self._found = within(await make_tables(port, statements.tables, statements.make), self._table)
+            await self._table.make(port)
             if place is not None:
-                await _enter(port, statements, consumer, place)
+                await _enter(port, self._table.at(port), consumer, place)
 
         return self._within(unit, work)
 
@@ -141,7 +160,7 @@ class SqlTracker:
         deadlock, has the message delivered again, and is no duplicate."""
 
         async def work(port: SqlPort) -> bool:
-            statements = self._statements(port)
+            statements = self._table.at(port)
             key = {"consumer": consumer, "message_id": message_id}
             if self._elsewhere is not None:
                 return not await call(port, statements.look, key)
@@ -155,7 +174,7 @@ class SqlTracker:
             return
 
         async def work(port: SqlPort) -> None:
-            statement = self._statements(port).track
+            statement = self._table.at(port).track
             await call(port, statement, {"consumer": consumer, "message_id": message_id})
 
         self._elsewhere.run(work)
@@ -167,7 +186,7 @@ class SqlTracker:
         """Remove the oldest marks of a consumer, beyond the retention."""
 
         async def work(port: SqlPort) -> int:
-            statement = self._statements(port).forget
+            statement = self._table.at(port).forget
             values = {"consumer": consumer, "age": self._retention_ms, "limit": limit}
             return len(await call(port, statement, values))
 
@@ -177,9 +196,6 @@ class SqlTracker:
         """Close the connections of a tracker that was given a URL."""
         if self._elsewhere is not None:
             self._elsewhere.close()
-
-    def _statements(self, port: SqlPort) -> TrackerStatements:
-        return tracker_statements(port.dialect, self._found if port.dialect == POSTGRESQL else self._table)
 
     def _within(self, unit: Unit | None, work: _Work[Result]) -> Result | Awaitable[Result]:
         if self._elsewhere is not None:

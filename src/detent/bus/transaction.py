@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from detent.bus.calling import drive
-from detent.bus.declared import Declared
-from detent.bus.sending import Outgoing, current
+from detent.bus.declared import App
+from detent.bus.sending import Uncommitted, current
 from detent.bus.sql_port import SqlPort, port_of
 from detent.errors import Invalid
 
@@ -59,7 +59,7 @@ def _wake_after_commits(session: Any, app: str, wake: Callable[[], None]) -> Non
 
 
 class _Borrowed:
-    """The transaction of a session that is somebody else's, as the outbox wants it."""
+    """The transaction of a session of the caller's, as the outbox wants it."""
 
     provides: Final[dict[Any, Any]] = {}
 
@@ -67,12 +67,12 @@ class _Borrowed:
         self.sql = sql
 
     def commit(self) -> None:
-        raise AssertionError("whoever has the session commits it")
+        raise AssertionError("the session's owner commits it")
 
     check = rollback = close = commit
 
 
-class BusTransaction(Outgoing):
+class BusTransaction(Uncommitted):
     """Messages that are kept in the outbox when the block ends, in the session's own transaction, which is then
     committed. A block that raises rolls back, and nothing is sent.
 
@@ -80,11 +80,11 @@ class BusTransaction(Outgoing):
     ...     session.add(order)
     ...     bus.publish(OrderPlaced(order.id))
 
-    ``async with`` does the same for sessions of asyncio. With `commit` False somebody else commits: the messages are in
-    their transaction when the block has ended. Within the block nobody ends the transaction.
+    ``async with`` does the same for sessions of asyncio. With `commit` False the caller commits: the messages are in
+    their transaction when the block has ended. The transaction is not ended within the block.
     """
 
-    def __init__(self, bus: Declared, session: Any, *, commit: bool = True) -> None:
+    def __init__(self, bus: App, session: Any, *, commit: bool = True) -> None:
         super().__init__(bus)
         self._wakes = bus.wake
         if bus.outbox is None:
@@ -97,7 +97,7 @@ class BusTransaction(Outgoing):
         self._unit = _Borrowed(port_of(session))
         self._commits = commit
         self._transaction: Any = None
-        self._token: Token[Outgoing | None] | None = None
+        self._token: Token[Uncommitted | None] | None = None
 
     # -- with ---------------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class BusTransaction(Outgoing):
             self._wake()
 
     def _wake(self) -> None:
-        """Have the messages forwarded: now, or as soon as whoever commits has done so."""
+        """Have the messages forwarded: now, or as soon as the caller has committed."""
         if self._commits:
             self._wakes()
         elif is_django(self._session):

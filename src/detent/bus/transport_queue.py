@@ -1,5 +1,8 @@
 """Queues of a Detent store as the transport: what a handler changes in the store, what it sends and the
 acknowledgement of its message can be one transaction.
+
+Leases and settling are those of all transports. Of the store's own are topics, which are in the queues' filters,
+sending, which is one transaction whatever the addresses, and replies, which are in journals.
 """
 
 from __future__ import annotations
@@ -14,28 +17,24 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from detent.bus import subscriptions, topics
+from detent.bus.deliveries import LEASE, Held
 from detent.bus.envelope import KINDS, QUEUE, TOPIC, TOPICS, Envelope, Incoming
 from detent.bus.reply_journals import SHOWN_MAX, ReplyJournals, ReplyReader, check_reply
+from detent.bus.topics import change_topics, joined, names_in
+from detent.bus.transport import Transport
 from detent.durations import DURATION_MS_MAX, Duration, at_1970_ms, milliseconds, since_1970_ms
-from detent.errors import Busy, Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
-from detent.queue import Delivery, Outgoing
+from detent.errors import Busy, Denied, DetentError, Invalid, LimitExceeded, NotFound, Unavailable
+from detent.queue import Outgoing
 from detent.queue import operations as ops
-from detent.queue.unclaiming import undoing_deliveries
+from detent.transports.queue_detent import DetentQueue
 
 if TYPE_CHECKING:
     from detent.store import Store
     from detent.transaction import Transaction
 
-LEASE: Final = "30s"
-"""How long a message is held before it is extended or given to another: how late a crash is noticed."""
-
 RETENTION: Final = "14d"
 """How long a message stays that nobody handles: long enough to notice. Its dedup key is held as long, so for ever would
 never end; and what is published and nobody has subscribed to stays so long, too."""
-
-EXTEND_SHARE: Final = 3
-"""A lease is extended when a third of it is over: two more tries fit into the rest."""
 
 SEND_MESSAGES_MAX: Final = 1_000
 SEND_BYTES_MAX: Final = 8 << 20
@@ -53,7 +52,7 @@ URI: Final = "detent-uri"
 logger = logging.getLogger("detent.bus")
 
 
-class QueueTransport:
+class QueueTransport(Transport):
     """Messages travel through queues of a store.
 
     >>> bus = Bus("billing", QueueTransport("file:./data"))
@@ -68,7 +67,7 @@ class QueueTransport:
     which it is gone.
     """
 
-    ahead_s: Final = math.inf
+    members = ()
 
     def __init__(
         self,
@@ -82,20 +81,15 @@ class QueueTransport:
 
         if not isinstance(store, str | Store):
             raise Invalid(f"a QueueTransport takes a store's URL, or what detent.open answers, not {store!r}")
-        if queue is not None:
-            ops.check_name(queue)
+        super().__init__(lambda name: DetentQueue(self.store, name), queue, lease=lease)
         self._given = store
-        self._queue_name = queue
-        self._lease = timedelta(milliseconds=milliseconds(lease))
         self._retention = timedelta(milliseconds=milliseconds(retention))
-        if not self._lease or not self._retention:
-            raise Invalid("a lease and a retention are longer than nothing")
-        self._extend_every_s = self._lease.total_seconds() / EXTEND_SHARE
-        self._name = ""
-        self._made = (-1, 0)
+        if not self._retention:
+            raise Invalid("a retention is longer than nothing")
+        self._origin = (-1, 0)
         self._store: Store | None = None
         self._journals: ReplyJournals | None = None
-        self._replies: ReplyReader | None = None
+        self._reader: ReplyReader | None = None
         self._closing = threading.Lock()
 
     @property
@@ -106,9 +100,9 @@ class QueueTransport:
         return self._store
 
     @property
-    def input_name(self) -> str:
-        """The app's queue."""
-        return self._queue_name or self._name
+    def ahead_s(self) -> float:
+        """The store keeps what is delayed."""
+        return math.inf
 
     @property
     def reply_name(self) -> str:
@@ -123,19 +117,14 @@ class QueueTransport:
             url = url.partition(":")[0] + ":"
         return f"{url}#{self.input_name}"
 
-    @property
-    def extend_every_s(self) -> float:
-        """A third of the lease, which a queue may cut to the longest one that it allows."""
-        return self._extend_every_s
+    def check_name(self, name: str) -> None:
+        """`Invalid` for what no queue of a store can be called."""
+        ops.check_name(name)
 
     # -- opening and closing ------------------------------------------------------------------------------------
 
-    def open(self, name: str) -> None:
+    def connect(self) -> None:
         """Open the store."""
-        if self._store is not None:
-            raise Invalid(f"this transport belongs to the app {self._name!r}: make one for each")
-        ops.check_name(self._queue_name or name)
-        self._name = name
         if isinstance(self._given, str):
             from detent.store import open as open_store
 
@@ -151,14 +140,14 @@ class QueueTransport:
         found = queue.info()
         if found.max_attempts:
             logger.info("the queue %r gives messages up by itself, after %d attempts", queue.name, found.max_attempts)
-        self._made = (found.number, since_1970_ms(found.created))
-        self._extend_every_s = min(self._lease, found.max_lease).total_seconds() / EXTEND_SHARE
+        self._origin = (found.number, since_1970_ms(found.created))
+        super().open_input()
 
     def redelivery_s(self) -> float:
         """A message's retention, counted from when it may be handled; then the lease under which it is; then the time
         for which a queue of given-up messages keeps it. Other senders are taken to use the same retention."""
         found = self.store.queue(self.input_name).info()
-        kept = self._retention + min(self._lease, found.max_lease)
+        kept = self._retention + min(timedelta(seconds=self._lease_s), found.max_lease)
         if found.dead_letter:
             kept += self._dead_letter_retention(found.dead_letter)
         return kept.total_seconds()
@@ -171,9 +160,10 @@ class QueueTransport:
 
     def close(self) -> None:
         """Close the store, if it was opened here."""
+        super().close()
         with self._closing:
             store, self._store = self._store, None
-        self._journals = self._replies = None
+        self._journals = self._reader = None
         if store is not None and isinstance(self._given, str):
             store.close()
 
@@ -181,76 +171,36 @@ class QueueTransport:
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Add names to the queue's filter. What others have subscribed to stays."""
-        subscriptions.change(self.store, self.input_name, dict.fromkeys(topics, True))
+        change_topics(self.store, self.input_name, dict.fromkeys(topics, True))
 
     def unsubscribe(self, topics: Sequence[str]) -> None:
         """Take names out of the queue's filter."""
-        subscriptions.change(self.store, self.input_name, dict.fromkeys(topics, False))
+        change_topics(self.store, self.input_name, dict.fromkeys(topics, False))
 
     # -- receiving ----------------------------------------------------------------------------------------------
 
-    def receive(self, limit: int, wait_s: float) -> list[Incoming]:
-        """Claim messages, most urgent first, then oldest first."""
-        wait = timedelta(seconds=wait_s) if wait_s > 0 else None
-        try:
-            found = self.store.queue(self.input_name).claim(min(limit, ops.CLAIM_MAX), wait=wait, lease=self._lease)
-        except LimitExceeded as error:  # too much is in flight, or waits: that passes
-            raise Unavailable(str(error)) from error
-        try:
-            return [_incoming(delivery, self._made_ms_of(delivery)) for delivery in found]
-        except BaseException:
-            self.store.undo(undoing_deliveries(found))
-            raise
+    def incoming(self, held: Held) -> Incoming:
+        """A message with a name that is its own. Each store counts its queues and messages from the beginning, so there
+        are times in the name, too: another store, or one that is made anew, never gives it to another message."""
+        found, claimed = super().incoming(held), held.delivery.own
+        queue, message, _ = claimed.receipt
+        made_ms, received_ms = self._made_ms_of(queue), since_1970_ms(claimed.received)
+        found.transport_id = f"{made_ms}-{queue}-{message}-{received_ms}"
+        found.headers.pop(ADDRESS, None)
+        if claimed.uri is not None:
+            found.headers[URI] = claimed.uri
+        found.body = claimed.payload
+        return found
 
-    def _made_ms_of(self, delivery: Delivery) -> int:
+    def _made_ms_of(self, number: int) -> int:
         """When the queue was made that a message came from. One of the same name that is made anew has another
         number."""
-        number = delivery.receipt.queue
-        if number != self._made[0]:
+        if number != self._origin[0]:
             found = self.store.queue(self.input_name).info()
             if found.number != number:
                 raise NotFound(f"the queue {self.input_name!r} was deleted while a message was taken from it")
-            self._made = (number, since_1970_ms(found.created))
-        return self._made[1]
-
-    def extend(self, deliveries: Sequence[Incoming]) -> None:
-        """Hold messages for longer, in one commit if none of them is lost."""
-        held = [delivery for delivery in deliveries if not delivery.receipt.settled and not delivery.lost]
-        if held:
-            self._extend(held)
-
-    def _extend(self, held: Sequence[Incoming]) -> None:
-        try:
-            with self.store.transaction() as transaction:
-                for delivery in held:
-                    transaction.extend(delivery.receipt, self._lease)
-        except StaleReceipt:
-            if len(held) > 1:
-                middle = len(held) // 2
-                self._extend(held[:middle])
-                self._extend(held[middle:])
-            elif not held[0].receipt.settled:  # or it was acknowledged just now
-                held[0].lost = True
-        except Busy as error:
-            raise Unavailable(str(error)) from error
-
-    def give_back(self, deliveries: Sequence[Incoming]) -> None:
-        """Messages are as if they had not been claimed."""
-        self.store.undo(undoing_deliveries(delivery.receipt for delivery in deliveries))
-
-    def acknowledge(self, delivery: Incoming) -> None:
-        """The message is done."""
-        delivery.receipt.ack()
-
-    def retry(self, delivery: Incoming, delay_s: float, reason: str) -> None:
-        """Have it delivered again."""
-        delay_ms = min(round(max(0.0, delay_s) * 1000), ops.DELAY_MS_MAX)
-        delivery.receipt.fail(_cut(reason), delay=timedelta(milliseconds=delay_ms))
-
-    def give_up(self, delivery: Incoming, reason: str) -> None:
-        """Put it onto the queue's failed list: ``detent queue failed`` shows it, ``detent queue redrive`` tries it
-        again."""
-        delivery.receipt.fail(_cut(reason), final=True)
+            self._origin = (number, since_1970_ms(found.created))
+        return self._origin[1]
 
     # -- sending ------------------------------------------------------------------------------------------------
 
@@ -274,7 +224,7 @@ class QueueTransport:
                 ops.check_name(name)
                 transaction.publish_many([self._outgoing(envelope) for envelope in group], queue=name)
             elif kind == TOPIC:
-                header = topics.joined(topics.names_in(name))
+                header = joined(names_in(name))
                 transaction.publish_many([self._outgoing(envelope, header) for envelope in group])
             else:
                 self._reply_into(transaction, name, group)
@@ -291,7 +241,7 @@ class QueueTransport:
 
     def acknowledge_into(self, transaction: Transaction, delivery: Incoming) -> None:
         """Add what acknowledges a message to a transaction of the store: `StaleReceipt` refuses all of it."""
-        transaction.ack(delivery.receipt)
+        transaction.ack(delivery.receipt.delivery.own)
 
     def _outgoing(self, envelope: Envelope, published_as: str | None = None) -> Outgoing:
         """A message as the store takes it. Names in the headers count only for what is published: a message that is
@@ -317,13 +267,13 @@ class QueueTransport:
     def open_replies(self) -> None:
         """Remember where the journal of replies ends."""
         assert self._journals is not None
-        self._replies = ReplyReader(self.store, self._journals, self._name)
+        self._reader = ReplyReader(self.store, self._journals, self._name)
 
     def next_replies(self, wait_s: float) -> list[tuple[dict[str, str], bytes]]:
         """Replies to any process of the app."""
-        if self._replies is None:
+        if self._reader is None:
             raise Invalid("open_replies comes before next_replies")
-        return self._replies.next(wait_s)
+        return self._reader.next(wait_s)
 
 
 class _Sending:
@@ -383,23 +333,6 @@ def _groups(envelopes: Sequence[Envelope]) -> Iterator[list[tuple[int, Envelope]
         size += weight
     if group:
         yield group
-
-
-def _incoming(delivery: Delivery, made_ms: int) -> Incoming:
-    """A message with a name that is its own. Each store counts its queues and messages from the beginning, so there are
-    times in the name, too: another store, or one that is made anew, never gives it to another message."""
-    headers = delivery.headers
-    headers.pop(ADDRESS, None)
-    if delivery.uri is not None:
-        headers[URI] = delivery.uri
-    queue, message, token = delivery.receipt
-    name = f"{made_ms}-{queue}-{message}-{since_1970_ms(delivery.received)}"
-    return Incoming(name, headers, delivery.payload, delivery.attempts, token, delivery)
-
-
-def _cut(reason: str) -> str:
-    """A reason as a queue keeps it."""
-    return reason.encode(errors="replace")[: ops.REASON_BYTES_MAX].decode(errors="ignore")
 
 
 assert ops.DELAY_MS_MAX <= DURATION_MS_MAX

@@ -77,7 +77,7 @@ def _redis(url: str) -> Transport:
 
 
 def _sqs(rest: str) -> Transport:
-    from detent.bus.transport_sqs import SqsTransport
+    from detent.bus.transport_external import SqsTransport
 
     queue, _, query = rest.partition("?")
     own, options = _split(urls.options_of(query, "sqs"))

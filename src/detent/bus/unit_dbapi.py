@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sqlite3
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import cached_property
 from typing import Any, Final
 
-from detent.bus.calling import is_coroutine_function
-from detent.bus.sql_port import SqlitePort, SqlPort, port_of
+from detent.bus.calling import drive, is_coroutine_function
+from detent.bus.sql_port import SqlitePort, SqlPort, answer, port_of
 from detent.bus.transport import Transport
 from detent.bus.unit_of_work import TransactionEnded
-from detent.bus.unit_psycopg import AsyncPsycopgUnit, PsycopgUnit
 from detent.bus.unit_rules import (
     ENDED,
     IN_TRANSACTION,
     SQLITE_FILE,
-    SQLITE_SAFETY,
     Guard,
     check_sqlite_file,
+    check_waits,
+    guard_of,
+    is_over,
     settling,
 )
 from detent.errors import Invalid
 from detent.sql.dialects import (
     MEMORY,
     POSTGRESQL,
-    check_sqlite,
     committing,
     is_no_savepoint,
+    is_passing,
     place_of_file,
     place_of_server,
 )
+
+_ENDINGS: Final = ("commit", "rollback", "close")
+"""Methods of psycopg's connections that end a transaction."""
 
 _ANOTHER: Final = (
     "a unit of work needs a function that answers a new sqlite3.Connection, psycopg.Connection or "
@@ -65,8 +70,7 @@ class SqliteUnit:
         connection.execute("BEGIN IMMEDIATE").close()
         self._is_begun = True
         if self._is_file:
-            ((synchronous, journal),) = self.sql.execute(SQLITE_SAFETY, {})  # type: ignore[misc]
-            check_sqlite(synchronous, journal)
+            check_waits(self.sql)
         connection.execute(self._guard.set).close()
         self._is_open = True
         connection.set_authorizer(self._authorize)
@@ -112,9 +116,9 @@ class SqliteUnit:
             raise TransactionEnded(ENDED)
 
     def _has_ended(self) -> bool:
-        """Whether somebody may have committed. SQLite undoes a transaction by itself when the disk is full, and then
-        everything is as it should be, as long as Python begins another one for what is written next, and SQLite still
-        lets nobody commit that."""
+        """Whether something may have been committed. SQLite undoes a transaction by itself when the disk is full, and
+        then everything is as it should be, as long as Python begins another one for what is written next, and SQLite
+        still refuses to commit that."""
         try:
             self._connection.execute(self._guard.back).close()
         except sqlite3.Error as error:
@@ -146,6 +150,119 @@ class SqliteUnit:
             if "closed" in str(error):
                 return False
             raise
+
+
+class PsycopgUnit:
+    """One transaction of a psycopg connection. Everything that asks the database is a coroutine, which runs to its end
+    at once where the connection is a plain one."""
+
+    def __init__(self, connection: Any, let_go: Callable[[], Any]) -> None:
+        self._connection = connection
+        self._let_go = let_go
+        self._guard = guard_of(vars(connection))
+        self._refused: list[str] = []
+        self._is_ours = False
+        """Whether a transaction that the connection is in is the unit's."""
+        self._is_open = False
+        """Whether the transaction is begun and not yet to be ended by us."""
+        self.sql: SqlPort = port_of(connection)
+        self.provides: Mapping[Any, Any] = _provided(connection)
+
+    def begin(self) -> Awaitable[None] | None:
+        """Begin."""
+        return answer(self.sql, self._begin())
+
+    def check(self) -> None:
+        """`TransactionEnded` if the connection is in no transaction any more."""
+        if self._is_open and self._was_ended():
+            raise TransactionEnded(ENDED)
+
+    def commit(self) -> Awaitable[None] | None:
+        """Commit, if it still is the transaction that was begun, and nothing in it has failed."""
+        return answer(self.sql, self._commit())
+
+    def rollback(self) -> Awaitable[None] | None:
+        """Undo everything. A transaction ends with its connection, if that is broken."""
+        return answer(self.sql, self._roll_back())
+
+    def close(self) -> Awaitable[None] | None:
+        """Let go of the connection, also if this is cancelled: its pool would not see it again. What a pool gets back
+        has nothing open: it would commit that."""
+        return answer(self.sql, _shielded(self._close()) if self.sql.is_async else self._close())
+
+    async def _begin(self) -> None:
+        """In one round trip; psycopg says BEGIN by itself where it does not commit each statement. From here on the
+        connection's own methods do not end the transaction; an attempt is noted."""
+        if not is_over(self._connection):
+            raise Invalid(IN_TRANSACTION)
+        self._is_ours = True
+        await self._say(f"BEGIN; {self._guard.set}" if self._connection.autocommit else self._guard.set)
+        self._is_open = True
+        for name in _ENDINGS:
+            setattr(self._connection, name, self._refusing(name))
+
+    def _refusing(self, name: str) -> Callable[..., Any]:
+        def refuse(*_: Any, **__: Any) -> Any:
+            self._refused.append(name)
+            raise Invalid(ENDED)
+
+        return refuse
+
+    def _allow(self) -> None:
+        for name in _ENDINGS:
+            vars(self._connection).pop(name, None)
+
+    async def _commit(self) -> None:
+        self._allow()
+        if self._refused:  # a handler that was told not to, and went on, has not done what it meant to do
+            raise Invalid(ENDED)
+        self.check()
+        self._is_open = False
+        with committing(), settling():
+            await self._say(self._guard.commit)
+
+    async def _roll_back(self) -> None:
+        self._allow()
+        was_open, self._is_open = self._is_open, False
+        has_ended = was_open and self._was_ended()
+        if was_open and self._can_be_undone():
+            try:
+                await self._say(self._guard.undo)
+            except Exception as error:  # noqa: BLE001 - what is not undone by it is undone below, or with the connection
+                has_ended = is_no_savepoint(error)
+        if self._can_be_undone():
+            try:
+                await self._settled(self._connection.rollback())
+            except Exception as error:
+                if not is_passing(error):
+                    raise
+                await self._settled(self._connection.close())
+        if has_ended:
+            raise TransactionEnded(ENDED)
+
+    async def _close(self) -> None:
+        try:
+            self._is_open = False
+            await self._roll_back()
+        finally:
+            await self._settled(self._let_go())
+
+    async def _say(self, text: str) -> None:
+        await self._settled(self._connection.execute(text, prepare=False))
+
+    async def _settled(self, found: Any) -> Any:
+        return await found if self.sql.is_async else found
+
+    def _was_ended(self) -> bool:
+        connection = self._connection
+        return is_over(connection) or (connection.closed and not connection.broken)
+
+    def _can_be_undone(self) -> bool:
+        return self._is_ours and not self._connection.closed and not is_over(self._connection)
+
+
+async def _shielded(work: Coroutine[Any, Any, None]) -> None:
+    await asyncio.shield(asyncio.ensure_future(work))
 
 
 # -- where connections come from --------------------------------------------------------------------------------
@@ -244,21 +361,26 @@ class DbApiUnitOfWork:
         finally:
             let_go()
 
-    def begin(self) -> SqliteUnit | PsycopgUnit | Awaitable[AsyncPsycopgUnit]:
+    def begin(self) -> SqliteUnit | PsycopgUnit | Awaitable[SqliteUnit | PsycopgUnit]:
         """Begin a transaction, on a connection of its own."""
-        return self._begin_async() if self.is_async else self._begin()
+        return self._begin() if self.is_async else drive(self._begin())
 
-    def _begin(self) -> SqliteUnit | PsycopgUnit:
-        connection, let_go = self._entered()
+    async def _begin(self) -> SqliteUnit | PsycopgUnit:
+        is_async = self.is_async
+        connection, let_go = await self._entered_async() if is_async else self._entered()
         unit: SqliteUnit | PsycopgUnit
         if isinstance(connection, sqlite3.Connection):
             unit = SqliteUnit(connection, let_go, is_file=self._sample[1] != MEMORY)
         else:
-            unit = PsycopgUnit(connection, let_go, _provided(connection))
+            unit = PsycopgUnit(connection, let_go)
         try:
-            unit.begin()
+            begun = unit.begin()
+            if begun is not None:
+                await begun
         except BaseException:
-            unit.close()
+            closed = unit.close()
+            if closed is not None:
+                await closed
             raise
         return unit
 
@@ -269,22 +391,13 @@ class DbApiUnitOfWork:
             return found, found.close
         return found.__enter__(), lambda: found.__exit__(None, None, None)
 
-    async def _begin_async(self) -> AsyncPsycopgUnit:
+    async def _entered_async(self) -> tuple[Any, Callable[[], Any]]:
         found = self._connect()
         if inspect.isawaitable(found) and not hasattr(found, "__aenter__"):
             found = await found
         if isinstance(found, _kinds()):
-            connection, let_go = found, found.close
-        else:
-            connection = await found.__aenter__()
-            let_go = lambda: found.__aexit__(None, None, None)  # noqa: E731
-        unit = AsyncPsycopgUnit(connection, let_go, _provided(connection))
-        try:
-            await unit.begin()
-        except BaseException:
-            await unit.close()
-            raise
-        return unit
+            return found, found.close
+        return await found.__aenter__(), lambda: found.__aexit__(None, None, None)
 
 
 def _async_kind() -> type[Any]:

@@ -12,8 +12,8 @@ from detent.bus.unit_of_work import TransactionEnded
 from detent.bus.unit_rules import (
     BROKEN,
     ENDED,
-    SQLITE_SAFETY,
     check_sqlite_file,
+    check_waits,
     guard_of,
     is_over,
     is_psycopg,
@@ -25,7 +25,6 @@ from detent.sql.dialects import (
     DIALECTS,
     MEMORY,
     SQLITE,
-    check_sqlite,
     committing,
     ends_transaction,
     is_no_savepoint,
@@ -46,7 +45,7 @@ class DjangoUnit:
         self._is_file = is_file
         self._is_inside = False
         self._is_guarded = False
-        """Whether the savepoint is set and nobody has looked for it yet."""
+        """Whether the savepoint is set and was not yet looked for."""
         self.sql: SqlPort = port_of(connection)
         self.provides: Mapping[Any, Any] = {"connection": connection}
 
@@ -59,8 +58,7 @@ class DjangoUnit:
             self._atomic.__enter__()
             self._is_inside = True
             if self._is_file:
-                ((synchronous, journal),) = self.sql.execute(SQLITE_SAFETY, {})  # type: ignore[misc]
-                check_sqlite(synchronous, journal)
+                check_waits(self.sql)
             self._say(self._guard.set)
             self._is_guarded = True
         except BaseException:

@@ -3,7 +3,8 @@ what is committed survives a power cut, and that a commit that says nothing did 
 
 The first needs a guard. Handlers have connections, and there are more ways to end a transaction than can be forbidden:
 a statement among others in one text, a cursor of the driver's, a function of the database. So each unit sets a
-savepoint at its beginning, with a name that nobody knows, and looks for it at its end."""
+savepoint at its beginning, with a name that is not known to handlers, and looks for it at its end.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from detent.bus.sql_port import SqlPort
 from detent.bus.transport import Transport
 from detent.bus.unit_of_work import TransactionEnded
 from detent.errors import Invalid
@@ -21,10 +23,14 @@ from detent.sql.dialects import (
     ABORTED,
     DURABLE,
     POSTGRESQL,
+    SQLITE,
     check_sqlite,
     is_no_savepoint,
     state_of,
 )
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 ENDED: Final = (
     "a handler ended the transaction itself (commit, rollback or close): what it changes, the mark that the message "
@@ -129,7 +135,109 @@ def settling() -> Iterator[None]:
         raise
 
 
-# -- databases --------------------------------------------------------------------------------------------------
+# -- the guard on a connection of SQLAlchemy's ------------------------------------------------------------------
+#
+# It is looked for on the driver's own connection, in as few round trips as that allows: SQLAlchemy is about to commit
+# or to roll back then, and takes no more statements.
+
+
+def driver_of(connection: Connection) -> Any:
+    """The driver's own connection, behind what SQLAlchemy makes of async ones."""
+    return connection.connection.driver_connection
+
+
+def is_autocommit(connection: Connection) -> bool:
+    """Whether each statement is committed by itself. sqlite3 cannot be asked: engines that begin by themselves set its
+    connections to the same."""
+    if getattr(connection.connection.dbapi_connection, "autocommit", False) is True:
+        return True
+    level = connection.get_execution_options().get("isolation_level")
+    return (level or getattr(connection.dialect, "_on_connect_isolation_level", None)) == "AUTOCOMMIT"
+
+
+def check_connection_waits(connection: Connection) -> None:
+    """`check_waits` for a connection of SQLAlchemy's."""
+    adapted: Any = connection.connection.dbapi_connection
+    if connection.dialect.is_async:  # each call of a cursor would go to another thread and back
+        rows = adapted.run_async(lambda driver: driver.execute_fetchall(SQLITE_SAFETY))
+    else:
+        rows = adapted.execute(SQLITE_SAFETY).fetchall()
+    check_sqlite(*rows[0])
+
+
+def arm(connection: Connection, guard: Guard) -> None:
+    """Set the guard. PostgreSQL's transaction begins with it, by SQLAlchemy's own ways, which know what to do with a
+    connection that was lost meanwhile."""
+    if connection.dialect.name == SQLITE:
+        _say_on(connection, guard.set)
+    else:
+        connection.exec_driver_sql(guard.set)
+
+
+def settle(connection: Connection, guard: Guard) -> None:
+    """Look for the guard, and have the transaction wait for the disk. With psycopg that is the COMMIT as well, unless
+    another listener may still write."""
+    if connection.dialect.name == SQLITE:
+        _say_on(connection, guard.release)
+    elif is_psycopg(driver_of(connection)) and len(connection.dispatch.commit) == 1:
+        _say_on(connection, guard.commit)
+    elif _takes_several(connection):
+        _say_on(connection, guard.settle)
+    else:
+        _say_on(connection, guard.release)
+        _say_on(connection, SET_DURABLE)
+
+
+def undo(connection: Connection, guard: Guard) -> bool:
+    """Undo everything since the guard; True if it is not there. Other errors are those of a connection that is lost,
+    and whatever was done on it: SQLAlchemy meets them again in a moment."""
+    try:
+        _say_on(connection, guard.undo if is_psycopg(driver_of(connection)) else guard.back)
+    except Exception as error:  # noqa: BLE001 - see above
+        return is_no_savepoint(error)
+    return False
+
+
+def drop(connection: Connection) -> bool:
+    """Undo a transaction that SQLAlchemy takes for ended, because its commit was tried; False if the connection was
+    lost."""
+    driver = driver_of(connection)
+    is_lost = driver.is_closed() if hasattr(driver, "is_closed") else bool(getattr(driver, "closed", False))
+    if not is_lost:
+        try:
+            connection.connection.rollback()
+        except Exception:  # noqa: BLE001 - a connection on which even that fails has nothing left to be told
+            is_lost = True
+    if is_lost:
+        connection.invalidate()
+    return not is_lost
+
+
+def _takes_several(connection: Connection) -> bool:
+    """Whether a driver takes several commands in one text."""
+    return is_psycopg(driver_of(connection)) or connection.dialect.driver in ("asyncpg", "psycopg2")
+
+
+def _say_on(connection: Connection, text: str) -> None:
+    adapted: Any = connection.connection.dbapi_connection
+    driver = driver_of(connection)
+    if not connection.dialect.is_async:
+        say(driver, text)
+    elif is_psycopg(driver):
+        adapted.run_async(lambda raw: raw.execute(text, prepare=False))
+    elif connection.dialect.name == SQLITE:  # this call goes to aiosqlite's thread and back once, and others more often
+        adapted.run_async(lambda raw: raw.execute_fetchall(text))
+    else:
+        adapted.run_async(lambda raw: raw.execute(text))
+
+
+# -- settings of SQLite -----------------------------------------------------------------------------------------
+
+
+def check_waits(sql: SqlPort) -> None:
+    """`Invalid` if a plain connection of SQLite's does not wait for the disk."""
+    ((synchronous, journal),) = sql.execute(SQLITE_SAFETY, {})  # type: ignore[misc]
+    check_sqlite(synchronous, journal)
 
 
 def check_sqlite_file(ask: Callable[[str], Any], transport: Transport | None) -> None:

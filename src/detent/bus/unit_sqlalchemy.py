@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import sys
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeGuard, cast
 
@@ -17,22 +17,27 @@ from sqlalchemy.pool import StaticPool
 
 from detent.bus.sql_port import Rows, SqlPort, port_of
 from detent.bus.transport import Transport
-from detent.bus.unit_connections import arm, drop, is_autocommit, settle, sqlite_safety, undo
-from detent.bus.unit_connections import driver_of as _driver_of
 from detent.bus.unit_of_work import TransactionEnded
 from detent.bus.unit_rules import (
     BROKEN,
     ENDED,
     IN_TRANSACTION,
+    arm,
+    check_connection_waits,
     check_sqlite_file,
+    driver_of,
+    drop,
     guard_of,
+    is_autocommit,
     is_over,
     is_psycopg,
+    settle,
     settling,
+    undo,
 )
 from detent.errors import Invalid, OutcomeUnknown
 from detent.sql.databases import place_of
-from detent.sql.dialects import AUTOCOMMIT, DIALECTS, MEMORY, SQLITE, check_sqlite, committing, ends_transaction
+from detent.sql.dialects import AUTOCOMMIT, DIALECTS, MEMORY, SQLITE, committing, ends_transaction
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -85,17 +90,13 @@ class DriverPort:
         """The rows that a statement answers."""
         return cast("Rows", self._found().execute(statement, values))
 
-    def execute_many(self, statement: str, values: Sequence[Mapping[str, Any]]) -> None:
-        """The same statement for many values."""
-        self._found().execute_many(statement, values)
-
     def _found(self) -> SqlPort:
         """SQLAlchemy begins, and finds out about connections that were lost meanwhile. A connection that a handler has
-        given back is somebody else's."""
+        given back is another user's."""
         if self._port is not None:
             self._check()
         else:
-            driver = _driver_of(self._session.connection())
+            driver = driver_of(self._session.connection())
             is_known = is_psycopg(driver) or isinstance(driver, sqlite3.Connection)
             self._port = port_of(driver if is_known else self._session)
         return self._port
@@ -122,7 +123,7 @@ class SqlAlchemyUnit:
         self._begun: tuple[Connection, RootTransaction | None] | None = None
         self._is_ending = False
         self._is_guarded = False
-        """Whether the savepoint is set and nobody has looked for it yet."""
+        """Whether the savepoint is set and was not yet looked for."""
         self._has_ended = False
         self._refusal: str | None = None
         self._marked: dict[Any, Any] = {}
@@ -136,7 +137,7 @@ class SqlAlchemyUnit:
         a transaction that reads first may not come to write."""
         session = self._session
         if session.in_transaction():
-            raise Invalid("the session is in a transaction already: the factory has to answer one that nobody uses")
+            raise Invalid("the session is in a transaction already: the factory has to answer one that is not in use")
         if session.twophase:
             raise Invalid("the session commits in two phases, and units of work in one: leave out twophase=True")
         session.info[_IN_USE] = self
@@ -156,7 +157,7 @@ class SqlAlchemyUnit:
         if self._begun is None or not transaction.is_active:  # nothing is written in either
             return
         connection = self._begun[0]
-        if connection.closed or (not connection.invalidated and is_over(_driver_of(connection))):
+        if connection.closed or (not connection.invalidated and is_over(driver_of(connection))):
             raise TransactionEnded(ENDED)
 
     def commit(self) -> None:
@@ -175,7 +176,7 @@ class SqlAlchemyUnit:
         self._unmark()
         try:
             self._session.rollback()
-        except DBAPIError:  # there is nobody to be told who could do more about it
+        except DBAPIError:  # no caller could do more about it
             self._session.invalidate()
         if self._has_ended and self._refusal != _SHARED:
             self._has_ended = False
@@ -222,13 +223,13 @@ class SqlAlchemyUnit:
             raise Invalid(_SHARED)
         self._marked = connection.info  # which outlives the connection's use here
         self._marked[_IN_USE] = self
-        driver = _driver_of(connection)
+        driver = driver_of(connection)
         if not driver.in_transaction:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         elif not connection.dispatch.begin and getattr(driver, "autocommit", None) is not False:
             raise Invalid(IN_TRANSACTION)  # an engine with a way of its own to begin would have failed
         if self._is_file:
-            check_sqlite(*sqlite_safety(connection))
+            check_connection_waits(connection)
 
     def _unmark(self) -> None:
         """Before the connection goes back to its pool, which it does with the transaction's end: it may be the next
@@ -257,13 +258,13 @@ class SqlAlchemyUnit:
             raise
 
     def _before_rollback(self, connection: Connection) -> None:
-        """Whoever undoes it, and for whatever reason: is it still the transaction that was begun?"""
+        """Whatever undoes it, and for whatever reason: is it still the transaction that was begun?"""
         if self._is_guarded and not connection.closed and not connection.invalidated:
             self._is_guarded = False
             self._has_ended = undo(connection, guard_of(connection.info))
 
     def refuse_commit(self) -> None:
-        """Nobody commits the session but the unit."""
+        """The unit alone commits the session."""
         if not self._is_ending and not self._session.in_nested_transaction():
             self._refuse_with(ENDED)
 

@@ -1,6 +1,14 @@
-"""The `detent` command: nouns, then verbs. Each noun has a file of its own.
+"""The `detent` command: nouns, then verbs; and the verbs of everything that runs.
 
-This file puts the commands together, runs them, and turns errors into exit codes. The nouns:
+This file puts the commands together, runs them, and turns errors into exit codes.
+
+Everything that runs:
+
+    run.py             `detent run`: whatever a file declares
+    tasks.py           `detent ls`, `show`, `pause`, `resume`, `reset`, `rm`, `wait`
+    kinds/             the kinds of tasks: how each is found in a file, run, looked at and steered
+
+The nouns, each with what it alone has:
 
     store.py           `detent store`
     journal.py         `detent journal`
@@ -9,18 +17,16 @@ This file puts the commands together, runs them, and turns errors into exit code
     queue_readers.py   `detent queue`: readers
     message.py         `detent message`
     ledger.py          `detent ledger`
-    consume.py         `detent consume`: runs a consumer
-    consumer.py        `detent consumer`: looks at consumers and steers them
+    consumer.py        `detent consumer`
     bus.py             `detent bus`
     graph.py           `detent graph`
-    pipeline.py        `detent run` and `detent quarantine`
+    quarantine.py      `detent quarantine`
     ingest.py          `detent ingest`
     serve.py           `detent serve`
     token.py           `detent token`
     doctor.py          `detent doctor`
     demo.py            `detent demo`
     __main__.py        `python -m detent.cli`
-    kinds/             the kinds of tasks: how each is found in a file
 
 What commands share:
 
@@ -29,20 +35,15 @@ What commands share:
     _output.py         tables for people, JSON for programs
     _settings.py       settings of queues and journals: options, and lines of `info`
     _logs.py           logs of long-running commands
-    _views.py          what all live views have in common
+    _views.py          the frame in which tasks are shown while they run
     _messages.py       messages as text, in and out
     _publish.py        `queue publish` and `message publish`
 
 What one noun needs beside its file:
 
     _bus_shown.py      an app: its parts, what waits, whether it goes together
-    _bus_views.py      an app that runs
-    _bus_metrics.py    its metrics
-    _consumers.py      how far shards are
-    _consume_views.py  a consumer that runs
+    _consumer_shown.py  how far shards are
     _graph_shown.py    a graph: its processors, a message's origin
-    _graph_running.py  `graph run`
-    _graph_views.py    a graph that runs
     _graph_send.py     `graph send`
     _graph_reset.py    `graph reset`
 """
@@ -60,8 +61,7 @@ import click
 from detent.cli._help import Commands
 from detent.cli._output import line_text
 from detent.cli.bus import bus
-from detent.cli.consume import consume
-from detent.cli.consumer import consumer
+from detent.cli.consumer import consume, consumer
 from detent.cli.demo import demo
 from detent.cli.doctor import doctor
 from detent.cli.graph import graph
@@ -69,10 +69,12 @@ from detent.cli.ingest import ingest
 from detent.cli.journal import journal
 from detent.cli.ledger import ledger
 from detent.cli.message import message
-from detent.cli.pipeline import quarantine, run_pipeline
+from detent.cli.quarantine import quarantine
 from detent.cli.queue_readers import queue
+from detent.cli.run import run as run_command
 from detent.cli.serve import serve
 from detent.cli.store import store
+from detent.cli.tasks import COMMANDS as TASK_COMMANDS
 from detent.cli.token import token
 from detent.errors import DetentError
 
@@ -83,7 +85,14 @@ BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 class _Commands(Commands):
-    """The commands, with an exit code of our own where click would end the process with 1."""
+    """The commands: the nouns first, and then the verbs of everything that runs. With an exit code of our own where
+    click would end the process with 1."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write both lists."""
+        verbs = [name for one in (run_command, *TASK_COMMANDS) if (name := one.name) is not None]
+        self.write_commands(ctx, formatter, "Commands", [name for name in self.list_commands(ctx) if name not in verbs])
+        self.write_commands(ctx, formatter, "Commands for everything that runs", verbs)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -134,10 +143,12 @@ cli.add_command(ledger)
 cli.add_command(message)
 cli.add_command(quarantine)
 cli.add_command(queue)
-cli.add_command(run_pipeline)
+cli.add_command(run_command)
 cli.add_command(serve)
 cli.add_command(store)
 cli.add_command(token)
+for command in TASK_COMMANDS:
+    cli.add_command(command)
 
 
 def main() -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import click
@@ -15,7 +16,13 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list."""
-        shown = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        self.write_commands(ctx, formatter, "Commands", self.list_commands(ctx))
+
+    def write_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter, title: str, names: Iterable[str]
+    ) -> None:
+        """Write a list of some commands."""
+        shown = [(name, self.get_command(ctx, name)) for name in names]
         rows = [(name, one.get_short_help_str(WHOLE)) for name, one in shown if one is not None and not one.hidden]
-        with formatter.section("Commands"):
+        with formatter.section(title):
             formatter.write_dl(rows)

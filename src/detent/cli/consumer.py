@@ -1,10 +1,10 @@
-"""`detent consumer`: what runs as a consumer, how far it is, and how to steer it."""
+"""`detent consumer`: what runs as a consumer, how far it is, and how to steer it; `detent consume`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,28 +18,35 @@ from detent.cli._common import (
     parse_time,
     takes_store,
 )
-from detent.cli._consumers import consumer_fields, look, shown_error, shown_journals, shown_status, total_lag
+from detent.cli._consumer_shown import consumer_fields, look, shown_error, shown_journals, shown_status, total_lag
 from detent.cli._help import Commands
 from detent.cli._output import line_text, print_fields, print_json, print_table, time_text
-from detent.errors import Denied, Invalid, NotFound
+from detent.cli.kinds.consumer import (
+    Consumers,
+    adjust,
+    contents,
+    delete_all,
+    load_consumer,
+    log_as_asked,
+    logs_of,
+    store_url,
+)
+from detent.cli.kinds.kind import Found
+from detent.cli.run import events_option, once_option, options_named, run_found, store_option, verbose_option
+from detent.errors import Denied, NotFound
 from detent.shard.calls import place_of
 
 if TYPE_CHECKING:
-    from detent.cli._consumers import Seen
-    from detent.shard import ConsumerInfo
-    from detent.store import Store
+    from detent.cli._consumer_shown import Seen
 
 WAIT = "30s"
-
-LOGS_SHOWN = 10
-"""Recovery logs in a question; --json has them all."""
 
 
 @click.group(cls=Commands, short_help="See how far consumers are; pause, reset and delete them.")
 def consumer() -> None:
     """See how far consumers are, wait for them, and pause, reset or delete them.
 
-    A consumer is an application that reads journals, keeps state and publishes; `detent consume` runs it. Its work is
+    A consumer is an application that reads journals, keeps state and publishes; `detent run` runs it. Its work is
     divided into shards, each of which one process holds at a time.
 
     \b
@@ -326,50 +333,14 @@ def delete(url: str, name: str, force: bool, yes: bool, as_json: bool) -> None:
     """
     with open_for_writing(url, force=False) as store:
         info = store.consumer(name).info()
-        logs = _logs(store, info)
-        what = _contents(info, logs)
+        logs = logs_of(store, info)
+        what = contents(info, logs)
         confirm(f"This deletes {what}. Go on?", f"deletes {what}", yes=yes)
-        _delete(store, name, logs, force=force)
+        delete_all(store, name, logs, force=force)
     if as_json:
         print_json({"name": name, "deleted": True, "logs": logs})
     else:
         click.echo(f"deleted {what}")
-
-
-def _delete(store: Store, name: str, logs: list[str], *, force: bool) -> None:
-    """All of it or nothing: once the consumer is gone, its logs would never be deleted."""
-    from detent.journal.operations import DeleteJournal
-    from detent.shard.operations import DeleteConsumer
-
-    store.commit([DeleteConsumer(name, force), *map(DeleteJournal, logs)])
-
-
-def _logs(store: Store, info: ConsumerInfo) -> list[str]:
-    """The journals in which a consumer has recorded its state, by number."""
-    from detent.state.recovery_log import log_prefix
-
-    prefix = log_prefix(info.name)
-    try:
-        found = store.journals(prefix)
-    except Denied:  # a token for this consumer: it sees the logs that it has a right to
-        found = [log for shard in info.shards if _is_there(store, log := f"{prefix}{shard.index}")]
-    return sorted((log for log in found if log.removeprefix(prefix).isdecimal()), key=lambda log: (len(log), log))
-
-
-def _is_there(store: Store, journal: str) -> bool:
-    with suppress(NotFound, Denied, Invalid):
-        store.reader.extent(journal)
-        return True
-    return False
-
-
-def _contents(info: ConsumerInfo, logs: list[str]) -> str:
-    shards = count_text(len(info.shards), "shard")
-    what = f"the consumer {line_text(info.name)}, with the progress and state of {shards}"
-    if logs:
-        more = [f"{len(logs) - LOGS_SHOWN} more"] if len(logs) > LOGS_SHOWN else []
-        what += f" and the recovery logs {', '.join([*logs[:LOGS_SHOWN], *more])}"
-    return f"{what}; rows of a database (table detent_shards) are not touched"
 
 
 @consumer.command()
@@ -400,3 +371,55 @@ def _entry(shard: int, key: str, value: Any, *, as_json: bool) -> str:
     if as_json:
         return json.dumps({"shard": shard, "key": key, "value": value}, ensure_ascii=False)
     return f"{json.dumps(key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
+
+
+# -- running --------------------------------------------------------------------------------------------------------
+
+
+@click.command("consume", hidden=True, short_help="Run a consumer, as `detent run` does.")
+@click.argument("target")
+@options_named("shards", "workers", "standbys", "lease", "force")
+@store_option
+@once_option
+@verbose_option
+@click.option("--worker", "member", hidden=True, help="What a supervisor starts its processes with.")
+@events_option
+def consume(target: str, member: str | None, **given: Any) -> None:
+    """Run a consumer: an application that reads journals, keeps state and publishes, each message exactly once.
+
+    TARGET is package.module:name or path/to/file.py:name; the name may be left out where there is one consumer, or one
+    called app. Its shards are divided over processes, here and wherever else the same is run on the same store.
+
+    It runs until Ctrl-C or SIGTERM, which let the transactions under way end; a second Ctrl-C does not wait. A process
+    that dies is started again, and others take its shards at once.
+
+    \b
+    A file, words.py:
+      from detent.consumer import Consumer
+      app = Consumer("words", store="file:./data", read="lines")
+
+    \b
+      @app.consume
+      def count(message, state, publish):
+          for word in message.body.decode().split():
+              state[word] = state.get(word, 0) + 1
+
+    \b
+    Try it:
+      echo 'to be or not to be' | detent journal append file:./data lines
+      detent consume words.py --once
+      detent consumer state file:./data words
+      detent consume words.py:app --workers 2
+    """
+
+    if given["once"] and (given["workers"] or member):
+        raise click.UsageError("--once works in one process: leave --workers out, or --once")
+    log_as_asked(verbose=given["verbose"], as_json=given["as_json"])
+    app = load_consumer(target)
+    if member is None:
+        run_found(Consumers.noun, [Found(target, app)], **given)
+        return
+    from detent.consumer.supervisor import work
+
+    adjust(app, shards=given["shards"], standbys=given["standbys"], lease=given["lease"])
+    click.get_current_context().exit(work(app, store_url(app, given["url"]), member))

@@ -16,9 +16,9 @@ from detent.errors import Invalid
 from detent.extras import install_command
 
 if TYPE_CHECKING:
-    from detent.demo.plan import Plan
-    from detent.demo.running import Outcome
-    from detent.demo.view import LineView, LiveView
+    from detent.demo.plan import DemoPlan
+    from detent.demo.running import DemoOutcome
+    from detent.demo.view import DemoLines, DemoScreen
 
 NEEDED: Final = ("pyspark", "pandas", "deltalake", "duckdb", "matplotlib")
 MESSAGES_MIN: Final = 100
@@ -71,13 +71,13 @@ def demo(folder: Path, messages: int, kills: int, seconds: float, keep: bool, as
     """
     check_extra()
     from detent.demo.picture import draw
-    from detent.demo.plan import Plan
+    from detent.demo.plan import DemoPlan
     from detent.demo.running import empty, new_folder, run
     from detent.spark import java
 
     java.find()  # what is missing is said before anything runs
     with new_folder(folder) as place:
-        plan = Plan(str(place), messages, seconds, kills, started=time.time())
+        plan = DemoPlan(str(place), messages, seconds, kills, started=time.time())
         with _view(plan) as view:
             outcome = run(plan, view)
         draw(outcome, plan.picture)
@@ -100,7 +100,7 @@ def check_extra() -> None:
         raise Invalid(f"the demo needs {', '.join(missing)}: {install_command('demo')}")
 
 
-def _fault(outcome: Outcome) -> str:
+def _fault(outcome: DemoOutcome) -> str:
     if outcome.is_finished:
         return "not every order took effect once"
     from detent.demo.running import STALL_S
@@ -111,13 +111,13 @@ def _fault(outcome: Outcome) -> str:
     )
 
 
-def _view(plan: Plan) -> LiveView | LineView:
-    from detent.demo.view import LineView, LiveView
+def _view(plan: DemoPlan) -> DemoScreen | DemoLines:
+    from detent.demo.view import DemoLines, DemoScreen
 
-    return LiveView(plan) if sys.stderr.isatty() else LineView(plan)
+    return DemoScreen(plan) if sys.stderr.isatty() else DemoLines(plan)
 
 
-def summary_of(outcome: Outcome) -> dict[str, float | bool]:
+def summary_of(outcome: DemoOutcome) -> dict[str, float | bool]:
     """A run for programs."""
     return {
         "messages": outcome.plan.messages,
@@ -130,13 +130,13 @@ def summary_of(outcome: Outcome) -> dict[str, float | bool]:
     }
 
 
-def _result(outcome: Outcome) -> str:
+def _result(outcome: DemoOutcome) -> str:
     if not outcome.is_finished:
         return "The run did not finish"
     return "Every order took effect exactly once" if outcome.verdict.is_right else "Not every order took effect once"
 
 
-def _print(outcome: Outcome, folder: Path, *, kept: bool) -> None:
+def _print(outcome: DemoOutcome, folder: Path, *, kept: bool) -> None:
     from detent.demo.check import COLUMNS
     from detent.demo.story import COLUMNS_EXPLAINED, WIDTH, meaning
 

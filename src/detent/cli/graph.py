@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from detent.cli._common import URL_VARIABLE, check_kept, is_server, json_option, parse_time
+from detent.cli._common import json_option, parse_time
 from detent.cli._help import Commands
 from detent.cli._output import print_json
-from detent.errors import Invalid, NotFound
-from detent.paths import as_url
-
-if TYPE_CHECKING:
-    from detent.processor.graph import Graph
-    from detent.processor.live_graph import LiveGraph
-
-store_option = click.option(
-    "--store", "--url", "store", metavar="URL", help=f"The store, instead of the graph's own (or {URL_VARIABLE})."
-)
+from detent.cli.kinds.graph import Graphs, load_graph, opened
+from detent.cli.kinds.kind import Found
+from detent.cli.run import events_option, once_option, options_named, run_found, store_option, verbose_option
 
 
 @click.group(cls=Commands, short_help="Draw, run and steer graphs of processors: streams over journals.")
@@ -63,34 +53,6 @@ def graph() -> None:
     """
 
 
-def store_of(graph: Graph, given: str | None) -> str:
-    """Where the graph's store is: the first of those that say it."""
-    url = given or graph.store or os.environ.get(URL_VARIABLE)
-    if not url:
-        raise Invalid(
-            f"the graph {graph.name!r} has no store: give --store URL, write Graph({graph.name!r}, "
-            f"store='file:./data', ...), or set {URL_VARIABLE}"
-        )
-    check_kept(url)
-    return as_url(url)
-
-
-@contextmanager
-def _opened(graph: Graph, given: str | None, *, create: bool = False) -> Iterator[LiveGraph]:
-    """The graph with its stores open. A command that only looks makes none: in the wrong folder it would be empty."""
-    from detent.kv import open_reader
-
-    url = store_of(graph, given)
-    if not create and not is_server(url):
-        try:
-            open_reader(url).close()
-        except NotFound as error:
-            hint = "run the graph once, or say where its store is with --store URL"
-            raise NotFound(f"{error}; {hint}") from error
-    with graph.open(url) as live:
-        yield live
-
-
 # -- drawing ----------------------------------------------------------------------------------------------------------
 
 
@@ -112,7 +74,6 @@ def show(target: str, mermaid: bool, as_json: bool) -> None:
       detent graph show shop.py:graph --mermaid > shop.mmd
     """
     from detent.cli._graph_shown import graph_fields, print_options
-    from detent.cli.kinds.graph import load_graph
 
     if mermaid and as_json:
         raise click.UsageError("--mermaid and --json are two forms of the same: give one of them")
@@ -129,27 +90,14 @@ def show(target: str, mermaid: bool, as_json: bool) -> None:
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-@graph.command()
+@graph.command(hidden=True)
 @click.argument("target")
 @store_option
-@click.option("--only", metavar="NAME", multiple=True, help="Run this processor only; repeat it for more.")
-@click.option(
-    "--migrate", metavar="NAME", multiple=True, help="This processor has other inputs than before, on purpose."
-)
-@click.option("--once", is_flag=True, help="Run until nothing is left to do, then stop.")
-@click.option("--verbose", is_flag=True, help="Show the log too: where in the code a function failed.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print an object a line: what happens, and a status now and then."
-)
-def run(
-    target: str,
-    store: str | None,
-    only: tuple[str, ...],
-    migrate: tuple[str, ...],
-    once: bool,
-    verbose: bool,
-    as_json: bool,
-) -> None:
+@options_named("only", "migrate")
+@once_option
+@verbose_option
+@events_option
+def run(target: str, **given: Any) -> None:
     """Run the processors of a graph in this process.
 
     Start it in as many processes as you like: each processor runs in one of them, and the others stand by to take over.
@@ -166,27 +114,8 @@ def run(
       detent graph run shop.graphs:orders --store s3://bucket/shop --only total
       detent graph run shop.py --only total --only show --json
     """
-    from detent.cli import _graph_running
-    from detent.cli.kinds.graph import load_graph
 
-    found = load_graph(target)
-    url = store_of(found, store)
-    names = _to_run(found, only)
-    for name in migrate:
-        found.processor(name)
-    start = _graph_running.run_once if once else _graph_running.run
-    start(found, url, names, migrate, verbose=verbose, as_json=as_json)
-
-
-def _to_run(graph: Graph, only: Sequence[str]) -> list[str]:
-    """The processors that there is something to run of."""
-    for name in only:
-        if not graph.processor(name).runs:
-            raise Invalid(f"the source {name!r} is a journal that others write: there is nothing to run")
-    names = [one.name for one in graph.in_order() if one.runs and (not only or one.name in only)]
-    if not names:
-        raise Invalid(f"the graph {graph.name!r} has only sources that others write: there is nothing to run")
-    return names
+    run_found(Graphs.noun, [Found(target, load_graph(target))], **given)
 
 
 # -- looking ----------------------------------------------------------------------------------------------------------
@@ -196,7 +125,7 @@ def _to_run(graph: Graph, only: Sequence[str]) -> list[str]:
 @click.argument("target")
 @store_option
 @json_option
-def status(target: str, store: str | None, as_json: bool) -> None:
+def status(target: str, url: str | None, as_json: bool) -> None:
     """Show how far the processors of a graph are, wherever they run.
 
     LAG counts the messages that a processor has not read. OUTPUTS, ERRORS and NILS say what became of the input sets:
@@ -209,10 +138,9 @@ def status(target: str, store: str | None, as_json: bool) -> None:
       detent graph status shop.py
     """
     from detent.cli._graph_shown import print_status, status_fields
-    from detent.cli.kinds.graph import load_graph
 
     found = load_graph(target)
-    with _opened(found, store) as live:
+    with opened(found, url) as live:
         seen = live.status()
     if as_json:
         print_json({"graph": found.name, "processors": list(map(status_fields, seen))})
@@ -226,7 +154,7 @@ def status(target: str, store: str | None, as_json: bool) -> None:
 @click.argument("offset", type=click.IntRange(0))
 @store_option
 @json_option
-def trace(target: str, journal: str, offset: int, store: str | None, as_json: bool) -> None:
+def trace(target: str, journal: str, offset: int, url: str | None, as_json: bool) -> None:
     """Show where a message comes from.
 
     Shows which processor wrote it and when, from which messages, and so on up to the sources. HOP is the time from the
@@ -239,10 +167,9 @@ def trace(target: str, journal: str, offset: int, store: str | None, as_json: bo
       detent graph trace shop.py kept@archive 17 --json
     """
     from detent.cli._graph_shown import print_trace
-    from detent.cli.kinds.graph import load_graph
 
     found = load_graph(target)
-    with _opened(found, store) as live:
+    with opened(found, url) as live:
         hop = live.trace(journal, offset)
     if as_json:
         import msgspec
@@ -273,7 +200,7 @@ def reset(
     inputs: tuple[str, ...],
     forget: bool,
     yes: bool,
-    store: str | None,
+    url: str | None,
     as_json: bool,
 ) -> None:
     """Move a processor to another place in its inputs, or forget it.
@@ -292,13 +219,12 @@ def reset(
       detent graph reset shop.py total --forget
     """
     from detent.cli import _graph_reset
-    from detent.cli.kinds.graph import load_graph
 
     if sum([to is not None, since is not None, bool(inputs), forget]) > 1:
         raise click.UsageError("say where to go on, once: --to, --time, --input or --forget")
     time = None if since is None else parse_time(since)
     found = load_graph(target)
-    with _opened(found, store) as live:
+    with opened(found, url) as live:
         if forget:
             _graph_reset.forget(live, name, yes=yes, as_json=as_json)
             return
@@ -321,7 +247,7 @@ def send(
     key: str | None,
     kind: str | None,
     topics: tuple[str, ...],
-    store: str | None,
+    url: str | None,
     as_json: bool,
 ) -> None:
     """Send a message to a graph. Prints its offset; by then it survives a power cut.
@@ -336,11 +262,10 @@ def send(
       detent graph send shop.py orders - < orders.ndjson
     """
     from detent.cli import _graph_send
-    from detent.cli.kinds.graph import load_graph
 
     if len(words) > 2:
         raise click.UsageError(f"give [JOURNAL] BODY, not {len(words)} arguments: put the body in quotes")
     found = load_graph(target)
     to = _graph_send.place_of(found, words[0] if len(words) == 2 else None)
-    with _opened(found, store, create=True) as live:
+    with opened(found, url, create=True) as live:
         _graph_send.send(live, to, words[-1], key=key, kind=kind, topics=topics, as_json=as_json)

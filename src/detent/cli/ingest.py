@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 import uuid
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +19,9 @@ from detent.cli._output import (
     print_table,
     time_text,
 )
+from detent.cli.kinds.ingest import Ingests, database, read_config
+from detent.cli.kinds.kind import Found
+from detent.cli.run import events_option, once_option, options_named, run_found, verbose_option
 from detent.errors import Invalid
 from detent.sizes import size_text
 
@@ -70,69 +68,21 @@ def ingest() -> None:
     """
 
 
-@ingest.command("run")
+@ingest.command("run", hidden=True)
 @_config
-@click.option("--once", is_flag=True, help="Ingest what there is, then stop.")
-@click.option(
-    "--backfill",
-    metavar="PREFIX",
-    help="Also ingest the files under a folder or s3://bucket/prefix that were not announced. Those in subfolders are "
-    "included; hidden ones (_x, .x) are left out.",
-)
-@click.option(
-    "--match",
-    metavar="PATTERN",
-    help="Of the files of --backfill, only those whose names (without folders) match a shell pattern, such as "
-    "'*.json.gz'.",
-)
-@click.option("--cores", type=click.IntRange(1), help="How many tasks run at once; all processors if left out.")
-@click.option("--memory", metavar="SIZE", help="Spark's memory, such as 4g.")
-@click.option("--quick", is_flag=True, help="Start faster and then run slower: for little data.")
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(1, 65535),
-    help="Serve metrics for Prometheus on this port of the loopback address.",
-)
-@click.option("--verbose", is_flag=True, help="Show Spark's own log too.")
-@click.option("--json", "as_json", is_flag=True, help="Print an object a line: the progress, and a summary at the end.")
-def run_ingest(
-    config: Path,
-    once: bool,
-    backfill: str | None,
-    match: str | None,
-    metrics_port: int | None,
-    as_json: bool,
-    **session: Any,
-) -> None:
+@once_option
+@options_named("backfill", "match", "cores", "memory", "quick", "metrics_port")
+@verbose_option
+@events_option
+def run_ingest(config: Path, **given: Any) -> None:
     """Ingest files until Ctrl-C or SIGTERM.
 
     These let the batch under way be committed. However the command ends, it goes on from there the next time, and no
     file is lost or comes twice: what a batch read and that its files are finished is one commit. Files that fail are
     tried again, and put into quarantine in the end.
     """
-    from detent.ingest.views import metrics_view, summary_of, view_of
 
-    if match is not None and backfill is None:
-        raise click.UsageError("--match chooses among the files of a backfill: say --backfill PREFIX too")
-    settings = _read(config)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-    if not as_json:
-        note("starting Spark…")
-    with view_of(settings.name, as_json=as_json, is_watched=sys.stderr.isatty()) as view:
-        watch = view.show if metrics_port is None else metrics_view(metrics_port, settings.name, view.show)
-        counters = _start(settings, session, watch).run(once=once, backfill=backfill, match=match, signals=True)
-    if as_json:
-        view.end(counters)
-        return
-    done = summary_of(counters)
-    print_fields(done) if done else click.echo("nothing to ingest")
-
-
-def _start(settings: IngestConfig, session: dict[str, Any], watch: Any) -> Any:
-    from detent.ingest.pipeline import Ingest
-
-    return Ingest(settings, session=session, watch=watch)
+    run_found(Ingests.noun, [Found(str(config), read_config(config))], **given)
 
 
 @ingest.command("status")
@@ -149,8 +99,8 @@ def show_status(config: Path, as_json: bool) -> None:
     """
     from detent.ingest import steering
 
-    settings = _read(config)
-    with _database(settings) as engine:
+    settings = read_config(config)
+    with database(settings) as engine:
         found = steering.status(engine, settings.name)
     if as_json:
         print_json(found.as_json())
@@ -204,8 +154,8 @@ def _list(config: Path, limit: int, as_json: bool, **chosen: Any) -> None:
 
     from detent.ingest import steering
 
-    settings = _read(config)
-    with _database(settings) as engine:
+    settings = read_config(config)
+    with database(settings) as engine:
         steering.status(engine, settings.name)
         found = list(islice(steering.files(engine, settings.name, **chosen), limit))
     if as_json:
@@ -247,8 +197,8 @@ def redrive_files(config: Path, uris: tuple[str, ...], everything: bool, as_json
         raise click.UsageError("--all puts back all files, and FILE these alone: say one or the other")
     if not uris and not everything:
         raise click.UsageError("name files, or say --all")
-    settings = _read(config)
-    with _database(settings) as engine:
+    settings = read_config(config)
+    with database(settings) as engine:
         count = steering.redrive(engine, settings.name, _named(engine, settings.name, uris))
     print_json({"redriven": count}) if as_json else click.echo(f"{count} put back")
 
@@ -298,7 +248,7 @@ def prune_files(config: Path, orphans: bool, older_than: str | None, yes: bool, 
         milliseconds(older_than or "0s")
     except Invalid:
         raise click.UsageError(f"--older-than: {older_than!r} is no duration: write '2h', '1d'") from None
-    settings = _read(config)
+    settings = read_config(config)
     age = settings.orphan_age if older_than is None else older_than
     what = f"forgets the files of {settings.name} that were finished more than {settings.window} ago"
     if orphans:
@@ -314,11 +264,11 @@ def prune_files(config: Path, orphans: bool, older_than: str | None, yes: bool, 
 def _prune(settings: IngestConfig, orphan_s: float | None) -> tuple[int, int]:
     """How many files were forgotten, and how many batches were deleted because they are orphans of that age."""
     from detent.ingest import forgetting, ownership
-    from detent.ingest.committer import committer_of
+    from detent.ingest.committers import committer_of
     from detent.ingest.shared_state import QueueSharedState
     from detent.ingest.staging import sweep_staging
 
-    with _database(settings) as engine:
+    with database(settings) as engine:
         epoch = ownership.register(engine, settings)
         pruned = forgetting.prune(engine, settings, None)
         if orphan_s is None:
@@ -348,8 +298,8 @@ def reset_ingest(config: Path, confirmed: str | None, as_json: bool) -> None:
     """
     from detent.ingest import forgetting
 
-    settings = _read(config)
-    with _database(settings) as engine:
+    settings = read_config(config)
+    with database(settings) as engine:
         found = forgetting.look_for_reset(engine, settings)
         if not as_json:
             note(f"the table was {found.table}, with {found.rows:,} rows of {found.batches:,} commits")
@@ -360,20 +310,3 @@ def reset_ingest(config: Path, confirmed: str | None, as_json: bool) -> None:
         return
     click.echo(f"{found.files} files forgotten")
     note(f"`detent ingest run {config} --backfill PREFIX` brings them in again")
-
-
-def _read(config: Path) -> IngestConfig:
-    from detent.ingest.config import IngestConfig
-
-    return IngestConfig.read(config)
-
-
-@contextmanager
-def _database(settings: IngestConfig) -> Iterator[Engine]:
-    from detent.ingest import metastore
-
-    engine = metastore.connect_existing(settings.state_url)
-    try:
-        yield engine
-    finally:
-        engine.dispose()

@@ -10,17 +10,17 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import detent
-from detent.demo.plan import CLERK, DRIVER, OWNER, PLACING, WORKER, Plan
+from detent.demo.plan import CLERK, DRIVER, OWNER, PLACING, WORKER, DemoPlan
 from detent.runtime.process import on_parents_end
 
 
-def own(plan: Plan) -> None:
+def own(plan: DemoPlan) -> None:
     """Be the owner of the store: hold it open, and answer the other processes."""
     with detent.open(plan.url):
         threading.Event().wait()
 
 
-def play(role: str, plan: Plan) -> None:
+def play(role: str, plan: DemoPlan) -> None:
     """Be one of the processes. Each imports only what it needs, to be at work soon."""
     if role == OWNER:
         own(plan)
@@ -57,4 +57,4 @@ if __name__ == "__main__":
     if sys.argv[1] != DRIVER:
         sys.meta_path.insert(0, WithoutPandas())
     on_parents_end(lambda: os.killpg(0, signal.SIGKILL))  # it holds the other end of our stdin
-    play(sys.argv[1], Plan.load(Path(sys.argv[2])))
+    play(sys.argv[1], DemoPlan.load(Path(sys.argv[2])))

@@ -53,7 +53,7 @@ _COUNTS: Final = {
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckedPlace:
     """One of the places where orders should be, and what is there: orders that are missing, that are there more than
     once, that do not belong there, that have another amount, and that stand before an older one of their producer."""
 
@@ -79,7 +79,7 @@ class Place:
 class Verdict:
     """What was found. `lost` and `duplicated` are orders, each counted once, wherever it is missing or there twice."""
 
-    places: tuple[Place, ...]
+    places: tuple[CheckedPlace, ...]
     lost: int
     duplicated: int
 
@@ -87,7 +87,7 @@ class Verdict:
     def from_json(cls, text: str) -> Verdict:
         """The verdict that another process printed."""
         said = json.loads(text)
-        return cls(tuple(Place(**place) for place in said["places"]), said["lost"], said["duplicated"])
+        return cls(tuple(CheckedPlace(**place) for place in said["places"]), said["lost"], said["duplicated"])
 
     @property
     def is_right(self) -> bool:
@@ -106,7 +106,7 @@ class Judge:
         self._duck.execute(_EXPECTED, [counts, counts])
         self._duck.execute("CREATE TABLE all_lost (id BIGINT); CREATE TABLE all_doubled (id BIGINT)")
         self._ordered = ordered
-        self._places: list[Place] = []
+        self._places: list[CheckedPlace] = []
 
     def look(self, name: str, rows: Any, fate: str | None, *, is_ordered: bool = True) -> None:
         """Compare what is at one place: an Arrow table with the columns place (the order of the rows), and id and
@@ -118,7 +118,7 @@ class Judge:
         duck.execute("CREATE OR REPLACE TEMP TABLE wanted AS FROM expected WHERE fate = coalesce(?, fate)", [fate])
         duck.execute(_FAULTS)
         counted = {key: self._number(query, self._ordered if is_ordered else 0) for key, query in _COUNTS.items()}
-        self._places.append(Place(name, **counted))
+        self._places.append(CheckedPlace(name, **counted))
 
     def verdict(self) -> Verdict:
         """All places together."""

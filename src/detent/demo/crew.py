@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
-from detent.demo.meter import NOTHING, Counts
-from detent.demo.plan import PLACING, ROLES, Plan
+from detent.demo.meter import NOTHING, DemoCounts
+from detent.demo.plan import PLACING, ROLES, DemoPlan
 from detent.errors import Unavailable
 from detent.runtime.process import Child
 
@@ -24,7 +24,7 @@ LOG_SHOWN: Final = 1_500
 class Player:
     """One process, with all that it starts in a group of its own, and its successors."""
 
-    def __init__(self, role: str, plan: Plan, environment: dict[str, str]) -> None:
+    def __init__(self, role: str, plan: DemoPlan, environment: dict[str, str]) -> None:
         self.role = role
         self.crashes = 0
         self.is_done = False
@@ -34,7 +34,7 @@ class Player:
         self._log: IO[bytes] = (plan.logs / f"{role.replace(' ', '-')}.log").open("ab")
         self._child: Child | None = None
 
-    def start(self, counts: Counts) -> None:
+    def start(self, counts: DemoCounts) -> None:
         """Start it, or a successor. `counts` is what there is when it starts."""
         self.before = counts
         self._child = Child(self._command, output=self._log, environment=self._environment, in_group=True)
@@ -68,7 +68,7 @@ class Player:
 class Crew:
     """All processes. They end with the block at the latest."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DemoPlan) -> None:
         self._scratch = tempfile.mkdtemp(prefix="detent-demo-")
         environment = _environment(self._scratch)
         self.processes = {role: Player(role, plan, environment) for role in ROLES}
@@ -96,7 +96,7 @@ class Crew:
         for process in self.processes.values():
             process.start(NOTHING)
 
-    def look_after(self, counts: Counts) -> list[str]:
+    def look_after(self, counts: DemoCounts) -> list[str]:
         """Start those again that have ended by themselves and are not done; who that was."""
         found = []
         for process in self.processes.values():
@@ -108,7 +108,7 @@ class Crew:
             found.append(process.role)
         return found
 
-    def kill(self, role: str, counts: Counts) -> None:
+    def kill(self, role: str, counts: DemoCounts) -> None:
         """Kill one of them, and start it again."""
         process = self.processes[role]
         process.end()

@@ -6,43 +6,43 @@ from itertools import cycle, islice
 from typing import Final, NamedTuple
 
 from detent.demo.crew import Crew
-from detent.demo.meter import Counts
+from detent.demo.meter import DemoCounts
 from detent.demo.plan import CLERK, DRIVER, OWNER, PRODUCER_ROLES, WORKER
 
 DRIVERS_MAX: Final = 2
 """Starting Spark again takes most of a run's time; past this the owner is killed instead."""
 
 
-class Target(NamedTuple):
+class KillTarget(NamedTuple):
     """A process that is to be killed, once more orders have come to these stages than when it started."""
 
     role: str
     stages: tuple[str, ...] = ("placed",)
 
 
-SPARK = Target(DRIVER, ("split", "stored"))
-OWNER_UNDER_SPARK = Target(OWNER, ("split",))
+SPARK = KillTarget(DRIVER, ("split", "stored"))
+OWNER_UNDER_SPARK = KillTarget(OWNER, ("split",))
 """The owner, while Spark writes."""
 
 ROUND: Final = (
-    Target(OWNER),
+    KillTarget(OWNER),
     SPARK,
-    Target(PRODUCER_ROLES[0]),
+    KillTarget(PRODUCER_ROLES[0]),
     OWNER_UNDER_SPARK,
-    Target(WORKER),
-    Target(CLERK),
-    Target(OWNER),
+    KillTarget(WORKER),
+    KillTarget(CLERK),
+    KillTarget(OWNER),
     SPARK,
-    Target(PRODUCER_ROLES[1]),
+    KillTarget(PRODUCER_ROLES[1]),
     OWNER_UNDER_SPARK,
-    Target(PRODUCER_ROLES[2]),
+    KillTarget(PRODUCER_ROLES[2]),
     OWNER_UNDER_SPARK,
 )
 
 
-def targets(kills: int) -> list[Target]:
+def targets(kills: int) -> list[KillTarget]:
     """Who is to be killed, in about this order."""
-    found: list[Target] = []
+    found: list[KillTarget] = []
     for target in islice(cycle(ROUND), kills):
         is_enough = target == SPARK and found.count(SPARK) == DRIVERS_MAX
         found.append(OWNER_UNDER_SPARK if is_enough else target)
@@ -62,7 +62,7 @@ class Killer:
         """Whether no process is to be killed any more."""
         return not self._left
 
-    def choose(self, at: float, crew: Crew, counts: Counts) -> str | None:
+    def choose(self, at: float, crew: Crew, counts: DemoCounts) -> str | None:
         """Who is to be killed now, `at` seconds from the start; the first one for whom it is a good moment."""
         if at < self._next_at:
             return None
@@ -75,7 +75,7 @@ class Killer:
         return None
 
 
-def is_good_moment(target: Target, before: Counts, counts: Counts) -> bool:
+def is_good_moment(target: KillTarget, before: DemoCounts, counts: DemoCounts) -> bool:
     """Whether a process has come to something since it started, when the counts were those `before`; or everything has
     arrived, and it cannot come to anything."""
     return counts.is_level or all(getattr(counts, stage) > getattr(before, stage) for stage in target.stages)

@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 import detent
-from detent.demo.plan import ORDERS, PAID, REJECTED, Plan
+from detent.demo.plan import ORDERS, PAID, REJECTED, DemoPlan
 
 
-class Counts(NamedTuple):
+class DemoCounts(NamedTuple):
     """How many orders are at each stage."""
 
     placed: int
@@ -25,20 +25,20 @@ class Counts(NamedTuple):
         return self.placed > 0 and self.split >= self.placed and self.stored >= self.paid
 
 
-NOTHING = Counts(0, 0, 0, 0)
+NOTHING = DemoCounts(0, 0, 0, 0)
 
 
 class Sample(NamedTuple):
     """The counts at a time, in seconds from the start."""
 
     at: float
-    counts: Counts
+    counts: DemoCounts
 
 
 class Meter:
     """Looks at the store as a reader, which needs no owner, and at the table's log."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DemoPlan) -> None:
         self._reader = detent.open(plan.url, role="reader")
         self._table = TableRows(plan.table)
 
@@ -50,11 +50,11 @@ class Meter:
     ) -> None:
         self._reader.close()
 
-    def read(self) -> Counts:
+    def read(self) -> DemoCounts:
         """How far everything is now."""
         stored = self._table.count()  # the last stage first: no stage seems ahead of the one before it
         paid, rejected, placed = (self._reader.journal(name).next_offset() for name in (PAID, REJECTED, ORDERS))
-        return Counts(placed, paid + rejected, paid, stored)
+        return DemoCounts(placed, paid + rejected, paid, stored)
 
 
 class TableRows:

@@ -13,7 +13,7 @@ import time
 from typing import Final
 
 import detent
-from detent.demo.plan import ORDERS, Plan
+from detent.demo.plan import ORDERS, DemoPlan
 
 BLOCK: Final = 250
 """Orders in a transaction: one sync for all of them."""
@@ -40,7 +40,7 @@ def order(producer: int, number: int) -> bytes:
     }).encode()  # fmt: skip
 
 
-def place(plan: Plan, producer: int) -> None:
+def place(plan: DemoPlan, producer: int) -> None:
     """Be a producer: place what is left of its orders, at the pace of the plan."""
     count, register = plan.counts[producer], f"next-{producer}"
     with detent.open(plan.url, role="client", timeout=PATIENCE) as store:

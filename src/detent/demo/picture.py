@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from detent.demo.meter import Sample
-from detent.demo.running import Kill, Outcome
+from detent.demo.running import DemoOutcome, Kill
 from detent.demo.view import STAGES
 
 BIN_S: Final = 1.0
@@ -20,7 +20,7 @@ _OTHERS: Final = "tab:gray"
 _STAGE_COLOURS: Final = {"placed": "tab:blue", "split": "tab:orange", "stored": "tab:green"}
 
 
-def draw(outcome: Outcome, path: Path) -> None:
+def draw(outcome: DemoOutcome, path: Path) -> None:
     """Draw a run into a PNG file."""
     import matplotlib
 
@@ -50,7 +50,7 @@ def draw(outcome: Outcome, path: Path) -> None:
     pyplot.close(figure)
 
 
-def title_of(outcome: Outcome) -> str:
+def title_of(outcome: DemoOutcome) -> str:
     """What the run came to, in a line."""
     verdict = outcome.verdict
     return (

@@ -40,7 +40,7 @@ _FILE: Final = "plan.json"
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoPlan:
     """A run of the demo. `started` is when it began, in seconds since 1970."""
 
     folder: str
@@ -50,7 +50,7 @@ class Plan:
     started: float
 
     @classmethod
-    def load(cls, folder: Path) -> Plan:
+    def load(cls, folder: Path) -> DemoPlan:
         """The plan that was kept in a folder."""
         return cls(**json.loads((folder / _FILE).read_text()))
 

@@ -17,8 +17,8 @@ import detent
 from detent.demo.check import Verdict
 from detent.demo.crew import Crew
 from detent.demo.killer import Killer
-from detent.demo.meter import Counts, Meter, Sample
-from detent.demo.plan import ORDERS, PAID, REJECTED, RUSH, Plan
+from detent.demo.meter import DemoCounts, Meter, Sample
+from detent.demo.plan import ORDERS, PAID, REJECTED, RUSH, DemoPlan
 from detent.demo.rush import LEASE
 from detent.demo.story import COUNTING, PLACED, RELEASED, crashed, gave_up, killed, kind_of, opening
 from detent.errors import Exists, Unavailable
@@ -44,10 +44,10 @@ class Kill(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoOutcome:
     """What a run came to."""
 
-    plan: Plan
+    plan: DemoPlan
     samples: list[Sample]
     kills: list[Kill]
     seconds: float
@@ -61,7 +61,7 @@ class Outcome:
         return self.plan.messages / self.seconds
 
 
-class View(Protocol):
+class DemoView(Protocol):
     """Shows a run while it goes on."""
 
     def tell(self, at: float, text: str) -> None:
@@ -100,20 +100,20 @@ def empty(folder: Path, *, but: tuple[str, ...] = ()) -> None:
             path.unlink()
 
 
-def run(plan: Plan, view: View) -> Outcome:
+def run(plan: DemoPlan, view: DemoView) -> DemoOutcome:
     """Run a plan in its folder, which is empty, and check what came of it."""
     view.tell(0.0, opening(plan))
     prepare(plan)
     with Crew(plan) as crew, Meter(plan) as meter:
         crew.start()
-        running = _Running(plan, crew, meter, view)
+        running = _DemoRun(plan, crew, meter, view)
         running.run()
         time.sleep(SETTLE_S)
     view.tell(running.at, COUNTING)
-    return Outcome(plan, running.samples, running.kills, running.at, _checked(plan), running.is_finished)
+    return DemoOutcome(plan, running.samples, running.kills, running.at, _checked(plan), running.is_finished)
 
 
-def prepare(plan: Plan) -> None:
+def prepare(plan: DemoPlan) -> None:
     """Make the store, with its journals and its queue."""
     plan.logs.mkdir()
     plan.table.parent.mkdir()
@@ -124,8 +124,8 @@ def prepare(plan: Plan) -> None:
         store.queue(RUSH).create(lease=LEASE, backoff="0s", max_attempts=0)
 
 
-class _Running:
-    def __init__(self, plan: Plan, crew: Crew, meter: Meter, view: View) -> None:
+class _DemoRun:
+    def __init__(self, plan: DemoPlan, crew: Crew, meter: Meter, view: DemoView) -> None:
         self._plan = plan
         self._crew = crew
         self._meter = meter
@@ -158,7 +158,7 @@ class _Running:
             self._kill(counts)
             time.sleep(LOOK_S)
 
-    def _look(self) -> Counts:
+    def _look(self) -> DemoCounts:
         counts, now = self._meter.read(), time.monotonic()
         self.at = now - self._began
         if counts != self.samples[-1].counts:
@@ -167,7 +167,7 @@ class _Running:
         self._view.show(self.samples, len(self.kills))
         return counts
 
-    def _kill(self, counts: Counts) -> None:
+    def _kill(self, counts: DemoCounts) -> None:
         role = self._killer.choose(self.at, self._crew, counts)
         if role is not None:
             is_first = kind_of(role) not in {kind_of(kill.role) for kill in self.kills}
@@ -182,7 +182,7 @@ class _Running:
                 self._view.tell(self.at, RELEASED)
 
 
-def _checked(plan: Plan) -> Verdict:
+def _checked(plan: DemoPlan) -> Verdict:
     """Let a process of its own count."""
     command = [sys.executable, "-m", "detent.demo.check", plan.url, str(plan.table), *map(str, plan.counts)]
     answer = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

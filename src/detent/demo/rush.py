@@ -12,7 +12,7 @@ from typing import Final
 
 import detent
 from detent.demo.orders import PATIENCE, PAUSE_S, order
-from detent.demo.plan import CLERK, ORDERS, PLACING, RUSH, Plan
+from detent.demo.plan import CLERK, ORDERS, PLACING, RUSH, DemoPlan
 
 BLOCK: Final = 50
 LEASE: Final = "3s"
@@ -22,7 +22,7 @@ NUMBER: Final = PLACING.index(CLERK)
 """The clerk's number among those who place orders."""
 
 
-def publish(plan: Plan) -> None:
+def publish(plan: DemoPlan) -> None:
     """Be the clerk."""
     count, next_one = plan.counts[NUMBER], 0
     with detent.open(plan.url, role="client", timeout=PATIENCE) as store:
@@ -38,7 +38,7 @@ def publish(plan: Plan) -> None:
             next_one = end
 
 
-def work(plan: Plan) -> None:
+def work(plan: DemoPlan) -> None:
     """Be the worker, for ever."""
     with detent.open(plan.url, role="client", timeout=PATIENCE) as store:
         rush = store.queue(RUSH)

@@ -8,7 +8,7 @@ changes nothing.
 
 from __future__ import annotations
 
-from detent.demo.plan import ORDERS, PAID, REJECTED, Plan
+from detent.demo.plan import ORDERS, PAID, REJECTED, DemoPlan
 from detent.spark import once, session, to_delta
 
 CORES = 2
@@ -27,7 +27,7 @@ SPLIT = [
 ]
 
 
-def sell(plan: Plan) -> None:
+def sell(plan: DemoPlan) -> None:
     """Be Spark's driver, until it is killed or a query fails."""
     spark = session(cores=CORES, quick=True)
     source = spark.readStream.format("detent").option("maxMessagesPerTrigger", plan.batch)

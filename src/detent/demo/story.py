@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from detent.demo.check import Verdict
-from detent.demo.meter import Counts
-from detent.demo.plan import CLERK, DRIVER, OWNER, PRODUCER_ROLES, PRODUCERS, ROLES, RUSH_SHARE, WORKER, Plan
+from detent.demo.meter import DemoCounts
+from detent.demo.plan import CLERK, DRIVER, OWNER, PRODUCER_ROLES, PRODUCERS, ROLES, RUSH_SHARE, WORKER, DemoPlan
 
 WIDTH: Final = 80
 
@@ -44,7 +44,7 @@ def named(role: str) -> str:
     return role if role in PRODUCER_ROLES else f"the {role}"
 
 
-def opening(plan: Plan) -> str:
+def opening(plan: DemoPlan) -> str:
     """What is going to happen."""
     tasks = "\n".join(f"  {name:<11}  {task}" for name, task in TASKS.items())
     return (
@@ -64,17 +64,17 @@ def killed(role: str, number: int, kills: int, *, is_first: bool) -> str:
     return f"{text}\n{textwrap.fill(_HARD[kind_of(role)], WIDTH - 10)}" if is_first else text
 
 
-def crashed(role: str, plan: Plan) -> str:
+def crashed(role: str, plan: DemoPlan) -> str:
     """A process has ended that was not killed."""
     return f"{named(role)} failed without a kill, and is started again; its log is in\n{plan.logs}"
 
 
-def gave_up(seconds: float, plan: Plan) -> str:
+def gave_up(seconds: float, plan: DemoPlan) -> str:
     """A run that ends before all orders have arrived."""
     return f"no order has moved for {seconds:.0f} s, so the run gives up; the logs are in\n{plan.logs}"
 
 
-def progress(plan: Plan, counts: Counts, *, is_quiet: bool = False) -> str:
+def progress(plan: DemoPlan, counts: DemoCounts, *, is_quiet: bool = False) -> str:
     """How far a run is, in a line; and that nothing has changed, if it is quiet."""
     text = f"{counts.placed:,} of {plan.messages:,} placed, {counts.split:,} checked, {counts.stored:,} stored"
     return f"{text}\nnothing has changed for a while, as when Spark starts" if is_quiet else text

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from detent.demo.meter import NOTHING, Sample
-from detent.demo.plan import Plan
+from detent.demo.plan import DemoPlan
 from detent.demo.story import progress
 
 RATE_S: Final = 3.0
@@ -41,10 +41,10 @@ def told(at: float, text: str) -> str:
     return f"{at:6.1f} s  " + text.replace("\n", f"\n{INDENT}")
 
 
-class LineView:
+class DemoLines:
     """Lines for a log or a pipe."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DemoPlan) -> None:
         self._plan = plan
         self._said = NOTHING
         self._said_at = 0.0
@@ -71,10 +71,10 @@ class LineView:
             self.tell(at, progress(self._plan, counts, is_quiet=is_quiet))
 
 
-class LiveView:
+class DemoScreen:
     """A table that is kept up to date, with the latest notes under it."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DemoPlan) -> None:
         from rich.console import Console
         from rich.live import Live
 

@@ -9,6 +9,7 @@ the order in which things happen:
     engine.py      applies the group to memory, commits it once, answers; tells the truth on failure
     operation.py   the contract: what an operation is, and what a machine has to do with it
     sessions.py    answers are stored in the same commit, so that a retry is answered, not repeated
+    twins.py       handles and their twins for asyncio, from one body
     verify.py      the engine's part of `store verify`, and what a finding is
 """
 

@@ -223,8 +223,7 @@ class Lead:
 
     def _ensure_committer(self) -> None:
         if self._committer is None:
-            self._committer = thread.Thread("detent-committer", self._run_committer)
-            self._committer.start()
+            self._committer = thread.start("detent-committer", self._run_committer)
 
     def _let_committer_lead(self) -> None:
         """The caller holds the lock, and has the lead to give."""

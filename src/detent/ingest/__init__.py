@@ -16,7 +16,7 @@ The pipeline; the queue that it reads is in `detent.transports`:
 A file, in the order in which things happen:
 
     announcements.py     the files in a message: S3 notification, URI, or the data itself
-    understanding.py     each record of a message: a file to ask for, one to refuse, one to wait for
+    delivery_records.py  each record of a message: a file to ask for, one to refuse, one to wait for
     identity.py          what makes it this file: its name, and by policy its version
     objects.py           looks it up, fetches it, lists what was never announced
     local_files.py       opens and copies a local file, through no link
@@ -35,6 +35,7 @@ A file, in the order in which things happen:
 The commit, of data files and finished shards together; `detent.tables` does the tables' part:
 
     committer.py         the contract
+    committers.py        finds the one that a configuration names
     commit_manifest.py   a list of Parquet files in the database
     commit_delta.py      a Delta table
     commit_iceberg.py    an Iceberg table
@@ -44,7 +45,6 @@ Looking and steering:
     steering.py          list files, put them back, forget them
     forgetting.py        finished files after the window; all of them when the table is gone
     progress.py          what a pipeline says of itself: counters, how far it is, its log
-    views.py             how that is shown
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from detent.ingest.committer import BatchOutput, TableCommitter
     from detent.ingest.config import IngestConfig
     from detent.ingest.pipeline import Ingest
-    from detent.ingest.progress import Counters, Progress
+    from detent.ingest.progress import Counters, IngestProgress
     from detent.tables.files import DataFile
     from detent.transports.contract import Delivery, FileQueue
     from detent.transports.urls import open_queue
@@ -69,7 +69,7 @@ _HOMES = {
     "detent.ingest.commit_manifest": ("read_table",),
     "detent.ingest.committer": ("TableCommitter", "BatchOutput"),
     "detent.ingest.config": ("IngestConfig",),
-    "detent.ingest.progress": ("Counters", "Progress"),
+    "detent.ingest.progress": ("Counters", "IngestProgress"),
     "detent.tables.files": ("DataFile",),
     "detent.transports.urls": ("open_queue",),
     "detent.transports.contract": ("Delivery", "FileQueue"),
@@ -86,7 +86,7 @@ __all__ = [
     "FileQueue",
     "Ingest",
     "IngestConfig",
-    "Progress",
+    "IngestProgress",
     "TableCommitter",
     "open_queue",
     "read_table",

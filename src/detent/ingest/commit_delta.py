@@ -17,8 +17,8 @@ from sqlalchemy import Connection
 from detent import crash
 from detent.errors import Invalid, Unavailable
 from detent.ingest.committer import BatchOutput, TableCommitter
-from detent.ingest.metastore import transact
 from detent.ingest.shared_state import FileShard, QueueSharedState
+from detent.sql.transactions import transact
 from detent.tables.delta import (
     RETENTION,
     DeltaPlace,

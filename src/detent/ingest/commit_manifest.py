@@ -16,11 +16,12 @@ from sqlalchemy import Connection, insert, select, text
 from detent.errors import NotFound, ShardsLost
 from detent.ingest.committer import BatchOutput, TableCommitter
 from detent.ingest.config import IngestConfig
-from detent.ingest.metastore import connect_existing, transact
+from detent.ingest.metastore import connect_existing
 from detent.ingest.ownership import owner_of
 from detent.ingest.schemas import check_fits, kept_schema
 from detent.ingest.shard_sql import BY_DIALECT, FILES
 from detent.ingest.shared_state import FileShard, in_portions
+from detent.sql.transactions import transact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from detent.errors import Invalid
-from detent.ingest.config import IngestConfig
 from detent.ingest.ownership import require_table
 from detent.ingest.shared_state import BatchRecord, FileShard, QueueSharedState
 from detent.tables.orphans import DATA_FOLDER, old_batches
@@ -121,18 +120,3 @@ class TableCommitter(ABC):
                 shutil.rmtree(folder, ignore_errors=True)
                 swept += 1
         return swept
-
-
-def committer_of(config: IngestConfig, shared: QueueSharedState) -> TableCommitter:
-    """The committer that a configuration names."""
-    if config.committer == "delta":
-        from detent.ingest.commit_delta import DeltaCommitter
-
-        return DeltaCommitter(config.location, shared, config.window_s)
-    if config.committer == "iceberg":
-        from detent.ingest.commit_iceberg import IcebergCommitter
-
-        return IcebergCommitter(config.location, shared, config.iceberg_table or f"detent.{config.name}")
-    from detent.ingest.commit_manifest import ManifestCommitter
-
-    return ManifestCommitter(config.location, shared)

@@ -18,13 +18,13 @@ from detent.errors import Denied, DetentError, Fenced, Invalid, NotFound, Shards
 from detent.ingest.announcements import Announced
 from detent.ingest.committer import BatchOutput, TableCommitter
 from detent.ingest.config import IngestConfig
+from detent.ingest.delivery_records import Refusal, identified, understand
 from detent.ingest.identity import MISSING, REFUSED, announced_of
 from detent.ingest.local_state import DEATHS_MAX, HeldFile, HeldMessage, QueueLocalState, VisibilitySchedule, next_batch
 from detent.ingest.objects import FileObjects, Superseded
 from detent.ingest.progress import Counters, log
 from detent.ingest.shared_state import FileShard, Opened, QueueSharedState
 from detent.ingest.staging import FilesFailed
-from detent.ingest.understanding import Refusal, identified, understand
 from detent.transports.contract import Delivery, MessageQueue
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ CLOCKS_APART_MS: Final = 3_600_000
 
 
 @dataclass
-class _Asked:
+class _AskedFile:
     """A file that is about to be asked for, and the messages that want it."""
 
     shard: FileShard
@@ -106,7 +106,7 @@ class QueueCoordinator:
         crash.point("ingest.after_receive")
         self.counters.received += len(deliveries)
         deadline = asked_at + self.schedule.receive_s
-        asked: dict[bytes, _Asked] = {}
+        asked: dict[bytes, _AskedFile] = {}
         refused: dict[bytes, _RefusedRecord] = {}
         for delivery in deliveries:
             self._take_in(delivery, deadline, asked, refused)
@@ -116,7 +116,7 @@ class QueueCoordinator:
         return len(deliveries)
 
     def _take_in(
-        self, delivery: Delivery, deadline: float, asked: dict[bytes, _Asked], refused: dict[bytes, _RefusedRecord]
+        self, delivery: Delivery, deadline: float, asked: dict[bytes, _AskedFile], refused: dict[bytes, _RefusedRecord]
     ) -> None:
         """Note what of a message has to be asked for, and what has to be refused."""
         try:
@@ -131,7 +131,7 @@ class QueueCoordinator:
             wanted = self.local.receive(message)
         for key in wanted & files.keys():
             shard, file = files[key]
-            asked.setdefault(key, _Asked(shard, file)).messages.append(message)
+            asked.setdefault(key, _AskedFile(shard, file)).messages.append(message)
         for key in wanted & refusals.keys():
             refused.setdefault(key, _RefusedRecord(refusals[key])).messages.append(message)
         self.counters.duplicates += len(files.keys() - wanted)
@@ -155,7 +155,7 @@ class QueueCoordinator:
     def announce(self, files: Iterable[Announced], forgotten_to: Callable[[], int] = lambda: 0) -> None:
         """Ask for files that no message announced. `forgotten_to` says, after they were asked for, up to which time of
         change it is not known any more whether a file was ingested: new ones among those are left alone."""
-        asked: dict[bytes, _Asked] = {}
+        asked: dict[bytes, _AskedFile] = {}
         for file in files:
             try:
                 shard, found = self._identified(file)
@@ -165,13 +165,13 @@ class QueueCoordinator:
             with self._lock:
                 is_known = shard.key in self.local or self.local.is_completed(shard.key)
             if not is_known:
-                asked[shard.key] = _Asked(shard, found)
+                asked[shard.key] = _AskedFile(shard, found)
         self.shared.epoch.require_current()  # after a reset, what is known here is not known any more
         self._ask(asked, forgotten_to)
 
     def adopt(self, limit: int) -> int:
         """Ask for files that were put back, or that a pipeline died over; how many there were."""
-        asked: dict[bytes, _Asked] = {}
+        asked: dict[bytes, _AskedFile] = {}
         came: list[FileShard] = []
         for shard in self.shared.left_behind(limit):
             found, file = shard, announced_of(shard)
@@ -187,12 +187,12 @@ class QueueCoordinator:
                     came.append(shard)
             with self._lock:
                 if found.key not in self.local:
-                    asked[found.key] = _Asked(found, file)
+                    asked[found.key] = _AskedFile(found, file)
         self._ask(asked)
         self.shared.finish(came, reason="it came later")  # only now: until the other is there, this row is all we have
         return len(asked)
 
-    def _ask(self, asked: dict[bytes, _Asked], forgotten_to: Callable[[], int] = lambda: 0) -> None:
+    def _ask(self, asked: dict[bytes, _AskedFile], forgotten_to: Callable[[], int] = lambda: 0) -> None:
         if not asked:
             return
         opened = self.shared.open(one.shard for one in asked.values())
@@ -213,7 +213,7 @@ class QueueCoordinator:
         self.counters.held += len(opened.held)
         self._put_aside_deadly()
 
-    def _too_old(self, asked: dict[bytes, _Asked], opened: Opened, horizon: int) -> set[bytes]:
+    def _too_old(self, asked: dict[bytes, _AskedFile], opened: Opened, horizon: int) -> set[bytes]:
         """Files that no pipeline asked for as far as the rows go back, and that are older than the rows."""
         found = {
             key
@@ -451,10 +451,10 @@ class QueueCoordinator:
         """Ask for what a file is now, with the messages that announced it: no other may. What it was is forgotten,
         because it may be that again, and was not ingested."""
         old = file.shard.key
-        asked: dict[bytes, _Asked] = {}
+        asked: dict[bytes, _AskedFile] = {}
         with suppress(NotFound, Invalid, Denied):
             found, announced = self._identified(self.objects.look_up(Announced(file.shard.uri)))
-            asked[found.key] = _Asked(found, announced)
+            asked[found.key] = _AskedFile(found, announced)
         self.shared.forget([old])
         with self._lock:
             messages = self.local.drop([old])

@@ -13,8 +13,8 @@ from typing import Final
 from sqlalchemy import Connection, Engine, select
 
 from detent.errors import Fenced
-from detent.ingest.metastore import read
 from detent.ingest.shard_sql import SOURCES
+from detent.sql.transactions import read
 
 EPOCH: Final = "epoch"
 """Its name among the settings of a source, which has none before its first reset."""

@@ -17,14 +17,15 @@ from sqlalchemy import Connection, Engine, delete, func, select, update
 from detent.durations import no_shorter_text, span_text
 from detent.errors import Invalid, NotFound
 from detent.ingest import steering
-from detent.ingest.committer import TableCommitter, committer_of
+from detent.ingest.committer import TableCommitter
+from detent.ingest.committers import committer_of
 from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
-from detent.ingest.metastore import read, transact
 from detent.ingest.ownership import TABLE, has_batches, note, noted
 from detent.ingest.progress import log
 from detent.ingest.shard_sql import BATCHES, FILES, SCHEMAS, SHARDS, SOURCES
 from detent.ingest.shared_state import MESSAGE_SCHEME, QueueSharedState, now_ms
+from detent.sql.transactions import read, transact
 from detent.tables.orphans import DATA_FOLDER
 from detent.transports.contract import MessageQueue
 

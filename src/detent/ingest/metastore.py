@@ -12,8 +12,6 @@ from detent.ingest.shard_sql import METADATA, SOURCES
 from detent.sql.databases import file_of, open_engine, parse
 from detent.sql.transactions import read, transact
 
-__all__ = ["connect", "connect_existing", "read", "transact"]
-
 _NAMED: Final = ("state", "ingest.db")
 """What the configuration calls the database, and an example of a file."""
 

@@ -25,10 +25,10 @@ from detent.errors import Conflict, Corrupt, Invalid
 from detent.ingest import steering
 from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
-from detent.ingest.metastore import read, transact
 from detent.ingest.shard_sql import SOURCES
 from detent.ingest.shared_state import QueueSharedState
 from detent.kv.localobjects import sync_directory
+from detent.sql.transactions import read, transact
 from detent.tables.orphans import BATCH, DATA_FOLDER
 
 TABLE: Final = "table_id"

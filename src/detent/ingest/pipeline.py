@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -19,12 +18,13 @@ from detent.durations import milliseconds
 from detent.errors import Busy, DetentError, Fenced, NotFound, Unavailable
 from detent.ingest import forgetting, metastore, ownership
 from detent.ingest.announcements import Announced
-from detent.ingest.committer import TableCommitter, committer_of
+from detent.ingest.committer import TableCommitter
+from detent.ingest.committers import committer_of
 from detent.ingest.config import IngestConfig, Transform
 from detent.ingest.coordinator import QueueCoordinator
 from detent.ingest.job import Job, SparkEnded, find_transform, has_ended
 from detent.ingest.objects import FileObjects
-from detent.ingest.progress import Counters, Progress, log
+from detent.ingest.progress import Counters, IngestProgress, log
 from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.staging import sweep_staging
 from detent.runtime.backoff import Backoff
@@ -67,7 +67,7 @@ class Ingest:
 
     `queue` is a queue of your own instead of the one that the configuration names, `spark` a session that runs already
     (`session` are options of :func:`detent.spark.session` for one that is started here), and `watch` is called with the
-    :class:`Progress` now and then.
+    :class:`IngestProgress` now and then.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Ingest:
         queue: MessageQueue | None = None,
         spark: SparkSession | None = None,
         session: Mapping[str, Any] | None = None,
-        watch: Callable[[Progress], None] | None = None,
+        watch: Callable[[IngestProgress], None] | None = None,
     ) -> None:
         self._config = config
         self._given_queue = queue
@@ -315,7 +315,7 @@ class _BatchingFiles(_PipelinePart):
         worker: QueueCoordinator,
         receiving: _ReceivingFiles,
         until: _Until,
-        watch: Callable[[Progress], None],
+        watch: Callable[[IngestProgress], None],
     ) -> None:
         super().__init__(config.name, config, worker)
         self._receiving = receiving
@@ -355,7 +355,7 @@ class _BatchingFiles(_PipelinePart):
         self._others = {token: self._others.get(token, at) for token, at in now.items()}
         return any(at <= self._others[token] for token, at in now.items())
 
-    def progress(self) -> Progress:
+    def progress(self) -> IngestProgress:
         """How far the pipeline is."""
         files = self._worker.local.files()
         ready = sum(file.stage == "ready" for file in files)
@@ -363,13 +363,10 @@ class _BatchingFiles(_PipelinePart):
         now = time.monotonic()
         lag_s = 0.0 if oldest is None else now - oldest
         seconds = 0.0 if self._began is None else now - self._began
-        return Progress(self._worker.counters, ready, len(files) - ready, lag_s, seconds)
+        return IngestProgress(self._worker.counters, ready, len(files) - ready, lag_s, seconds)
 
     def report(self, so_far: Report) -> Report:
-        progress = self.progress()
-        waiting = progress.ready + progress.in_progress
-        about = {"lag_s": f"{progress.lag_s:.3f}", "in_progress": str(progress.in_progress)}
-        return replace(so_far, progress=progress.counters.as_json(), lag=waiting, about=about)
+        return self.progress().told(so_far)
 
 
 class _PipelineRun:
@@ -382,7 +379,7 @@ class _PipelineRun:
         engine: Engine,
         retention_s: float | None,
         until: _Until,
-        watch: Callable[[Progress], None],
+        watch: Callable[[IngestProgress], None],
     ) -> None:
         self._worker = worker
         self._stopping = until.stopping

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
+
+from detent.runtime.report import Report
 
 log: Final = logging.getLogger("detent.ingest")
 
@@ -57,7 +59,7 @@ class Counters:
 
 
 @dataclass(frozen=True)
-class Progress:
+class IngestProgress:
     """How far a pipeline is: what it has done, what waits in it, and how old the oldest of that is."""
 
     counters: Counters
@@ -66,6 +68,12 @@ class Progress:
     lag_s: float
     seconds: float
     """How long ago the first batch began; 0 before it."""
+
+    def told(self, so_far: Report) -> Report:
+        """The same in the report of a pipeline."""
+        rate = self.counters.rows / self.seconds if self.seconds else 0.0
+        about = {"rows/s": f"{rate:,.0f}", "lag": f"{self.lag_s:.0f} s"}
+        return replace(so_far, progress=self.counters.as_json(), lag=self.ready + self.in_progress, about=about)
 
 
 class _OneLine(logging.Filter):

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from sqlalchemy import Connection, Engine, insert, select, text
 
 from detent.errors import Invalid
-from detent.ingest.metastore import read, transact
 from detent.ingest.shard_sql import BY_DIALECT, SCHEMAS
 from detent.ingest.shared_state import QueueSharedState
+from detent.sql.transactions import read, transact
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -8,7 +8,7 @@ table), SQLite gets the statement once a row, which costs it nothing.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
     DDL,
@@ -110,7 +110,7 @@ _VIEW: Final = (
 event.listen(FILES, "after_create", DDL(f"CREATE VIEW {_VIEW}"))  # type: ignore[no-untyped-call]
 
 
-class Statements(NamedTuple):
+class ShardStatements(NamedTuple):
     """The statements whose form differs between the two databases. Those in the plural take arrays on PostgreSQL and
     one row at a time on SQLite."""
 
@@ -154,21 +154,32 @@ ON CONFLICT (source, shard) DO UPDATE SET
 WHERE detent_ingest_shards.state <> 'done'
 """
 
-_ENTERED: Final = (
-    "INSERT INTO detent_ingest_batches (source, batch, token, committed_at, shards, files, rows, bytes) "
-    "VALUES (:source, :batch, :token, {now}, :shards, :files, :rows, :bytes) ON CONFLICT (source, batch) DO NOTHING"
-)
 
-_SET_ASIDE: Final = (
-    f"INSERT INTO detent_ingest_shards ({_COLUMNS}) VALUES (:source, :key, 'quarantined', '', '', {{now}}, {{now}}, 0, "
-    ":uri, :version, :size, '', :reason) ON CONFLICT (source, shard) DO NOTHING"
-)
+def _common(now: str) -> dict[str, Any]:
+    """The statements that differ by the time only."""
+    return {
+        "now": now,
+        "touch": text(
+            f"UPDATE detent_ingest_shards SET updated_at = {now} "
+            "WHERE source = :source AND token = :token AND state = 'open' RETURNING shard"
+        ),
+        "set_aside": text(
+            f"INSERT INTO detent_ingest_shards ({_COLUMNS}) VALUES (:source, :key, 'quarantined', '', '', {now}, "
+            f"{now}, 0, :uri, :version, :size, '', :reason) ON CONFLICT (source, shard) DO NOTHING"
+        ),
+        "enter": text(
+            "INSERT INTO detent_ingest_batches (source, batch, token, committed_at, shards, files, rows, bytes) "
+            f"VALUES (:source, :batch, :token, {now}, :shards, :files, :rows, :bytes) "
+            "ON CONFLICT (source, batch) DO NOTHING"
+        ),
+    }
+
 
 _SQLITE_NOW: Final = NOW["sqlite"]
 _POSTGRES_NOW: Final = NOW["postgresql"]
 
-SQLITE: Final = Statements(
-    now=_SQLITE_NOW,
+SQLITE: Final = ShardStatements(
+    **_common(_SQLITE_NOW),
     open=text(
         f"INSERT INTO detent_ingest_shards ({_COLUMNS}) VALUES (:source, :shard, 'open', :token, '', {_SQLITE_NOW}, "
         f"{_SQLITE_NOW}, 0, :uri, :version, :size, '', '') {_TAKEN}"
@@ -187,12 +198,6 @@ SQLITE: Final = Statements(
         f"INSERT INTO detent_ingest_shards ({_COLUMNS}) VALUES (:source, :shard, 'done', :token, :position, "
         f"{_SQLITE_NOW}, {_SQLITE_NOW}, 0, :uri, :version, :size, :batch, :reason) {_FINISHED}"
     ),
-    touch=text(
-        f"UPDATE detent_ingest_shards SET updated_at = {_SQLITE_NOW} "
-        "WHERE source = :source AND token = :token AND state = 'open' RETURNING shard"
-    ),
-    set_aside=text(_SET_ASIDE.format(now=_SQLITE_NOW)),
-    enter=text(_ENTERED.format(now=_SQLITE_NOW)),
 )
 
 _KEYS: Final = (
@@ -206,8 +211,8 @@ _LOOKED: Final = (
     "WHERE r.source = :source AND r.shard = k.shard OFFSET 0) AS s"
 )
 
-POSTGRES: Final = Statements(
-    now=_POSTGRES_NOW,
+POSTGRES: Final = ShardStatements(
+    **_common(_POSTGRES_NOW),
     # One round trip: what was touched is ours, and of the rest the row as it was before says whose it is.
     open=text(
         f"WITH taken AS (INSERT INTO detent_ingest_shards ({_COLUMNS}) "
@@ -229,12 +234,6 @@ POSTGRES: Final = Statements(
         f"SELECT :source, k.shard, 'done', :token, k.position, {_POSTGRES_NOW}, {_POSTGRES_NOW}, 0, k.uri, k.version, "
         f"k.size, :batch, :reason FROM {_KEYS} ORDER BY k.shard {_FINISHED}"
     ),
-    touch=text(
-        f"UPDATE detent_ingest_shards SET updated_at = {_POSTGRES_NOW} "
-        "WHERE source = :source AND token = :token AND state = 'open' RETURNING shard"
-    ),
-    set_aside=text(_SET_ASIDE.format(now=_POSTGRES_NOW)),
-    enter=text(_ENTERED.format(now=_POSTGRES_NOW)),
 )
 
 BY_DIALECT: Final = {"sqlite": SQLITE, "postgresql": POSTGRES}

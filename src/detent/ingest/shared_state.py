@@ -15,8 +15,8 @@ from sqlalchemy import Connection, Engine, Row, bindparam, delete, func, select,
 
 from detent.errors import Invalid, ShardsLost
 from detent.ingest.epoch import SourceEpoch
-from detent.ingest.metastore import read, transact
 from detent.ingest.shard_sql import AHEAD_MS, BATCHES, BY_DIALECT, SHARDS, SOURCES
+from detent.sql.transactions import read, transact
 
 STATEMENT_ROWS: Final = 1_000
 """Rows of one statement: more brings nothing, and makes others wait for longer."""

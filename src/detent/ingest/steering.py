@@ -10,9 +10,9 @@ from sqlalchemy import Connection, Engine, func, select, text, update
 
 from detent.errors import Invalid, NotFound
 from detent.ingest.identity import MALFORMED
-from detent.ingest.metastore import transact
 from detent.ingest.shard_sql import BATCHES, BY_DIALECT, SHARDS, SOURCES
 from detent.ingest.shared_state import now_ms
+from detent.sql.transactions import transact
 
 PAGE: Final = 1_000
 STATES: Final = ("open", "redriven", "done", "quarantined")

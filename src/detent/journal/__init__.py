@@ -12,11 +12,11 @@ An append, in the order in which things happen:
     transaction.py    the journal operations of `store.transaction()`
     calls.py          the user's arguments become operations; the same for all of the above
     operations.py     the operations themselves, and what each answers
-    machine.py        in the owner: applies operations to memory, writes a group's changes
+    memory.py         what the owner remembers of all journals, and what the group adds
+    machine.py        in the owner: applies operations to that memory, writes a group's changes
     appending.py      stamps, sequences and indexes the messages of an append
-    acknowledging.py  refuses the rest of a transaction whose beginning is gone
     chunks.py         packs the appends of many callers into few blocks
-    holding.py        which open transactions are not rolled back yet
+    spans.py          which open transactions are not rolled back yet, what of them is refused
     state.py          what the owner remembers of a journal, and how a refused change is undone
     watch.py          wakes waiting readers, after the commit
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +15,9 @@ from detent.codec.keys import u64
 from detent.engine import Context
 from detent.errors import ClockAhead, ClockBehind, Conflict, Invalid, LimitExceeded, NotFound, ProducerTaken
 from detent.journal import operations as ops
-from detent.journal.acknowledging import ProducerStates, is_done
 from detent.journal.chunks import times
-from detent.journal.holding import open_span_key, refuse_roll_back
+from detent.journal.memory import JournalMemory
+from detent.journal.spans import ProducerStates, is_done, open_span_key, refuse_roll_back
 from detent.journal.state import JournalState, Span
 from detent.kv import View
 from detent.message import (
@@ -36,9 +36,6 @@ from detent.message import (
     sequence_block,
 )
 
-if TYPE_CHECKING:
-    from detent.journal.machine import JournalMachine
-
 BULK_ROWS = 64
 """From this many messages on, an append is put into columns by itself instead of being gathered row by row."""
 
@@ -46,38 +43,38 @@ PRODUCERS_PER_APPEND_MAX = 100_000
 """Producers in one append; each has a record that is written with it."""
 
 
-def append(machine: JournalMachine, op: ops.Append, context: Context) -> ops.Appended:
+def append(memory: JournalMemory, op: ops.Append, context: Context) -> ops.Appended:
     """Messages without UUIDs: the owner stamps them here, inside the order of appends, so no clock can land late."""
     bodies = op.bodies
     if len(bodies) == 1 and op.keys is None and op.headers is None and len(bodies[0]) <= block.MESSAGE_BYTES_MAX:
-        state = _state_for_own(machine, op.journal, context)
-        state.rows_chunk().add_plain(bodies[0], machine.producer_bytes, machine.reserve_clocks(1, context.now_ms))
-        return _commit_own(machine, state, 1)
+        state = _state_for_own(memory, op.journal, context)
+        state.rows_chunk().add_plain(bodies[0], memory.producer_bytes, memory.reserve_clocks(1, context.now_ms))
+        return _commit_own(memory, state, 1)
     rows, size, sizes = ops.check_append(op)
-    state = _state_for_own(machine, op.journal, context)
+    state = _state_for_own(memory, op.journal, context)
     if rows >= BULK_ROWS:
         content = block.content_of(op.bodies, op.keys, op.headers, sizes)
-        _add_own(machine, state, rows, content, size + rows * ops.MESSAGE_WEIGHT, context)
+        _add_own(memory, state, rows, content, size + rows * ops.MESSAGE_WEIGHT, context)
     else:
-        clock = machine.reserve_clocks(rows, context.now_ms)
+        clock = memory.reserve_clocks(rows, context.now_ms)
         clocks = range(clock, clock + rows * TICK, TICK)
-        producers = machine.producer_bytes * rows
+        producers = memory.producer_bytes * rows
         state.rows_chunk().add(op.bodies, op.keys, op.headers, producers, clocks, [OUTSIDE_TXN] * rows, size)
-    return _commit_own(machine, state, rows)
+    return _commit_own(memory, state, rows)
 
 
-def append_packed(machine: JournalMachine, op: ops.AppendPacked, context: Context) -> ops.Appended:
+def append_packed(memory: JournalMemory, op: ops.AppendPacked, context: Context) -> ops.Appended:
     """Many bodies in one piece: the columns are made without looking at any of them."""
     content = ops.unpack(op)
     rows = len(op.sizes) // 4
-    state = _state_for_own(machine, op.journal, context)
-    _add_own(machine, state, rows, content, len(op.blob) + rows * ops.MESSAGE_WEIGHT, context)
-    return _commit_own(machine, state, rows)
+    state = _state_for_own(memory, op.journal, context)
+    _add_own(memory, state, rows, content, len(op.blob) + rows * ops.MESSAGE_WEIGHT, context)
+    return _commit_own(memory, state, rows)
 
 
-def _state_for_own(machine: JournalMachine, journal: str, context: Context) -> JournalState:
+def _state_for_own(memory: JournalMemory, journal: str, context: Context) -> JournalState:
     """The journal, ready for an append that cannot fail any more: as a last operation it has nothing to take back."""
-    state = machine.state_for_append(journal, context)
+    state = memory.state_for_append(journal, context)
     if context.last:
         state.touched = True
     else:
@@ -86,26 +83,26 @@ def _state_for_own(machine: JournalMachine, journal: str, context: Context) -> J
 
 
 def _add_own(
-    machine: JournalMachine, state: JournalState, rows: int, content: list[Any], size: int, context: Context
+    memory: JournalMemory, state: JournalState, rows: int, content: list[Any], size: int, context: Context
 ) -> None:
     """Stamp whole columns at once."""
-    clock = machine.reserve_clocks(rows, context.now_ms)
+    clock = memory.reserve_clocks(rows, context.now_ms)
     clocks = np.arange(clock, clock + rows * TICK, TICK, dtype=np.uint64)
-    producers = machine.producer_bytes * rows
+    producers = memory.producer_bytes * rows
     now_ms = times(rows, context.now_ms)
     state.add_batch(block.stamped(rows, producers, clocks, bytes(2 * rows), now_ms, content), size)
 
 
-def _commit_own(machine: JournalMachine, state: JournalState, rows: int) -> ops.Appended:
+def _commit_own(memory: JournalMemory, state: JournalState, rows: int) -> ops.Appended:
     """Rows stamped by the owner itself cannot be duplicates: all of them are committed at once."""
     position, offset = state.next_position, state.next_offset
-    state.own_producer, state.own_clock = machine.producer, machine.clock
+    state.own_producer, state.own_clock = memory.producer, memory.clock
     state.commit_run(position, rows)
     state.next_position += rows
     return ops.Appended(position, rows, offset, rows)
 
 
-def append_stamped(machine: JournalMachine, op: ops.AppendStamped, context: Context) -> ops.Appended:
+def append_stamped(memory: JournalMemory, op: ops.AppendStamped, context: Context) -> ops.Appended:
     """Messages that carry their own UUIDs."""
     rows, size, _ = ops.check_append(op)
     if len(op.producers) != rows * block.PRODUCER_BYTES or len(op.clocks) != rows or len(op.flags) != rows:
@@ -114,11 +111,11 @@ def append_stamped(machine: JournalMachine, op: ops.AppendStamped, context: Cont
         raise Invalid(f"a transaction stays open for at most {ops.SPAN_DEADLINE_MS_MAX} ms, not {op.deadline_ms}")
     if not all(0 <= clock < 1 << 64 for clock in op.clocks) or not all(0 <= flags <= FLAGS_MAX for flags in op.flags):
         raise Invalid("a clock has 64 bits, flags have 10")
-    if op.journal not in machine.names and all(flags == ACK_TXN for flags in op.flags):
+    if op.journal not in memory.names and all(flags == ACK_TXN for flags in op.flags):
         raise NotFound(
             f"there is no journal {op.journal!r} to acknowledge anything in: does it belong to another store?"
         )
-    state = machine.state_for_append(op.journal, context)
+    state = memory.state_for_append(op.journal, context)
     state.touch(context.undo)
     producers = [int.from_bytes(op.producers[i : i + 6], "big") for i in range(0, 6 * rows, 6)]
     columns = (
@@ -127,18 +124,18 @@ def append_stamped(machine: JournalMachine, op: ops.AppendStamped, context: Cont
         np.array(op.flags, np.uint16),
     )
     _check_clocks(state, columns, context.now_ms)
-    if op.begun and is_done(machine, state, op, producers[0]):
+    if op.begun and is_done(memory, state, op, producers[0]):
         return ops.Appended(state.next_position, 0, state.next_offset, 0)
     position = state.next_position
     state.rows_chunk().add(op.bodies, op.keys, op.headers, op.producers, op.clocks, op.flags, size)
-    return _sequence(machine, state, position, columns, size, context, fresh=op.fresh, deadline_ms=op.deadline_ms)
+    return _sequence(memory, state, position, columns, size, context, fresh=op.fresh, deadline_ms=op.deadline_ms)
 
 
-def append_batch(machine: JournalMachine, op: ops.AppendBatch, context: Context) -> ops.Appended:
+def append_batch(memory: JournalMemory, op: ops.AppendBatch, context: Context) -> ops.Appended:
     """An Arrow batch, stamped or not."""
     batch = _read_batch(op)
     rows = batch.num_rows
-    state = machine.state_for_append(op.journal, context)
+    state = memory.state_for_append(op.journal, context)
     state.touch(context.undo)
     position = state.next_position
     if op.stamped:
@@ -146,9 +143,9 @@ def append_batch(machine: JournalMachine, op: ops.AppendBatch, context: Context)
         _check_clocks(state, columns, context.now_ms)
         timed = batch.set_column(3, block.SCHEMA.field(3), _time_array(rows, context.now_ms))
         state.add_batch(timed, op.size())
-        return _sequence(machine, state, position, columns, op.size(), context)
-    _add_own(machine, state, rows, list(batch.columns), op.size(), context)
-    return _commit_own(machine, state, rows)
+        return _sequence(memory, state, position, columns, op.size(), context)
+    _add_own(memory, state, rows, list(batch.columns), op.size(), context)
+    return _commit_own(memory, state, rows)
 
 
 def _time_array(rows: int, now_ms: int) -> Any:
@@ -197,14 +194,14 @@ def _check_clocks(state: JournalState, columns: tuple[Any, Any, Any], now_ms: in
         ahead_s = (as_unix_ns(clock) - owner_ns) // 1_000_000_000
         raise ClockAhead(
             f"a message of producer {int(columns[0][columns[1].argmax()]):012x} has a clock {ahead_s} s ahead of the "
-            f"owner's time, and at most {CLOCK_AHEAD_NS // 1_000_000_000} s are allowed: set the clock of the machine "
+            f"owner's time, and at most {CLOCK_AHEAD_NS // 1_000_000_000} s are allowed: set the clock of the memory "
             "that publishes, or that of the owner",
             clock_of_ns(owner_ns),
         )
 
 
 def _sequence(
-    machine: JournalMachine,
+    memory: JournalMemory,
     state: JournalState,
     position: int,
     columns: tuple[Any, Any, Any],
@@ -220,15 +217,15 @@ def _sequence(
     producers, clocks, flags = columns
     offset, rows = state.next_offset, len(clocks)
     state.settle_own(context.now_ms)
-    with machine.read() as view:
+    with memory.read() as view:
         done = sequence_block(producers, clocks, flags, position, ProducerStates(state, view), floor=state.clock_floor)
         _refuse(state, done, columns)
         if fresh:
             _refuse_duplicates(state, done, producers)
-        refuse_roll_back(machine, state, done.closed, columns)
+        refuse_roll_back(memory, state, done.closed, columns)
         _commit(state, done, position, view)
         _close_spans(state, done, view, context)
-        _remember_producers(machine, state, done, size // rows, deadline_ms, context)
+        _remember_producers(memory, state, done, size // rows, deadline_ms, context)
         _keep_pending(state, done, position, clocks, view, context)
     state.next_position += rows
     return ops.Appended(position, rows, offset, state.next_offset - offset)
@@ -255,7 +252,7 @@ def _behind(state: JournalState, producer: int, clock: int) -> ClockBehind:
     return ClockBehind(
         f"producer {producer:012x} is unknown to {state.name!r}, and its clock is {behind_s} s below the floor that "
         "forgotten producers have left: its messages may be old duplicates. If they are new, set the clock of the "
-        "machine that publishes; a new producer helps only if its clock starts above the floor",
+        "memory that publishes; a new producer helps only if its clock starts above the floor",
         state.name,
         state.clock_floor,
     )
@@ -321,7 +318,7 @@ def _close_spans(state: JournalState, done: SequencedBlock, view: View, context:
 
 
 def _remember_producers(
-    machine: JournalMachine,
+    memory: JournalMemory,
     state: JournalState,
     done: SequencedBlock,
     row_bytes: int,
@@ -342,7 +339,7 @@ def _remember_producers(
         known = Producer(new.last_ack, new.max_clock, new.begin, opened, now_ms, False, pending)
         state.set_producer(producer, known, context.undo)
         state.newest_clock = max(state.newest_clock, new.max_clock)
-        _note_span(machine, state, producer, new, OpenSpan(opened, deadline_ms), context)
+        _note_span(memory, state, producer, new, OpenSpan(opened, deadline_ms), context)
 
 
 def _keep_pending(
@@ -358,7 +355,7 @@ def _keep_pending(
 
 
 def _note_span(
-    machine: JournalMachine, state: JournalState, producer: int, new: ProducerState, opened: OpenSpan, context: Context
+    memory: JournalMemory, state: JournalState, producer: int, new: ProducerState, opened: OpenSpan, context: Context
 ) -> None:
     """Keep the list of open spans, which the deadline is measured from and which retention must not pass."""
     known = state.open.get(producer)
@@ -367,7 +364,7 @@ def _note_span(
     name = (state.id, producer)
     if new.begin == NO_SPAN and state.first_offset:
         state.reclaim_due = True  # the span may have been all that kept some blocks
-    state.put(machine.open_spans, name, None if new.begin == NO_SPAN else opened, context.undo)
+    state.put(memory.open_spans, name, None if new.begin == NO_SPAN else opened, context.undo)
     state.put(state.open, producer, None if new.begin == NO_SPAN else new.begin, context.undo)
     value = None if new.begin == NO_SPAN else opened.encode()
     state.put(state.writes, open_span_key(*name), value, context.undo)

@@ -1,17 +1,18 @@
 """`store.journal(name)`: a journal as a user holds it, sync and async.
 
-Both halves build their operations in :mod:`detent.journal.calls`; they differ in how they wait.
+Both halves build their operations in :mod:`detent.journal.calls`, and share what takes several steps.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, Protocol, Unpack
 
 from detent.durations import Duration, milliseconds, since_1970_ms
 from detent.engine import Operation
+from detent.engine.twins import Awaited, Plain, Twin, drive_each
 from detent.errors import Invalid, NotFound, Unavailable
 from detent.journal import calls, fragments
 from detent.journal import operations as ops
@@ -19,6 +20,7 @@ from detent.journal.calls import Entry
 from detent.journal.message import Message, messages_of
 from detent.journal.reader import JournalInfo, JournalReader
 from detent.kv import Objects
+from detent.runtime.ground import drive
 from detent.settings.journal import JournalSettings
 
 Isolation = Literal["committed", "uncommitted"]
@@ -81,7 +83,7 @@ class AsyncCommitter(Protocol):
     async def wait(self, journal: str, offset: int, timeout_ms: int | None) -> bool: ...
 
 
-class _JournalBase:
+class _JournalBase(Twin):
     """What both halves share: reading needs no owner, and never waits for one."""
 
     _store: Any
@@ -120,8 +122,45 @@ class _JournalBase:
             else:
                 yield from messages_of(batch, position=number, journal=self.name)
 
+    # -- what takes several steps -------------------------------------------------------------------------------
 
-class Journal(_JournalBase):
+    async def _growth(self, start: int | None, timeout: Duration | None) -> AsyncGenerator[tuple[int, int], None]:
+        """The offsets between which the journal has grown, from `start` on, as it grows."""
+        reader: JournalReader = self._store.reader
+        patience = _Patience(timeout)
+        at = await self._aside(reader.next_offset, self.name) if start is None else start
+        number = await self._aside(reader.number, self.name)
+        while patience.left:
+            grown = await self._answered(self._store.wait(self.name, at, patience.slice_ms))
+            number = _same(self.name, number, await self._aside(reader.number, self.name))
+            if not grown:
+                patience.spend()
+                continue
+            _, end = await self._aside(reader.extent, self.name)
+            yield at, end
+            at = end
+            patience.restore()
+
+    async def _wait(self, offset: int, timeout: Duration | None) -> None:
+        timeout_ms = None if timeout is None else milliseconds(timeout)
+        if not await self._answered(self._store.wait(self.name, offset, timeout_ms)):
+            raise Unavailable(f"offset {offset} of {self.name!r} was not written within {timeout}")
+
+    async def _registers(self) -> dict[str, str]:
+        try:
+            info: JournalInfo = await self._aside(self._store.reader.info, self.name)
+        except NotFound:
+            return {}
+        return info.registers
+
+    async def _set_registers(self, values: Mapping[str, str | None], expect: Mapping[str, str | None] | None) -> None:
+        operations = [calls.set_registers(self.name, values)]
+        if expect is not None:
+            operations.insert(0, calls.check_registers(self.name, expect))
+        await self._ask(operations)
+
+
+class Journal(_JournalBase, Plain):
     """A named log of messages. The first append creates it.
 
     >>> orders = store.journal("orders")
@@ -206,24 +245,12 @@ class Journal(_JournalBase):
         With a timeout the iteration ends once nothing has come for that long. `NotFound` once the journal was deleted,
         also if there is another one of that name now.
         """
-        patience = _Patience(timeout)
-        at = self.next_offset() if start is None else start
-        number = self._store.reader.number(self.name)
-        while patience.left:
-            grown = self._store.wait(self.name, at, patience.slice_ms)
-            number = _same(self.name, number, self._store.reader.number(self.name))
-            if not grown:
-                patience.spend()
-                continue
-            _, end = self._store.reader.extent(self.name)
+        for at, end in drive_each(self._growth(start, timeout)):
             yield from self.read(at, end)
-            at = end
-            patience.restore()
 
     def wait(self, offset: int, *, timeout: Duration | None = None) -> None:
         """Return once the journal holds a committed message at `offset`; `Unavailable` after the timeout."""
-        if not self._store.wait(self.name, offset, None if timeout is None else milliseconds(timeout)):
-            raise Unavailable(f"offset {offset} of {self.name!r} was not written within {timeout}")
+        drive(self._wait(offset, timeout))
 
     def info(self) -> JournalInfo:
         """Settings, extent, registers."""
@@ -243,25 +270,19 @@ class Journal(_JournalBase):
 
     def registers(self) -> dict[str, str]:
         """The journal's registers; none for a journal that does not exist yet."""
-        try:
-            return self.info().registers
-        except NotFound:
-            return {}
+        return drive(self._registers())
 
     def set_registers(
         self, values: Mapping[str, str | None], *, expect: Mapping[str, str | None] | None = None
     ) -> None:
         """Set registers (None removes one), if those named in `expect` are as expected; else `Conflict`."""
-        operations = [calls.set_registers(self.name, values)]
-        if expect is not None:
-            operations.insert(0, calls.check_registers(self.name, expect))
-        self._store.commit(operations)
+        drive(self._set_registers(values, expect))
 
     def _commit(self, operation: Operation) -> Any:
         return self._store.commit([operation])[-1]
 
 
-class AsyncJournal(_JournalBase):
+class AsyncJournal(_JournalBase, Awaited):
     """`Journal` for asyncio: the same calls, awaited."""
 
     _store: AsyncCommitter
@@ -333,26 +354,13 @@ class AsyncJournal(_JournalBase):
 
     async def tail(self, start: int | None = None, *, timeout: Duration | None = None) -> AsyncIterator[Message]:
         """Committed messages from `start` on (default: from now), for ever, waiting for new ones."""
-        patience = _Patience(timeout)
-        at = await self.next_offset() if start is None else start
-        number = await asyncio.to_thread(self._store.reader.number, self.name)
-        while patience.left:
-            grown = await self._store.wait(self.name, at, patience.slice_ms)
-            found = await asyncio.to_thread(self._store.reader.number, self.name)
-            number = _same(self.name, number, found)
-            if not grown:
-                patience.spend()
-                continue
-            _, end = await asyncio.to_thread(self._store.reader.extent, self.name)
+        async for at, end in self._growth(start, timeout):
             async for message in self.read(at, end):
                 yield message
-            at = end
-            patience.restore()
 
     async def wait(self, offset: int, *, timeout: Duration | None = None) -> None:
         """Return once the journal holds a committed message at `offset`; `Unavailable` after the timeout."""
-        if not await self._store.wait(self.name, offset, None if timeout is None else milliseconds(timeout)):
-            raise Unavailable(f"offset {offset} of {self.name!r} was not written within {timeout}")
+        await self._wait(offset, timeout)
 
     async def info(self) -> JournalInfo:
         """Settings, extent, registers."""
@@ -372,19 +380,13 @@ class AsyncJournal(_JournalBase):
 
     async def registers(self) -> dict[str, str]:
         """The journal's registers; none for a journal that does not exist yet."""
-        try:
-            return (await self.info()).registers
-        except NotFound:
-            return {}
+        return await self._registers()
 
     async def set_registers(
         self, values: Mapping[str, str | None], *, expect: Mapping[str, str | None] | None = None
     ) -> None:
         """Set registers (None removes one), if those named in `expect` are as expected; else `Conflict`."""
-        operations = [calls.set_registers(self.name, values)]
-        if expect is not None:
-            operations.insert(0, calls.check_registers(self.name, expect))
-        await self._store.commit(operations)
+        await self._set_registers(values, expect)
 
     async def _commit(self, operation: Operation) -> Any:
         return (await self._store.commit([operation]))[-1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from detent.codec import block
 from detent.codec import journal as records
@@ -17,13 +17,11 @@ from detent.codec.keys import u32
 from detent.engine import Context, Done, Operation, Result
 from detent.errors import Corrupt
 from detent.journal import operations as ops
-from detent.journal.holding import holder_of, is_overdue, open_span_key
+from detent.journal.memory import JournalMemory
+from detent.journal.spans import holder_of, is_overdue, open_span_key
 from detent.journal.state import JournalState
 from detent.kv import View
 from detent.message import NO_SPAN, idle_below
-
-if TYPE_CHECKING:
-    from detent.journal.machine import JournalMachine
 
 STEP_RECORDS: Final = 1000
 """Records that one housekeeping step looks at or removes: a few milliseconds."""
@@ -41,8 +39,8 @@ logger = logging.getLogger("detent.journal")
 class Housekeeper:
     """Decides what is due, and applies it."""
 
-    def __init__(self, machine: JournalMachine) -> None:
-        self._machine = machine
+    def __init__(self, memory: JournalMemory) -> None:
+        self._memory = memory
         self._next_retain: dict[int, int] = {}
         self._next_prune: dict[int, int] = {}
         self._prune_from: dict[int, bytes] = {}
@@ -63,38 +61,38 @@ class Housekeeper:
 
     def set_back(self, by_ms: int) -> None:
         """Open spans were begun by a clock that was ahead: have them begun as much earlier."""
-        machine = self._machine
+        memory = self._memory
         undo: list[Callable[[], None]] = []
-        for (journal, producer), opened in list(machine.open_spans.items()):
-            state = machine.state(machine.by_id[journal])
+        for (journal, producer), opened in list(memory.open_spans.items()):
+            state = memory.state(memory.by_id[journal])
             state.touch(undo)
-            with machine.read() as view:
+            with memory.read() as view:
                 known = state.producer(producer, view)
             assert known is not None, "an open span is of a producer that is known"
             begun = opened._replace(opened_ms=max(0, opened.opened_ms - by_ms))
             state.set_producer(producer, known._replace(opened_ms=begun.opened_ms), undo)
-            state.put(machine.open_spans, (journal, producer), begun, undo)
+            state.put(memory.open_spans, (journal, producer), begun, undo)
             state.put(state.writes, open_span_key(journal, producer), begun.encode(), undo)
 
     def due(self, now_ms: int) -> Iterator[Operation]:
         """What should be done now."""
-        machine = self._machine
-        for (journal, producer), span in list(machine.open_spans.items()):
-            if is_overdue(machine, journal, span, now_ms):
-                holder = holder_of(machine, span)
+        memory = self._memory
+        for (journal, producer), span in list(memory.open_spans.items()):
+            if is_overdue(memory, journal, span, now_ms):
+                holder = holder_of(memory, span)
                 if holder is None:
                     yield ops.AbortSpan(journal, producer)
                 else:
                     self._tell_held(journal, producer, holder)
-        for journal in list(machine.deleted):
+        for journal in list(memory.deleted):
             yield ops.Reap(journal)
-        for listing in list(machine.names.values()):
+        for listing in list(memory.names.values()):
             if (listing.retention_ms or listing.retention_bytes) and now_ms >= self._next_retain.get(
                 listing.journal, 0
             ):
                 self._next_retain[listing.journal] = now_ms + RETAIN_EVERY_MS
                 yield ops.Retain(listing.journal)
-        for state in machine.loaded():
+        for state in memory.loaded():
             if state.reclaim_due and now_ms >= self._next_retain.get(state.id, 0):
                 yield ops.Retain(state.id)
             if state.listing.producer_horizon_ms and now_ms >= self._next_prune.get(state.id, 0):
@@ -104,7 +102,7 @@ class Housekeeper:
     # -- retention ----------------------------------------------------------------------------------------------
 
     def _retain(self, op: ops.Retain, context: Context) -> Result:
-        state = self._machine.state(self._machine.by_id[op.journal])
+        state = self._memory.state(self._memory.by_id[op.journal])
         before, dropped = self._too_much(state, context.now_ms)
         if before > state.first_offset or state.reclaim_due:
             self.trim(state, before, context, dropped)
@@ -125,7 +123,7 @@ class Housekeeper:
             surplus = held - listing.retention_bytes
         if not oldest_ms and surplus <= 0:
             return offset, 0
-        with self._machine.read() as view:
+        with self._memory.read() as view:
             for count, size, last_ms, in_block in self._pieces(state, view):
                 if last_ms >= oldest_ms and surplus <= 0:
                     break
@@ -165,7 +163,7 @@ class Housekeeper:
         state.touch(context.undo)
         state.dropped_bytes += dropped
         state.first_offset = max(state.first_offset, before)
-        with self._machine.read() as view:
+        with self._memory.read() as view:
             self._drop_index(state, view, context)
             state.reclaim_to = max(state.reclaim_to, self._reclaimable(state, view))
             state.reclaim_due = self._drop_blocks(state, view, context)
@@ -204,9 +202,9 @@ class Housekeeper:
     def _drop_fragment(self, state: JournalState, run: Run, view: View, context: Context) -> None:
         """With the last of its rows a fragment belongs to nobody; the sweeper then takes its object and its record."""
         key = records.FRAGMENT.key(run.fragment)
-        record = self._machine.fragment(run.fragment, view)
+        record = self._memory.fragment(run.fragment, view)
         if record is not None and record.journal:
-            self._machine.write(key, record._replace(journal=0).encode(), context)
+            self._memory.write(key, record._replace(journal=0).encode(), context)
             state.fragments -= 1
             state.fragment_bytes -= record.size
 
@@ -254,13 +252,13 @@ class Housekeeper:
     def _abort(self, op: ops.AbortSpan, context: Context) -> Result:
         """Roll the span back for good. Its producer is refused from now on: an ACK that covers only the messages sent
         after this would commit a torn transaction."""
-        machine = self._machine
-        state = machine.state(machine.by_id[op.journal])
-        opened = machine.open_spans.get((op.journal, op.producer))
-        if opened is None or holder_of(machine, opened) is not None:
+        memory = self._memory
+        state = memory.state(memory.by_id[op.journal])
+        opened = memory.open_spans.get((op.journal, op.producer))
+        if opened is None or holder_of(memory, opened) is not None:
             return Done()  # acknowledged, or held, by a transaction of this very group
         state.touch(context.undo)
-        with machine.read() as view:
+        with memory.read() as view:
             known = state.producer(op.producer, view)
             span = state.span(op.producer, view)
         assert known is not None, "an open span is of a producer that is known"
@@ -268,7 +266,7 @@ class Housekeeper:
             state.put(state.writes, key, None, context.undo)
         state.put(state.spans, op.producer, None, context.undo)
         state.put(state.open, op.producer, None, context.undo)
-        state.put(machine.open_spans, (op.journal, op.producer), None, context.undo)
+        state.put(memory.open_spans, (op.journal, op.producer), None, context.undo)
         state.put(state.writes, open_span_key(op.journal, op.producer), None, context.undo)
         # What it had acknowledged before stays known: a shard may send such an acknowledgement again.
         aborted = Producer(known.last_ack, known.max_clock, NO_SPAN, 0, context.now_ms, True)
@@ -291,13 +289,13 @@ class Housekeeper:
         logger.warning(
             "journal %s: the transaction of producer %012x passed its deadline, and stays open: the checkpoint in the "
             "journal %s has promised it. Start that consumer, or delete it with its recovery log",
-            self._machine.by_id[journal], producer, holder,
+            self._memory.by_id[journal], producer, holder,
         )  # fmt: skip
 
     def _prune(self, op: ops.PruneProducers, context: Context) -> Result:
         """Forget producers that are idle by the journal's own clock. The floor keeps their duplicates out."""
-        machine = self._machine
-        state = machine.state(machine.by_id[op.journal])
+        memory = self._memory
+        state = memory.state(memory.by_id[op.journal])
         now_ns, horizon_ns = context.now_ms * 1_000_000, state.listing.producer_horizon_ms * 1_000_000
         limits = [idle_below(state.newest_clock, now_ns, count * horizon_ns) for count in (1, ABORTED_HORIZONS)]
         start, end = records.part_range(op.journal, records.PRODUCER)
@@ -305,7 +303,7 @@ class Housekeeper:
         looked_at, key = 0, start
         floor = state.clock_floor
         dropped = []
-        with machine.read() as view:
+        with memory.read() as view:
             for key, value in view.scan(resume, end, limit=STEP_RECORDS):
                 looked_at += 1
                 producer = int.from_bytes(key[-6:], "big")
@@ -330,22 +328,22 @@ class Housekeeper:
     # -- deleted journals ---------------------------------------------------------------------------------------
 
     def _reap(self, op: ops.Reap, context: Context) -> Result:
-        machine = self._machine
+        memory = self._memory
         start = records.PART.key(u32(op.journal))
         end = records.PART.key(u32(op.journal + 1))
-        with machine.read() as view:
+        with memory.read() as view:
             found = list(view.scan(start, end, limit=STEP_RECORDS))
             for key, value in found:
                 for run in records.decode_index(value).runs if key[7:8] == records.INDEX else ():
-                    known = machine.fragment(run.fragment, view) if run.fragment else None
+                    known = memory.fragment(run.fragment, view) if run.fragment else None
                     if known is not None:
                         gone = known._replace(journal=0).encode()
-                        machine.write(records.FRAGMENT.key(run.fragment), gone, context)
-                machine.write(key, None, context)
+                        memory.write(records.FRAGMENT.key(run.fragment), gone, context)
+                memory.write(key, None, context)
         if len(found) < STEP_RECORDS:
-            machine.write(records.DELETED.key(u32(op.journal)), None, context)
-            machine.deleted.discard(op.journal)
-            context.undo.append(lambda: machine.deleted.add(op.journal))
+            memory.write(records.DELETED.key(u32(op.journal)), None, context)
+            memory.deleted.discard(op.journal)
+            context.undo.append(lambda: memory.deleted.add(op.journal))
         return Done()
 
 

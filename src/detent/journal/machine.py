@@ -12,13 +12,11 @@ from detent.codec import journal as records
 from detent.codec.journal import Fragment, Listing, OpenSpan
 from detent.codec.keys import u32
 from detent.engine import Context, Done, Operation, Result
-from detent.errors import Conflict, Corrupt, Exists, Fenced, Invalid, LimitExceeded, NotFound
-from detent.journal import appending, fragments, holding, housekeeping
+from detent.errors import Conflict, Corrupt, Exists, Fenced, Invalid, LimitExceeded
+from detent.journal import appending, fragments, housekeeping, spans
 from detent.journal import operations as ops
-from detent.journal.state import JournalState, set_undoably
-from detent.journal.watch import Watch
+from detent.journal.memory import JournalMemory
 from detent.kv import Batch, Reader, View
-from detent.message import TICK, clock_of_ns, new_producer_id
 from detent.settings.journal import JOURNAL
 
 JOURNALS_LOADED_MAX: Final = 10_000
@@ -27,7 +25,7 @@ JOURNALS_LOADED_MAX: Final = 10_000
 logger = logging.getLogger("detent.journal")
 
 
-class JournalMachine:
+class JournalMachine(JournalMemory):
     """All journals of one store, as their owner sees them."""
 
     operations: tuple[type[Operation], ...] = (
@@ -50,32 +48,17 @@ class JournalMachine:
     results: tuple[type[Result], ...] = (ops.Created, ops.Appended)
 
     def __init__(self, reader: Reader, *, random: Callable[[int], bytes] = os.urandom) -> None:
-        self._reader = reader
-        self._view: View | None = None
-        self._states: dict[str, JournalState] = {}
-        self._writes: dict[bytes, bytes | None] = {}
-        self.names: dict[str, Listing] = {}
-        self.by_id: dict[int, str] = {}
-        self.deleted: set[int] = set()
-        self.open_spans: dict[tuple[int, int], OpenSpan] = {}
-        self.next_id = 1
-        self.horizon_ms = 0
-        # A new producer at every start: an old one's late messages can never be mistaken for ours.
-        self.producer = int(new_producer_id(random(6)))
-        self.producer_bytes = self.producer.to_bytes(6, "big")
-        self.clock = 0
-        self._clock_ms = 0
-        self.watch = Watch()
+        super().__init__(reader, random=random)
         self.housekeeper = housekeeping.Housekeeper(self)
         self.handlers: dict[type[Operation], Callable[[Any, Context], Result]] = {
-            ops.CreateJournal: self._create,
+            ops.CreateJournal: self.create,
             ops.ConfigureJournal: self._configure,
             ops.DeleteJournal: self._delete,
             ops.Append: partial(appending.append, self),
             ops.AppendPacked: partial(appending.append_packed, self),
             ops.AppendStamped: partial(appending.append_stamped, self),
             ops.AppendBatch: partial(appending.append_batch, self),
-            ops.HoldSpan: partial(holding.hold, self),
+            ops.HoldSpan: partial(spans.hold, self),
             ops.AdoptFragments: self._adopt,
             ops.CheckHead: self._check_head,
             ops.CheckRegisters: self._check_registers,
@@ -146,81 +129,7 @@ class JournalMachine:
         """Nothing is left to do: every commit was whole."""
         return ()
 
-    # -- what the operations use --------------------------------------------------------------------------------
-
-    def read(self) -> Any:
-        """A view of what is durable: all that is not in memory."""
-        return self._reader.view()
-
-    def state(self, name: str) -> JournalState:
-        """A journal that exists."""
-        state = self._states.get(name)
-        if state is None:
-            listing = self.names.get(name)
-            if listing is None:
-                ops.check_name(name)
-                raise NotFound(f"there is no journal {name!r}")
-            with self._reader.view() as view:
-                state = self._states[name] = JournalState(name, listing, view)
-        return state
-
-    def loaded(self) -> list[JournalState]:
-        """The journals that are in memory."""
-        return list(self._states.values())
-
-    def state_for_append(self, name: str, context: Context) -> JournalState:
-        """A journal to append to; the first append creates it."""
-        if name not in self.names:
-            self._create(ops.CreateJournal(name), context)
-        return self.state(name)
-
-    def reserve_clocks(self, count: int, now_ms: int) -> int:
-        """The first of `count` clocks, `TICK` apart, above all that this owner has given out."""
-        if now_ms != self._clock_ms:
-            self._clock_ms = now_ms
-            self.clock = max(self.clock, clock_of_ns(now_ms * 1_000_000))
-        first = self.clock + TICK
-        self.clock = first + (count - 1) * TICK
-        return first
-
-    def fragment(self, fragment: bytes, view: View) -> Fragment | None:
-        """A fragment's record, as the group in progress has left it."""
-        key = records.FRAGMENT.key(fragment)
-        stored = self._writes[key] if key in self._writes else view.get(key)
-        return None if stored is None else Fragment.decode(stored)
-
-    def write(self, key: bytes, value: bytes | None, context: Context) -> None:
-        """Put or delete a record that belongs to no single journal's state."""
-        set_undoably(self._writes, key, value, context.undo)
-
     # -- names and settings -------------------------------------------------------------------------------------
-
-    def _create(self, op: ops.CreateJournal, context: Context) -> Result:
-        ops.check_name(op.journal)
-        known = self.names.get(op.journal)
-        if known is not None:
-            if op.exist_ok:
-                return ops.Created(known.journal, False)
-            raise Exists(f"there is a journal {op.journal!r} already")
-        if len(self.names) >= ops.JOURNALS_MAX:
-            raise LimitExceeded(f"there are {ops.JOURNALS_MAX} journals already")
-        name, number = op.journal, self.next_id
-        listing = Listing(number, context.now_ms, **{key: getattr(op, key) for key in JOURNAL.by_key})
-        self.next_id += 1
-        self.names[name] = listing
-        self.by_id[number] = name
-        state = self._states[name] = JournalState(name, listing, None)
-
-        def undo() -> None:
-            del self.names[name], self.by_id[number]
-            self._states.pop(name, None)
-            self.next_id = number
-
-        context.undo.append(undo)
-        state.touch(context.undo)
-        self.write(records.LISTING.key(name.encode()), listing.encode(), context)
-        self.write(records.NEXT_ID.raw, records.encode_number(self.next_id), context)
-        return ops.Created(number, True)
 
     def _configure(self, op: ops.ConfigureJournal, context: Context) -> Result:
         state, old = self.state(op.journal), self.names[op.journal]

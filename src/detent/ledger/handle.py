@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from detent.engine import Operation
+from detent.engine.twins import AwaitedStore, PlainStore
 from detent.errors import Invalid
 from detent.ledger import operations as ops
 from detent.ledger.info import LedgerInfo, PinInfo, ledger_info, pin_info
+from detent.runtime.ground import drive
 
 
-class Ledgers:
+class Ledgers(PlainStore):
     """The ledgers of a store: which batches of a query have taken effect. Batches are entered in a transaction, with
     :meth:`LedgerOperations.enter_ledger`. A pin keeps where a stream began."""
-
-    def commit(self, operations: list[Operation]) -> list[Any]:
-        """Apply operations as one transaction."""
-        raise NotImplementedError
 
     def ledger(self, name: str) -> LedgerInfo:
         """A ledger by name. `NotFound` if nothing was ever entered under it."""
@@ -30,13 +29,7 @@ class Ledgers:
 
     def ledgers(self, prefix: str = "") -> list[LedgerInfo]:
         """The ledgers, by name."""
-        found: list[LedgerInfo] = []
-        more = True
-        while more:
-            page = self.commit([ops.DescribeLedgers(prefix, found[-1].name if found else "")])[0]
-            found += map(ledger_info, page.ledgers)
-            more = page.more
-        return found
+        return list(map(ledger_info, drive(self._listed(partial(ops.DescribeLedgers, prefix), "ledgers"))))
 
     def reset_ledger(self, name: str) -> None:
         """Forget query, batch and run of a ledger, so that another query may use its name. The run that entered last
@@ -64,35 +57,19 @@ class Ledgers:
 
     def declared_streams(self) -> list[ops.StreamDescription]:
         """What streams read and write, by name."""
-        found: list[ops.StreamDescription] = []
-        more = True
-        while more:
-            page = self.commit([ops.DescribeStreams(found[-1].name if found else "")])[0]
-            found += page.streams
-            more = page.more
-        return found
+        return drive(self._listed(ops.DescribeStreams, "streams"))
 
     def pins(self, prefix: str = "") -> list[PinInfo]:
         """The pins, by name."""
-        found: list[PinInfo] = []
-        more = True
-        while more:
-            page = self.commit([ops.DescribePins(prefix, found[-1].name if found else "")])[0]
-            found += map(pin_info, page.pins)
-            more = page.more
-        return found
+        return list(map(pin_info, drive(self._listed(partial(ops.DescribePins, prefix), "pins"))))
 
     def unpin(self, name: str) -> None:
         """Forget a pin. `NotFound` if there is none."""
         self.commit([ops.Unpin(name)])
 
 
-class AsyncLedgers:
+class AsyncLedgers(AwaitedStore):
     """`Ledgers` for asyncio: the same calls, awaited."""
-
-    async def commit(self, operations: list[Operation]) -> list[Any]:
-        """Apply operations as one transaction."""
-        raise NotImplementedError
 
     async def ledger(self, name: str) -> LedgerInfo:
         """A ledger by name. `NotFound` if nothing was ever entered under it."""
@@ -100,13 +77,7 @@ class AsyncLedgers:
 
     async def ledgers(self, prefix: str = "") -> list[LedgerInfo]:
         """The ledgers, by name."""
-        found: list[LedgerInfo] = []
-        more = True
-        while more:
-            page = (await self.commit([ops.DescribeLedgers(prefix, found[-1].name if found else "")]))[0]
-            found += map(ledger_info, page.ledgers)
-            more = page.more
-        return found
+        return list(map(ledger_info, await self._listed(partial(ops.DescribeLedgers, prefix), "ledgers")))
 
     async def reset_ledger(self, name: str) -> None:
         """Forget query, batch and run of a ledger, so that another query may use its name."""
@@ -123,13 +94,7 @@ class AsyncLedgers:
 
     async def pins(self, prefix: str = "") -> list[PinInfo]:
         """The pins, by name."""
-        found: list[PinInfo] = []
-        more = True
-        while more:
-            page = (await self.commit([ops.DescribePins(prefix, found[-1].name if found else "")]))[0]
-            found += map(pin_info, page.pins)
-            more = page.more
-        return found
+        return list(map(pin_info, await self._listed(partial(ops.DescribePins, prefix), "pins")))
 
     async def unpin(self, name: str) -> None:
         """Forget a pin. `NotFound` if there is none."""

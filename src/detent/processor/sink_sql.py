@@ -3,13 +3,13 @@
 Why nothing happens twice, under READ COMMITTED, with any number of processes of which some have stood still:
 
 - Two with the same number: the second waits at the first one's row until that commits, and then finds it.
-- A number whose row was forgotten: the row went in one transaction with a higher floor. Whoever can enter it again came
-  after that commit, so that `confirm`, which is a later statement, sees the floor.
+- A number whose row was forgotten: the row went in one transaction with a higher floor. A transaction that can
+  enter it again came after that commit, so that `confirm`, which is a later statement, sees the floor.
 - The floor or the series changes after `confirm`: it cannot. `confirm` holds a lock on their row until the commit, and
   who changes them waits for it. It comes last, so that they wait for no function of the user's.
 - What `enter` says of the floor may be out of date by then; it only saves calling the function for nothing.
-- Nobody waits in a circle here: who raises a floor or replaces a series has that row first, and then removes rows that
-  are committed; who delivers has its own row first, which nobody else removes before it is committed.
+- No two wait for each other: one that raises a floor or replaces a series has that row first, and then removes rows
+  that are committed; one that delivers has its own row first, which no other removes before it is committed.
 
 SQLite has one who writes, from the first statement on, so all of it is one after the other.
 """
@@ -71,7 +71,7 @@ class SqlSink(Sink):
     first keeps about as many rows as a processor has deliveries in its last thousand, or its last batch.
 
     A process that stood still, and goes on after another has taken over, gets `Fenced` and commits nothing. As long as
-    it stands still in the middle of its transaction, whoever takes over waits for that: at the same delivery on
+    it stands still in the middle of its transaction, the one that takes over waits for that: at the same delivery on
     PostgreSQL, for the whole file on SQLite. End such a process.
 
     A database that was deleted, or went back to an older copy, is refused (`Corrupt`): the processor has noted which

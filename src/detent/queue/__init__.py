@@ -12,7 +12,8 @@ From the user to the owner:
     calls.py             the user's arguments become operations, and results become objects
     settings.py          a queue's settings: defaults, limits, changes
     operations.py        the operations themselves, and what each answers
-    machine.py           in the owner: applies operations to memory, writes a group's changes
+    memory.py            what the owner remembers of all queues, and what the group adds
+    machine.py           in the owner: applies operations to that memory, writes a group's changes
 
 A publish:
 
@@ -56,8 +57,7 @@ Rare calls and questions:
 Durability and what is forgotten:
 
     checkpoint.py        folds the state log into the buckets, drops what no queue needs
-    loading.py           a new owner reads the buckets and replays the state log
-    setback.py           leases and delays that were written under a clock ahead of this one
+    loading.py           a new owner reads the buckets, replays the state log, sets a clock right
     housekeeping.py      timers, catching up from the log, collecting; in bounded steps
     verify.py            the queues' part of `store verify`
     verify_queue.py      the buckets and records of one queue

@@ -6,7 +6,6 @@ These are rare, and end their group with a checkpoint: so the state log never re
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from detent.codec import queue as records
 from detent.codec.queue import Config
@@ -17,77 +16,75 @@ from detent.queue import assigning
 from detent.queue import operations as ops
 from detent.queue.filters import Filter
 from detent.queue.holdings import LIVE
+from detent.queue.memory import QueueMemory
 from detent.queue.moving import headers_of, there_already
 from detent.queue.settings import changed, group_of, new_config, priority_of
 from detent.queue.state import QueueState
 
-if TYPE_CHECKING:
-    from detent.queue.machine import QueueMachine
 
-
-def create(machine: QueueMachine, op: ops.CreateQueue, context: Context) -> Result:
+def create(memory: QueueMemory, op: ops.CreateQueue, context: Context) -> Result:
     """A new queue: its settings, and its empty records."""
     ops.check_name(op.queue)
-    known = machine.queues.get(op.queue)
+    known = memory.queues.get(op.queue)
     if known is not None:
         if op.exist_ok:
             context.idle += 1
             return ops.QueueCreated(known.number, False)
         raise Exists(f"there is a queue {op.queue!r} already; exist_ok takes it as it is, and configure changes it")
-    if len(machine.queues) >= ops.QUEUES_MAX:
+    if len(memory.queues) >= ops.QUEUES_MAX:
         raise LimitExceeded(f"there are {ops.QUEUES_MAX} queues already")
-    name, number, undo = op.queue, machine.next_queue, context.undo
+    name, number, undo = op.queue, memory.next_queue, context.undo
     config = new_config(name, number, context.now_ms, op.settings)
-    _check_dead_letter(machine, op.settings)
-    state = machine.new_state(name, config, _first_message(machine, op.earliest or config.paused, op.earliest))
-    machine.next_queue += 1
-    machine.queues[name] = machine.by_number[number] = state
+    _check_dead_letter(memory, op.settings)
+    state = memory.new_state(name, config, _first_message(memory, op.earliest or config.paused, op.earliest))
+    memory.next_queue += 1
+    memory.queues[name] = memory.by_number[number] = state
     state.touched = True
-    undo.append(partial(_uncreate, machine, state))
-    machine.write(records.config_key(name), config.encode(), undo)
-    machine.write(records.NEXT_QUEUE.raw, records.number_record(machine.next_queue), undo)
-    machine.write(records.queue_key(records.ACTIVE, number, 0), records.EMPTY_ACTIVE, undo)
-    machine.write(records.queue_key(records.FAILED, number, 0), records.EMPTY_ARRAY, undo)
-    machine.write(records.empty_done_key(number), records.EMPTY_ARRAY, undo)
-    _place(machine, state)
-    machine.checkpoint_wanted = True
+    undo.append(partial(_uncreate, memory, state))
+    memory.write(records.config_key(name), config.encode(), undo)
+    memory.write(records.NEXT_QUEUE.raw, records.number_record(memory.next_queue), undo)
+    memory.write(records.queue_key(records.ACTIVE, number, 0), records.EMPTY_ACTIVE, undo)
+    memory.write(records.queue_key(records.FAILED, number, 0), records.EMPTY_ARRAY, undo)
+    memory.write(records.empty_done_key(number), records.EMPTY_ARRAY, undo)
+    _place(memory, state)
+    memory.checkpoint_wanted = True
     return ops.QueueCreated(number, True)
 
 
-def _first_message(machine: QueueMachine, behind: bool, earliest: bool) -> int:
+def _first_message(memory: QueueMemory, behind: bool, earliest: bool) -> int:
     if not behind:
         return LIVE
-    segments = machine.holdings.segments
+    segments = memory.holdings.segments
     if earliest:
         return segments[0].start if segments else LIVE
-    return machine.log_end
+    return memory.log_end
 
 
-def _uncreate(machine: QueueMachine, state: QueueState) -> None:
-    del machine.queues[state.name], machine.by_number[state.number]
-    machine.behind.pop(state.number, None)
-    machine.next_queue = state.number
-    machine.router.remove(state)
-    machine.note_behind()
+def _uncreate(memory: QueueMemory, state: QueueState) -> None:
+    del memory.queues[state.name], memory.by_number[state.number]
+    memory.behind.pop(state.number, None)
+    memory.next_queue = state.number
+    memory.router.remove(state)
+    memory.note_behind()
 
 
-def _place(machine: QueueMachine, state: QueueState) -> None:
+def _place(memory: QueueMemory, state: QueueState) -> None:
     """A queue stands at the end of the log and takes part in publishes; or it is behind, and does not."""
     if state.next_message == LIVE and state.config.paused:
-        state.next_message = machine.log_end
+        state.next_message = memory.log_end
     if state.next_message == LIVE:
-        machine.behind.pop(state.number, None)
-        machine.router.add(state)
+        memory.behind.pop(state.number, None)
+        memory.router.add(state)
     else:
-        machine.behind[state.number] = state
-        machine.router.remove(state)
+        memory.behind[state.number] = state
+        memory.router.remove(state)
     state.touched = True
-    machine.note_behind()
+    memory.note_behind()
 
 
-def _check_dead_letter(machine: QueueMachine, settings: ops.Settings) -> None:
+def _check_dead_letter(memory: QueueMemory, settings: ops.Settings) -> None:
     """A dead letter queue is there when it is named. It may be deleted later: then failed messages are kept."""
-    if settings.dead_letter and settings.dead_letter not in machine.queues:
+    if settings.dead_letter and settings.dead_letter not in memory.queues:
         raise NotFound(f"there is no queue {settings.dead_letter!r} that dead letters could go to; create it first")
 
 
@@ -96,78 +93,78 @@ def _alone(context: Context, what: str) -> None:
         raise Invalid(f"{what} stands alone in its transaction")
 
 
-def configure(machine: QueueMachine, op: ops.ConfigureQueue, context: Context) -> Result:
+def configure(memory: QueueMemory, op: ops.ConfigureQueue, context: Context) -> Result:
     """Other settings. A queue that is paused stops reading the log; one that is not reads on from there."""
     _alone(context, "a change of settings")
-    state = machine.queue(op.queue)
+    state = memory.queue(op.queue)
     if op.expect_filter is not None and op.expect_filter != state.config.filter:
         raise Conflict(f"the filter of {op.queue!r} was changed meanwhile: look at it again")
     config = changed(op.queue, state.config, op.settings)
-    _check_dead_letter(machine, op.settings)
+    _check_dead_letter(memory, op.settings)
     if config.group_header != state.config.group_header:
-        state = _regrouped(machine, state, config)
+        state = _regrouped(memory, state, config)
     state.config = config
     state.generation = config.generation
-    machine.write(records.config_key(op.queue), config.encode(), None)
-    machine.housekeeper.done_due.add(state.number)
-    _place(machine, state)
-    machine.checkpoint_wanted = True
+    memory.write(records.config_key(op.queue), config.encode(), None)
+    memory.housekeeper.done_due.add(state.number)
+    _place(memory, state)
+    memory.checkpoint_wanted = True
     return Done()
 
 
-def _regrouped(machine: QueueMachine, state: QueueState, config: Config) -> QueueState:
+def _regrouped(memory: QueueMemory, state: QueueState, config: Config) -> QueueState:
     """An empty queue goes on as one with groups, with others, or without."""
     if state.available or state.flights or state.failed:
         raise Invalid(
             f"{state.name!r} holds messages, whose groups are by {state.config.group_header or 'no header'!r} and "
             "cannot change under them: create another queue, or empty this one"
         )
-    machine.router.remove(state)
-    new = machine.new_state(state.name, config, state.next_message)
+    memory.router.remove(state)
+    new = memory.new_state(state.name, config, state.next_message)
     new.take_over(state)
-    machine.queues[state.name] = machine.by_number[state.number] = new
+    memory.queues[state.name] = memory.by_number[state.number] = new
     return new
 
 
-def delete(machine: QueueMachine, op: ops.DeleteQueue, context: Context) -> Result:
+def delete(memory: QueueMemory, op: ops.DeleteQueue, context: Context) -> Result:
     """A queue goes at once; its records go in steps."""
     _alone(context, "deleting a queue")
-    state = machine.queue(op.queue)
+    state = memory.queue(op.queue)
     state.deleted = True
-    del machine.queues[op.queue]
-    machine.deleted[state.number] = state
-    machine.behind.pop(state.number, None)
-    machine.router.remove(state)
-    assigning.forget_readers(machine, state)
-    machine.write(records.config_key(op.queue), None, None)
-    machine.write(records.deleted_key(state.number), state.config.encode(), None)
-    machine.note_behind()
-    machine.checkpoint_wanted = True
+    del memory.queues[op.queue]
+    memory.deleted[state.number] = state
+    memory.behind.pop(state.number, None)
+    memory.router.remove(state)
+    assigning.forget_readers(memory, state)
+    memory.write(records.config_key(op.queue), None, None)
+    memory.write(records.deleted_key(state.number), state.config.encode(), None)
+    memory.note_behind()
+    memory.checkpoint_wanted = True
     return Done()
 
 
-def set_dedup_window(machine: QueueMachine, op: ops.SetDedupWindow, context: Context) -> Result:
+def set_dedup_window(memory: QueueMemory, op: ops.SetDedupWindow, context: Context) -> Result:
     """How long keys are held at least, from now on."""
     if op.window_ms > ops.DELAY_MS_MAX:
         raise LimitExceeded(f"a dedup window is at most {ops.DELAY_MS_MAX} ms")
-    context.undo.append(partial(setattr, machine, "dedup_window_ms", machine.dedup_window_ms))
-    machine.dedup_window_ms = op.window_ms
-    machine.write(records.DEDUP_WINDOW.raw, records.number_record(op.window_ms), context.undo)
+    context.undo.append(partial(setattr, memory, "dedup_window_ms", memory.dedup_window_ms))
+    memory.dedup_window_ms = op.window_ms
+    memory.write(records.DEDUP_WINDOW.raw, records.number_record(op.window_ms), context.undo)
     return Done()
 
 
 # -- failed messages, purges ------------------------------------------------------------------------------------
 
 
-def redrive(machine: QueueMachine, op: ops.Redrive, context: Context) -> Result:
+def redrive(memory: QueueMemory, op: ops.Redrive, context: Context) -> Result:
     """Failed messages become available again, behind all others, as if never tried.
 
     A dead letter that stays in its queue still tells where it came from. In another queue it is a message like those
     that were published there.
     """
     _alone(context, "a redrive")
-    source = machine.queue(op.queue)
-    target = source if op.to is None else machine.queue(op.to)
+    source = memory.queue(op.queue)
+    target = source if op.to is None else memory.queue(op.to)
     wanted = None if op.filter is None else Filter(op.filter)
     if op.messages is not None:
         missing = [message for message in op.messages if message not in source.failed]
@@ -181,11 +178,11 @@ def redrive(machine: QueueMachine, op: ops.Redrive, context: Context) -> Result:
     after = step[-1] if step else op.after
     headers: dict[int, dict[str, str]] = {}
     if wanted is not None or target is not source or target.config.group_header:
-        headers = headers_of(machine, [(message, source.failed[message].offset) for message in step])
+        headers = headers_of(memory, [(message, source.failed[message].offset) for message in step])
     if wanted is not None:
         step = [message for message in step if wanted.matches(headers[message])]
     if target is not source:
-        there = there_already(machine, target, step)
+        there = there_already(memory, target, step)
         if there and op.messages is not None:
             raise Exists(f"message {min(there)} is in {op.to!r} already, or {op.to!r} has yet to read of it")
         step = [message for message in step if message not in there]
@@ -199,15 +196,15 @@ def redrive(machine: QueueMachine, op: ops.Redrive, context: Context) -> Result:
         about = headers.get(failed.message, {})  # nobody has asked for them if nothing depends on them
         priority = failed.priority if target is source else priority_of(target.config, about)
         target.route(run, priority, context.now_ms, None, group_of(target.config, about))
-    machine.checkpoint_wanted = True
+    memory.checkpoint_wanted = True
     return ops.Moved(len(step), after, more)
 
 
-def purge(machine: QueueMachine, op: ops.Purge, context: Context) -> Result:
+def purge(memory: QueueMemory, op: ops.Purge, context: Context) -> Result:
     """Messages go for good. What is in flight stays with its holder."""
     _alone(context, "a purge")
-    state = machine.queue(op.queue)
-    below = machine.log_end if op.below < 0 else op.below
+    state = memory.queue(op.queue)
+    below = memory.log_end if op.below < 0 else op.below
     if op.messages is not None:
         missing = [message for message in op.messages if message not in state.failed]
         if missing:
@@ -221,7 +218,7 @@ def purge(machine: QueueMachine, op: ops.Purge, context: Context) -> Result:
     if not count:
         context.idle += 1
         return ops.Moved(0, below)
-    machine.checkpoint_wanted = True
+    memory.checkpoint_wanted = True
     return ops.Moved(count, below, op.messages is None and count >= ops.STEP_MESSAGES)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from operator import sub
-from typing import TYPE_CHECKING
 
 from detent.codec import published, statelog
 from detent.codec.published import FOREVER, PayloadRecord
@@ -22,17 +21,15 @@ from detent.errors import Conflict, Fenced, Invalid, LimitExceeded, NotFound
 from detent.queue import operations as ops
 from detent.queue import reader_operations as reader_ops
 from detent.queue.holdings import Undo
+from detent.queue.memory import QueueMemory
 from detent.queue.places import picked
 from detent.queue.readers import Reader
 from detent.queue.state import QueueState
 
-if TYPE_CHECKING:
-    from detent.queue.machine import QueueMachine
 
-
-def open_reader(machine: QueueMachine, op: reader_ops.OpenReader, context: Context) -> Result:
+def open_reader(memory: QueueMemory, op: reader_ops.OpenReader, context: Context) -> Result:
     """A reader, new or known. Nothing is written for one that is there."""
-    state = machine.queue(op.queue)
+    state = memory.queue(op.queue)
     reader_ops.check_reader(op.reader)
     reader = state.readers.get(op.reader)
     if reader is not None:
@@ -41,25 +38,25 @@ def open_reader(machine: QueueMachine, op: reader_ops.OpenReader, context: Conte
     if len(state.readers) >= reader_ops.READERS_MAX:
         raise LimitExceeded(f"{op.queue!r} has {reader_ops.READERS_MAX} readers already; delete one of them first")
     undo = None if context.last else context.undo
-    generation = _take_deliveries(machine, 1, undo)
+    generation = _take_deliveries(memory, 1, undo)
     state.set_reader(op.reader, Reader(generation, context.now_ms), undo)
-    machine.checkpoint_wanted = True
+    memory.checkpoint_wanted = True
     return reader_ops.ReaderOpened(generation, 0)
 
 
-def _take_deliveries(machine: QueueMachine, count: int, undo: Undo | None) -> int:
+def _take_deliveries(memory: QueueMemory, count: int, undo: Undo | None) -> int:
     """The first of so many delivery numbers, which are given to nobody else. Generations are such numbers too: so a
     reader that is made anew, in a queue that is made anew, has none that anybody had before."""
-    first = machine.next_delivery
-    machine.next_delivery += count
+    first = memory.next_delivery
+    memory.next_delivery += count
     if undo is not None:
-        undo.append(partial(setattr, machine, "next_delivery", first))
+        undo.append(partial(setattr, memory, "next_delivery", first))
     return first
 
 
-def _find(machine: QueueMachine, queue: str, name: str) -> tuple[QueueState, Reader]:
+def _find(memory: QueueMemory, queue: str, name: str) -> tuple[QueueState, Reader]:
     """A queue and its reader."""
-    state = machine.queue(queue)
+    state = memory.queue(queue)
     reader = state.readers.get(name)
     if reader is None:
         reader_ops.check_reader(name)
@@ -68,10 +65,10 @@ def _find(machine: QueueMachine, queue: str, name: str) -> tuple[QueueState, Rea
 
 
 def _current(
-    machine: QueueMachine, op: reader_ops.Assign | reader_ops.AckAssigned | reader_ops.ReadAssignment
+    memory: QueueMemory, op: reader_ops.Assign | reader_ops.AckAssigned | reader_ops.ReadAssignment
 ) -> tuple[QueueState, Reader]:
     """A queue and its reader, if that is still the one who asks."""
-    state, reader = _find(machine, op.queue, op.reader)
+    state, reader = _find(memory, op.queue, op.reader)
     if reader.generation != op.generation:
         raise Fenced(
             f"the reader {op.reader!r} of {op.queue!r} was released, and is in generation {reader.generation} now, not "
@@ -83,9 +80,9 @@ def _current(
 # -- planning ---------------------------------------------------------------------------------------------------
 
 
-def assign(machine: QueueMachine, op: reader_ops.Assign, context: Context) -> Result:
+def assign(memory: QueueMemory, op: reader_ops.Assign, context: Context) -> Result:
     """All up to `start` is done, and more is assigned; unless it was before, and the answer was lost."""
-    state, reader = _current(machine, op)
+    state, reader = _current(memory, op)
     if not 1 <= op.count <= reader_ops.ASSIGNED_MAX:
         raise Invalid(f"an assignment is of 1 to {reader_ops.ASSIGNED_MAX} messages, not {op.count}")
     if not reader.acked <= op.start <= reader.last:
@@ -96,13 +93,13 @@ def assign(machine: QueueMachine, op: reader_ops.Assign, context: Context) -> Re
         return reader_ops.Assigned(reader.last, len(grant.held), grant.claimed_ms)
     undo = None if context.last and not op.bytes_max else context.undo  # to ask for sizes may fail, after a change
     if grant is not None:
-        _ack(machine, state, op.reader, context.now_ms, undo)
-    places = _choose(machine, state, op)
+        _ack(memory, state, op.reader, context.now_ms, undo)
+    places = _choose(memory, state, op)
     if not places:
         context.idle += grant is None
         return reader_ops.Assigned(op.start, 0)
-    first = _take_deliveries(machine, len(places), undo)
-    machine.log_step(statelog.encode_assigned(state.number, context.now_ms, first, op.reader, places), undo)
+    first = _take_deliveries(memory, len(places), undo)
+    memory.log_step(statelog.encode_assigned(state.number, context.now_ms, first, op.reader, places), undo)
     apply_assigned(state, op.reader, places, context.now_ms, first, undo)
     return reader_ops.Assigned(op.start + 1, len(places), context.now_ms, True)
 
@@ -134,7 +131,7 @@ def apply_assigned(
     state.set_reader(name, reader._replace(grant=state.flights[messages[0]][2]), undo)
 
 
-def _choose(machine: QueueMachine, state: QueueState, op: reader_ops.Assign) -> list[int]:
+def _choose(memory: QueueMemory, state: QueueState, op: reader_ops.Assign) -> list[int]:
     """The places that a claim would take. A paused queue has none to give, nor one that has too many in flight: a
     reader asks again later."""
     room = ops.IN_FLIGHT_MAX - len(state.flights)
@@ -145,26 +142,26 @@ def _choose(machine: QueueMachine, state: QueueState, op: reader_ops.Assign) -> 
         return places
     count = 0
     try:
-        count = _leading(machine, state, places, op.bytes_max)
+        count = _leading(memory, state, places, op.bytes_max)
     finally:
         state.unchoose(places[count:])
     return places[:count]
 
 
-def _leading(machine: QueueMachine, state: QueueState, places: list[int], bytes_max: int) -> int:
+def _leading(memory: QueueMemory, state: QueueState, places: list[int], bytes_max: int) -> int:
     """How many of these, from the first on, have payloads of at most so many bytes together."""
     rows = state.spread(places)
     messages = picked("messages", rows)
     records = list(map(sub, messages, picked("offsets", rows)))
     known: dict[int, PayloadRecord] = {}
     size = 0
-    with machine.reader.view() as view:
+    with memory.reader.view() as view:
         for count, (message, first) in enumerate(zip(messages, records, strict=True)):
             record = known.get(first)
             if record is None:
                 if len(known) == reader_ops.SIZED_RECORDS_MAX:
                     return count
-                stored = machine.stored(published.payload_key(first), view)
+                stored = memory.stored(published.payload_key(first), view)
                 assert stored is not None, f"the payload of message {message} is missing"
                 record = known[first] = PayloadRecord(stored)
             size += record.size(message - first)
@@ -176,9 +173,9 @@ def _leading(machine: QueueMachine, state: QueueState, places: list[int], bytes_
 # -- acknowledging ----------------------------------------------------------------------------------------------
 
 
-def ack(machine: QueueMachine, op: reader_ops.AckAssigned, context: Context) -> Result:
+def ack(memory: QueueMemory, op: reader_ops.AckAssigned, context: Context) -> Result:
     """All up to an assignment is done, and nothing is planned. What was done before stays so."""
-    state, reader = _current(machine, op)
+    state, reader = _current(memory, op)
     if op.upto > reader.last:
         raise Conflict(
             f"the reader {op.reader!r} of {op.queue!r} has no assignment {op.upto} that could be done: the last one is "
@@ -187,14 +184,14 @@ def ack(machine: QueueMachine, op: reader_ops.AckAssigned, context: Context) -> 
     if op.upto <= reader.acked:
         context.idle += 1
         return Done()
-    _ack(machine, state, op.reader, context.now_ms, None if context.last else context.undo)
+    _ack(memory, state, op.reader, context.now_ms, None if context.last else context.undo)
     return Done()
 
 
-def _ack(machine: QueueMachine, state: QueueState, name: str, now_ms: int, undo: Undo | None) -> None:
-    machine.log_step(statelog.encode_acked_assignment(state.number, now_ms, name), undo)
+def _ack(memory: QueueMemory, state: QueueState, name: str, now_ms: int, undo: Undo | None) -> None:
+    memory.log_step(statelog.encode_acked_assignment(state.number, now_ms, name), undo)
     apply_acked(state, name, now_ms, undo)
-    machine.housekeeper.arm_done(machine.wheel, state, now_ms)
+    memory.housekeeper.arm_done(memory.wheel, state, now_ms)
 
 
 def apply_acked(state: QueueState, name: str, at_ms: int, undo: Undo | None) -> None:
@@ -208,10 +205,10 @@ def apply_acked(state: QueueState, name: str, at_ms: int, undo: Undo | None) -> 
 # -- reading ----------------------------------------------------------------------------------------------------
 
 
-def read(machine: QueueMachine, op: reader_ops.ReadAssignment, context: Context) -> Result:
+def read(memory: QueueMemory, op: reader_ops.ReadAssignment, context: Context) -> Result:
     """Messages of an assignment, the same ones in the same order whenever somebody asks."""
     context.idle += 1
-    state, reader = _current(machine, op)
+    state, reader = _current(memory, op)
     if op.number <= reader.acked:
         raise NotFound(
             f"assignment {op.number} of the reader {op.reader!r} was acknowledged: its messages are done, and cannot "
@@ -242,46 +239,46 @@ def read(machine: QueueMachine, op: reader_ops.ReadAssignment, context: Context)
 # -- releasing --------------------------------------------------------------------------------------------------
 
 
-def release(machine: QueueMachine, op: reader_ops.ReleaseReader, context: Context) -> Result:
+def release(memory: QueueMemory, op: reader_ops.ReleaseReader, context: Context) -> Result:
     """What is assigned comes back at once, and the reader begins anew. No attempt is counted for it: to release a
     reader says nothing about its messages."""
-    state, reader = _find(machine, op.queue, op.reader)
+    state, reader = _find(memory, op.queue, op.reader)
     undo = None if context.last else context.undo
     messages = [] if reader.grant is None else list(reader.grant.held)
     if messages:
         state.put_back(messages, context.now_ms, context.now_ms, undo)
-    generation = _take_deliveries(machine, 1, undo)
+    generation = _take_deliveries(memory, 1, undo)
     state.set_reader(op.reader, Reader(generation, reader.opened_ms), undo)
-    machine.checkpoint_wanted = True
+    memory.checkpoint_wanted = True
     return reader_ops.ReaderReleased(generation, len(messages))
 
 
-def delete(machine: QueueMachine, op: reader_ops.DeleteReader, context: Context) -> Result:
+def delete(memory: QueueMemory, op: reader_ops.DeleteReader, context: Context) -> Result:
     """A reader goes. One that holds messages is released first, by somebody who means it."""
-    state, reader = _find(machine, op.queue, op.reader)
+    state, reader = _find(memory, op.queue, op.reader)
     if reader.grant is not None:
         raise Conflict(
             f"{len(reader.grant.held)} messages are assigned to the reader {op.reader!r} of {op.queue!r}: release it "
             f"first, with `{_release_command(op)}`"
         )
     state.set_reader(op.reader, None, None if context.last else context.undo)
-    machine.checkpoint_wanted = True
+    memory.checkpoint_wanted = True
     return Done()
 
 
-def forget_readers(machine: QueueMachine, state: QueueState) -> None:
+def forget_readers(memory: QueueMemory, state: QueueState) -> None:
     """The queue is deleted, and its readers with it. What is assigned to them is nobody's any more."""
     for name in {*state.readers, *state.dirty_readers}:
-        machine.write(reader_key(state.number, name), None, None)
+        memory.write(reader_key(state.number, name), None, None)
     state.readers.clear()
     state.dirty_readers.clear()
 
 
-def describe(machine: QueueMachine, op: reader_ops.DescribeReaders, context: Context) -> Result:
+def describe(memory: QueueMemory, op: reader_ops.DescribeReaders, context: Context) -> Result:
     """Readers by name."""
     context.idle += 1
     found = []
-    for name, reader in sorted(machine.queue(op.queue).readers.items()):
+    for name, reader in sorted(memory.queue(op.queue).readers.items()):
         grant = reader.grant
         held = (0, 0) if grant is None else (len(grant.held), grant.claimed_ms)
         found.append(reader_ops.ReaderDescription(name, reader.generation, reader.opened_ms, reader.acked, *held))

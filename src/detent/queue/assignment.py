@@ -1,13 +1,12 @@
 """`queue.reader(name)`: messages assigned by number, as a streaming query wants them, sync and async.
 
 A reader plans (`assign`), reads what was planned as often as it likes, and plans on from there, which says that all
-before it is done. Both halves differ in how they wait.
+before it is done.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import repeat
@@ -17,6 +16,7 @@ import msgspec
 
 from detent.codec.published import Metadata
 from detent.engine import Operation
+from detent.engine.twins import Awaited, Plain, Twin, drive_each
 from detent.errors import Corrupt, Invalid
 from detent.queue import calls
 from detent.queue import reader_operations as ops
@@ -126,7 +126,7 @@ class _Reading:
         return Corrupt(f"the content of messages of assignment {self._number} is missing: run `detent store verify`")
 
 
-class _ReaderBase:
+class _ReaderBase(Twin):
     """What both halves share."""
 
     def __init__(self, store: Any, queue: str, name: str, generation: int | None) -> None:
@@ -147,8 +147,17 @@ class _ReaderBase:
     def _assign(self, start: int, count: int, max_bytes: int | None) -> ops.Assign:
         return ops.Assign(*self._base(), start, count, max_bytes or 0)
 
+    async def _read(self, steps: _Reading) -> AsyncGenerator[list[AssignedMessage], None]:
+        while steps.more:
+            step = steps.next_step()
+            found = await self._aside(steps.did, (await self._ask([step]))[-1], self._store.messages)
+            if found is None:
+                await self._ask([step])  # raises if they are done, or the reader was released, in between
+                raise steps.missing()
+            yield found
 
-class AssignmentReader(_ReaderBase):
+
+class AssignmentReader(_ReaderBase, Plain):
     """A named reader of a queue. One process plans with it; any number may read what was planned, if they are told the
     reader's generation.
 
@@ -182,16 +191,8 @@ class AssignmentReader(_ReaderBase):
     def read(self, number: int, start: int = 0, end: int | None = None) -> Iterator[AssignedMessage]:
         """The messages of an assignment, from the one at place `start` up to `end`: the same ones in the same order,
         whenever and wherever they are read. `NotFound` once they are done."""
-        return self._read(_Reading(self._base(), number, start, end))
-
-    def _read(self, steps: _Reading) -> Iterator[AssignedMessage]:
-        while steps.more:
-            step = steps.next_step()
-            found = steps.did(self._commit(step), self._store.messages)
-            if found is None:
-                self._commit(step)  # raises if they are done, or the reader was released, in between
-                raise steps.missing()
-            yield from found
+        pages = drive_each(self._read(_Reading(self._base(), number, start, end)))
+        return (message for page in pages for message in page)
 
     def ack(self, upto: int) -> None:
         """Everything up to assignment `upto` is done. Planning on says the same; this is for the last one."""
@@ -213,7 +214,7 @@ class AssignmentReader(_ReaderBase):
         return self._store.commit([operation])[-1]
 
 
-class AsyncAssignmentReader(_ReaderBase):
+class AsyncAssignmentReader(_ReaderBase, Awaited):
     """`AssignmentReader` for asyncio: the same calls, awaited."""
 
     async def open(self) -> ops.ReaderOpened:
@@ -227,17 +228,10 @@ class AsyncAssignmentReader(_ReaderBase):
         found: ops.Assigned = await self._commit(self._assign(start, count, max_bytes))
         return Assignment(found.number, found.count, found.new)
 
-    async def read(self, number: int, start: int = 0, end: int | None = None) -> AsyncIterator[AssignedMessage]:
+    def read(self, number: int, start: int = 0, end: int | None = None) -> AsyncIterator[AssignedMessage]:
         """The messages of an assignment; see :meth:`AssignmentReader.read`."""
-        steps = _Reading(self._base(), number, start, end)
-        while steps.more:
-            step = steps.next_step()
-            found = await asyncio.to_thread(steps.did, await self._commit(step), self._store.messages)
-            if found is None:
-                await self._commit(step)  # raises if they are done, or the reader was released, in between
-                raise steps.missing()
-            for message in found:
-                yield message
+        pages = self._read(_Reading(self._base(), number, start, end))
+        return (message async for page in pages for message in page)
 
     async def ack(self, upto: int) -> None:
         """Everything up to assignment `upto` is done."""

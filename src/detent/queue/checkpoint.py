@@ -5,7 +5,7 @@ After it the records of the queues alone tell all; what nobody holds any more go
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from detent import crash
 from detent.codec import published
@@ -14,10 +14,8 @@ from detent.codec.queue import InFlight, Watermark
 from detent.codec.reader import ReaderRecord, reader_key
 from detent.kv import Batch, View
 from detent.queue.bucket import HELD, Bucket
+from detent.queue.memory import QueueMemory
 from detent.queue.state import QueueState
-
-if TYPE_CHECKING:
-    from detent.queue.machine import QueueMachine
 
 RECORDS_MAX: Final = 2_048
 BYTES_MAX: Final = 1 << 20
@@ -29,37 +27,37 @@ FREED_MAX: Final = 20_000
 """Records that wait to be removed; a checkpoint comes before there are more."""
 
 
-def is_due(machine: QueueMachine, now_ms: int) -> bool:
+def is_due(memory: QueueMemory, now_ms: int) -> bool:
     """Whether the state log is long enough, or old enough."""
-    logged = machine.next_record - machine.first_record
+    logged = memory.next_record - memory.first_record
     if not logged:
-        machine.checkpoint_ms = now_ms
-        return machine.log_bytes + sum(map(len, machine.steps)) >= BYTES_MAX
+        memory.checkpoint_ms = now_ms
+        return memory.log_bytes + sum(map(len, memory.steps)) >= BYTES_MAX
     return (
         logged >= RECORDS_MAX
-        or machine.log_bytes >= BYTES_MAX
-        or now_ms - machine.checkpoint_ms >= AGE_MS_MAX
-        or len(machine.holdings.freed) >= FREED_MAX
+        or memory.log_bytes >= BYTES_MAX
+        or now_ms - memory.checkpoint_ms >= AGE_MS_MAX
+        or len(memory.holdings.freed) >= FREED_MAX
     )
 
 
-def write(machine: QueueMachine, batch: Batch, now_ms: int) -> None:
+def write(memory: QueueMemory, batch: Batch, now_ms: int) -> None:
     """Put a checkpoint into the group's batch. `batch` holds what the group has written before."""
     crash.point("queue.checkpoint.before_write")
-    with machine.reader.view() as view:
-        for state in machine.by_number.values():
+    with memory.reader.view() as view:
+        for state in memory.by_number.values():
             if state.touched:
                 _write_queue(state, batch, view)
-        _collect_payloads(machine, batch, view)
-    for number in range(machine.first_record, machine.next_record):
+        _collect_payloads(memory, batch, view)
+    for number in range(memory.first_record, memory.next_record):
         batch.delete(records.state_log_key(number))
-    machine.first_record = machine.next_record
-    watermark = Watermark(machine.next_record, machine.log_end, machine.next_delivery)
+    memory.first_record = memory.next_record
+    watermark = Watermark(memory.next_record, memory.log_end, memory.next_delivery)
     batch.put(records.WATERMARK.raw, watermark.encode())
-    machine.log_bytes = 0
-    machine.checkpoint_ms = now_ms
-    machine.checkpoint_wanted = False
-    machine.holdings.drop_empty_chunks()
+    memory.log_bytes = 0
+    memory.checkpoint_ms = now_ms
+    memory.checkpoint_wanted = False
+    memory.holdings.drop_empty_chunks()
     crash.point("queue.checkpoint.after_write")
 
 
@@ -173,15 +171,15 @@ def _write_readers(state: QueueState, batch: Batch) -> None:
     state.dirty_readers.clear()
 
 
-def _collect_payloads(machine: QueueMachine, batch: Batch, view: View) -> None:
+def _collect_payloads(memory: QueueMemory, batch: Batch, view: View) -> None:
     """Remove the payloads that nobody holds: their whole record, or what it holds of them."""
-    for first, count in machine.holdings.freed.items():
+    for first, count in memory.holdings.freed.items():
         key = published.payload_key(first)
-        alive = machine.holdings.held_in(first, count)
+        alive = memory.holdings.held_in(first, count)
         if not alive:
             batch.delete(key)
             continue
         value = batch.operations.get(key) or view.get(key)
         assert value is not None, f"the payloads of {len(alive)} held messages from {first} on are missing"
         batch.put(key, published.keep_payloads(value, alive))
-    machine.holdings.freed.clear()
+    memory.holdings.freed.clear()

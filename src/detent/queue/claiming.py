@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from functools import partial
 from itertools import groupby
 from operator import itemgetter, sub
-from typing import TYPE_CHECKING
 
 from detent.codec import statelog
 from detent.codec.published import FOREVER
@@ -16,17 +15,15 @@ from detent.queue import moving
 from detent.queue import operations as ops
 from detent.queue.grant import Grant
 from detent.queue.holdings import Undo
+from detent.queue.memory import QueueMemory
 from detent.queue.places import picked
 from detent.queue.settings import backoff_ms
 from detent.queue.state import QueueState
 
-if TYPE_CHECKING:
-    from detent.queue.machine import QueueMachine
 
-
-def claim(machine: QueueMachine, op: ops.Claim, context: Context) -> Result:
+def claim(memory: QueueMemory, op: ops.Claim, context: Context) -> Result:
     """Give out messages. An empty queue, or a paused one, gives none, and nothing is written for that."""
-    state = machine.queue(op.queue)
+    state = memory.queue(op.queue)
     if not 1 <= op.count <= ops.CLAIM_MAX:
         raise Invalid(f"a claim is for 1 to {ops.CLAIM_MAX} messages, not {op.count}")
     ops.check_text(op.consumer, ops.CONSUMER_BYTES_MAX, "a consumer's label")
@@ -42,12 +39,12 @@ def claim(machine: QueueMachine, op: ops.Claim, context: Context) -> Result:
         context.idle += 1
         return ops.ClaimedMessages(state.number, lease_ms, 0, [], [], [], b"", length_ms=length_ms)
     undo = None if context.last else context.undo
-    first = machine.next_delivery
-    machine.next_delivery += len(places)
+    first = memory.next_delivery
+    memory.next_delivery += len(places)
     if undo is not None:
-        undo.append(partial(setattr, machine, "next_delivery", first))
+        undo.append(partial(setattr, memory, "next_delivery", first))
     step = statelog.encode_claimed(state.number, context.now_ms, lease_ms, first, op.consumer, places)
-    machine.log_step(step, undo)
+    memory.log_step(step, undo)
     messages, groups = state.grant(places, context.now_ms, lease_ms, first, op.consumer, undo)
     return ops.ClaimedMessages(
         state.number,
@@ -81,12 +78,12 @@ def lease(state: QueueState, wanted_ms: int | None) -> int:
     return min(wanted_ms, state.config.lease_max_ms)
 
 
-def check_receipts(machine: QueueMachine, op: ops.Ack | ops.Fail | ops.Extend, context: Context) -> QueueState:
+def check_receipts(memory: QueueMemory, op: ops.Ack | ops.Fail | ops.Extend, context: Context) -> QueueState:
     """The queue, if every receipt is current: the same delivery, and its lease not over."""
     count = len(op.messages)
     if count != len(op.deliveries) or not 1 <= count <= ops.CLAIM_MAX:
         raise Invalid(f"{count} messages with {len(op.deliveries)} delivery numbers: there are 1 to {ops.CLAIM_MAX}")
-    state = machine.users_queue(op.queue)
+    state = memory.users_queue(op.queue)
     if state is None:
         raise StaleReceipt(f"no queue has the number {op.queue}: it was deleted, and its receipts with it")
     found = list(map(state.flights.get, op.messages))
@@ -111,71 +108,71 @@ def _why_stale(state: QueueState, message: int, delivery: int) -> str:
     )
 
 
-def ack(machine: QueueMachine, op: ops.Ack, context: Context) -> Result:
+def ack(memory: QueueMemory, op: ops.Ack, context: Context) -> Result:
     """Messages are done."""
-    state = check_receipts(machine, op, context)
+    state = check_receipts(memory, op, context)
     undo = None if context.last else context.undo
     step = statelog.encode_ended(statelog.ACK, state.number, context.now_ms, 0, "", op.messages)
-    machine.log_step(step, undo)
+    memory.log_step(step, undo)
     state.ack(op.messages, context.now_ms, undo)
-    machine.housekeeper.arm_done(machine.wheel, state, context.now_ms)
+    memory.housekeeper.arm_done(memory.wheel, state, context.now_ms)
     return Done()
 
 
-def fail(machine: QueueMachine, op: ops.Fail, context: Context) -> Result:
+def fail(memory: QueueMemory, op: ops.Fail, context: Context) -> Result:
     """Attempts came to nothing: again later, or given up."""
     ops.check_text(op.reason, ops.REASON_BYTES_MAX, "a reason")
     if op.delay_ms is not None and op.delay_ms > ops.DELAY_MS_MAX:
         raise LimitExceeded(f"a delay of {op.delay_ms} ms is over the limit of {ops.DELAY_MS_MAX} ms")
-    state = check_receipts(machine, op, context)
+    state = check_receipts(memory, op, context)
     undo = None if context.last else context.undo
-    end_attempts(machine, state, op.messages, op.reason, op.delay_ms, op.final, context.now_ms, undo)
+    end_attempts(memory, state, op.messages, op.reason, op.delay_ms, op.final, context.now_ms, undo)
     return Done()
 
 
-def extend(machine: QueueMachine, op: ops.Extend, context: Context) -> Result:
+def extend(memory: QueueMemory, op: ops.Extend, context: Context) -> Result:
     """Leases last longer, or shorter, from now on."""
-    state = check_receipts(machine, op, context)
+    state = check_receipts(memory, op, context)
     undo = None if context.last else context.undo
     length_ms = lease(state, op.lease_ms)
     lease_ms = context.now_ms + length_ms
     step = statelog.encode_ended(statelog.EXTEND, state.number, context.now_ms, lease_ms, "", op.messages)
-    machine.log_step(step, undo)
+    memory.log_step(step, undo)
     state.extend(op.messages, lease_ms, undo)
     return ops.LeaseExtended(lease_ms, length_ms)
 
 
-def unclaim(machine: QueueMachine, op: ops.Unclaim, context: Context) -> Result:
+def unclaim(memory: QueueMemory, op: ops.Unclaim, context: Context) -> Result:
     """What could not be handed over is as if it had not been claimed. The delivery numbers are used up: a receipt that
     turns up after all is stale."""
-    state, messages = _still_held(machine, op, context)
+    state, messages = _still_held(memory, op, context)
     if state is None or not messages:
         context.idle += 1
         return Done()
     undo = None if context.last else context.undo
-    machine.log_step(statelog.encode_unclaimed(state.number, context.now_ms, messages), undo)
+    memory.log_step(statelog.encode_unclaimed(state.number, context.now_ms, messages), undo)
     state.put_back(messages, context.now_ms, context.now_ms, undo)
     return Done()
 
 
-def read_held(machine: QueueMachine, op: ops.ReadHeld, context: Context) -> Result:
+def read_held(memory: QueueMemory, op: ops.ReadHeld, context: Context) -> Result:
     """Where the messages of current receipts are stored. What is over is left out, not refused: the rest of the claim
     is still its holder's."""
     context.idle += 1
-    state, messages = _still_held(machine, op, context)
+    state, messages = _still_held(memory, op, context)
     if state is None:
         return ops.HeldMessages([], [])
     return ops.HeldMessages(messages, list(map(state.record_of, messages)), earlier=_earlier(state, messages))
 
 
 def _still_held(
-    machine: QueueMachine, op: ops.Unclaim | ops.ReadHeld, context: Context
+    memory: QueueMemory, op: ops.Unclaim | ops.ReadHeld, context: Context
 ) -> tuple[QueueState | None, list[int]]:
     """The queue, if there is one, and the messages whose receipts are current, each once."""
     count = len(op.messages)
     if count != len(op.deliveries) or not 1 <= count <= ops.CLAIM_MAX:
         raise Invalid(f"{count} messages with {len(op.deliveries)} delivery numbers: there are 1 to {ops.CLAIM_MAX}")
-    state = machine.users_queue(op.queue)
+    state = memory.users_queue(op.queue)
     if state is None:
         return None, []
     current = [
@@ -188,18 +185,18 @@ def _still_held(
     return state, list(dict.fromkeys(current))
 
 
-def expire_leases(machine: QueueMachine, grants: Iterable[Grant], now_ms: int) -> None:
+def expire_leases(memory: QueueMemory, grants: Iterable[Grant], now_ms: int) -> None:
     """Leases are over: what is still held under them returns, or was given up.
 
     Dead letters come to their queue in the order in which the leases ended, and of those that ended together in the
     order in which they were claimed.
     """
     once = dict.fromkeys(grants)  # the wheel may name one twice
-    over = [grant for grant in once if grant.held and grant.lease_ms <= now_ms and grant.queue in machine.by_number]
-    states = [machine.by_number[grant.queue] for grant in over]
+    over = [grant for grant in once if grant.held and grant.lease_ms <= now_ms and grant.queue in memory.by_number]
+    states = [memory.by_number[grant.queue] for grant in over]
     if not any(state.config.dead_letter for state in states):
         for state, grant in zip(states, over, strict=True):
-            _expire(machine, state, list(grant.held), now_ms, grant.lease_ms)
+            _expire(memory, state, list(grant.held), now_ms, grant.lease_ms)
         return
     held = [
         (grant.lease_ms, state.flights[message][1], grant.queue, message)
@@ -208,15 +205,15 @@ def expire_leases(machine: QueueMachine, grants: Iterable[Grant], now_ms: int) -
     ]
     for (ended_ms, number), group in groupby(sorted(held), itemgetter(0, 2)):
         messages = [message for _, _, _, message in group]
-        _expire(machine, machine.by_number[number], messages, now_ms, ended_ms)
+        _expire(memory, memory.by_number[number], messages, now_ms, ended_ms)
 
 
-def _expire(machine: QueueMachine, state: QueueState, messages: list[int], now_ms: int, ended_ms: int) -> None:
-    end_attempts(machine, state, messages, ops.EXPIRED_REASON, None, False, now_ms, None, ended_ms)
+def _expire(memory: QueueMemory, state: QueueState, messages: list[int], now_ms: int, ended_ms: int) -> None:
+    end_attempts(memory, state, messages, ops.EXPIRED_REASON, None, False, now_ms, None, ended_ms)
 
 
 def end_attempts(
-    machine: QueueMachine,
+    memory: QueueMemory,
     state: QueueState,
     messages: list[int],
     reason: str,
@@ -242,9 +239,9 @@ def end_attempts(
             groups.setdefault(max(now_ms, (now_ms if ended_ms is None else ended_ms) + delay), []).append(message)
     for visible_ms, group in groups.items():
         if visible_ms is None:
-            moving.give_up(machine, state, group, reason, now_ms, undo)
+            moving.give_up(memory, state, group, reason, now_ms, undo)
             continue
         step = statelog.encode_ended(statelog.RETURN, state.number, now_ms, visible_ms, reason, group)
-        machine.log_step(step, undo)
+        memory.log_step(step, undo)
         for message in group:
             state.give_back(message, now_ms, visible_ms, reason, now_ms, undo)

@@ -1,20 +1,20 @@
 """`store.queue(name)`: a queue as a user holds it, sync and async.
 
-Both halves build their operations in :mod:`detent.queue.calls`; they differ in how they wait.
+Both halves build their operations in :mod:`detent.queue.calls`, and share what takes several steps.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Final, Protocol, Unpack
+from typing import Any, Final, Protocol, TypeVar, Unpack
 
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation
+from detent.engine.twins import Awaited, Plain, Twin, drive_each
 from detent.errors import Corrupt, Invalid
 from detent.queue import calls, pages
 from detent.queue import operations as ops
@@ -25,7 +25,10 @@ from detent.queue.message import AsyncDelivery, Delivery, Held, Published, ack_o
 from detent.queue.reader import QueueReader
 from detent.queue.reader_operations import DescribeReaders
 from detent.queue.unclaiming import undoing, undoing_deliveries, undoing_readable
+from detent.runtime.ground import drive
 from detent.settings.queue import QueueSettings
+
+Delivered = TypeVar("Delivered", Delivery, AsyncDelivery)
 
 WAIT_SLICE_MS: Final = 5_000
 """A consumer that waits looks again this often, whatever it hears: the owner may have been replaced."""
@@ -88,8 +91,8 @@ class _Patience:
         return 0 if left_ms <= 0 else min(WAIT_SLICE_MS, int(left_ms) + 1)
 
 
-class _QueueBase:
-    """What both halves share."""
+class _QueueBase(Twin):
+    """What both halves share; what takes several steps is a coroutine here."""
 
     def __init__(self, store: Any, name: str) -> None:
         ops.check_name(name)
@@ -112,8 +115,96 @@ class _QueueBase:
             return [calls.publish_plain([message], headers, self.name)]
         return calls.publish([calls.outgoing(message, headers, options)], self.name)
 
+    # -- what takes several steps -------------------------------------------------------------------------------
 
-class Queue(_QueueBase):
+    async def _claim(
+        self,
+        kind: type[Delivered],
+        count: int,
+        wait: Duration | None,
+        lease: Duration | None,
+        consumer: str | None,
+    ) -> list[Delivered]:
+        operation = calls.claim(self.name, count, lease, consumer_label() if consumer is None else consumer)
+        patience = _Patience(wait)
+        while True:
+            result: ops.ClaimedMessages = (await self._ask([operation]))[0]
+            if result.messages:
+                found = await self._deliveries(kind, result)
+                if found:
+                    return found
+            left_ms = patience.slice_ms()
+            if not left_ms:
+                return []
+            await self._answered(self._store.wait_claimable(self.name, left_ms))
+
+    async def _deliveries(self, kind: type[Delivered], result: ops.ClaimedMessages) -> list[Delivered]:
+        """The messages of a claim with their content. Without it the claim is undone, except of a message whose content
+        is damaged."""
+        store = self._store
+        try:
+            if result.contents is not None:  # it came along; what found no room is asked for
+                steps = calls.Fetching(result)
+                while steps.more:
+                    steps.did((await self._ask([steps.next_step()]))[0])
+                result = steps.complete()
+            elif self._reads_aside(len(result.messages)):
+                found: list[Delivered]
+                found = await self._aside(calls.deliveries, kind, store, self.name, store.messages, result)
+                return found
+            return calls.deliveries(kind, store, self.name, store.messages, result)
+        except Corrupt:
+            store.undo(await self._aside(undoing_readable, result, store.messages))
+            raise
+        except BaseException:
+            store.undo(undoing([result]))
+            raise
+
+    def _reads_aside(self, count: int) -> bool:
+        """Whether the content of so many messages is read in a thread."""
+        del count
+        return False
+
+    async def _claim_on(
+        self, kind: type[Delivered], batch: int, timeout: Duration | None, lease: Duration | None
+    ) -> AsyncGenerator[Delivered, None]:
+        while True:
+            found = await self._claim(kind, batch, "1h" if timeout is None else timeout, lease, None)
+            given = 0
+            try:
+                for message in found:
+                    given += 1
+                    yield message
+            finally:  # closed before it had given out all of them
+                self._store.undo(undoing_deliveries(found[given:]))
+            if not found and timeout is not None:
+                return
+
+    async def _list_failed(self) -> AsyncGenerator[FailedMessage, None]:
+        after, more = -1, True
+        while more:
+            page: ops.FailedMessages = (await self._ask([ops.ListFailed(self.name, after, FAILED_PAGE)]))[0]
+            contents = await self._aside(calls.failed_contents, self._store.messages, page)
+            for entry, content in zip(page.messages, contents, strict=True):
+                yield failed_message(self.name, entry, content)
+                after = entry.message
+            more = page.more
+
+    async def _peek(self, *given: Any) -> QueuePage:
+        operation = pages.peek(self.name, *given)
+        page = (await self._ask([operation]))[0]
+        found: QueuePage = await self._aside(pages.queue_page, self.name, self._store.messages, operation, page)
+        return found
+
+    async def _move(self, steps: calls.Redriving | calls.Purging, progress: Callable[[int], None] | None = None) -> int:
+        while steps.more:
+            steps.did((await self._ask([steps.next_step()]))[0])
+            if progress is not None:
+                progress(steps.total)
+        return steps.total
+
+
+class Queue(_QueueBase, Plain):
     """A queue: claims messages with a lease, and takes what became of them.
 
     >>> orders = store.queue("orders")
@@ -192,36 +283,7 @@ class Queue(_QueueBase):
         With `wait`, an empty queue is waited for that long. Each message is this consumer's until its lease ends:
         acknowledge it, fail it or extend the lease before that. A `lease` is cut to the queue's `max_lease`.
         """
-        operation = calls.claim(self.name, count, lease, consumer_label() if consumer is None else consumer)
-        patience = _Patience(wait)
-        while True:
-            result: ops.ClaimedMessages = self._store.commit([operation])[0]
-            if result.messages:
-                found = self._deliveries(result)
-                if found:
-                    return found
-            left_ms = patience.slice_ms()
-            if not left_ms:
-                return []
-            self._store.wait_claimable(self.name, left_ms)
-
-    def _deliveries(self, result: ops.ClaimedMessages) -> list[Delivery]:
-        """The messages of a claim with their content. Without it the claim is undone, except of a message whose content
-        is damaged."""
-        try:
-            whole = result if result.contents is None else self._fetch(calls.Fetching(result))
-            return calls.deliveries(Delivery, self._store, self.name, self._store.messages, whole)
-        except Corrupt:
-            self._store.undo(undoing_readable(result, self._store.messages))
-            raise
-        except BaseException:
-            self._store.undo(undoing([result]))
-            raise
-
-    def _fetch(self, steps: calls.Fetching) -> ops.ClaimedMessages:
-        while steps.more:
-            steps.did(self._commit(steps.next_step()))
-        return steps.complete()
+        return drive(self._claim(Delivery, count, wait, lease, consumer))
 
     def wait(self, timeout: Duration) -> None:
         """Return when there may be something to claim, or after the time."""
@@ -236,17 +298,7 @@ class Queue(_QueueBase):
         With a larger `batch` the lease of the last one must last for all of them: nobody extends it here. A `Worker`
         does. What was claimed and not given out goes back when the iterator is closed, with its attempt.
         """
-        while True:
-            found = self.claim(batch, wait="1h" if timeout is None else timeout, lease=lease)
-            given = 0
-            try:
-                for message in found:
-                    given += 1
-                    yield message
-            finally:  # closed before it had given out all of them
-                self._store.undo(undoing_deliveries(found[given:]))
-            if not found and timeout is not None:
-                return
+        return drive_each(self._claim_on(Delivery, batch, timeout, lease))
 
     def ack(self, messages: Iterable[Held]) -> None:
         """Many messages are done, all or none: one stale receipt refuses them all."""
@@ -276,21 +328,11 @@ class Queue(_QueueBase):
         `page.cursor` is where the next page begins. It stays good while the queue changes: a message that stays where
         it is, is on one page; one that moves on may be on two, or on none.
         """
-        operation = pages.peek(
-            self.name, limit, states, filter, priority, older_than, newer_than, payload_bytes, cursor
-        )
-        return pages.queue_page(self.name, self._store.messages, operation, self._commit(operation))
+        return drive(self._peek(limit, states, filter, priority, older_than, newer_than, payload_bytes, cursor))
 
     def failed(self) -> Iterator[FailedMessage]:
         """The failed messages, oldest first, with their reasons and attempts."""
-        after, more = -1, True
-        while more:
-            page: ops.FailedMessages = self._commit(ops.ListFailed(self.name, after, FAILED_PAGE))
-            contents = calls.failed_contents(self._store.messages, page)
-            for entry, content in zip(page.messages, contents, strict=True):
-                yield failed_message(self.name, entry, content)
-                after = entry.message
-            more = page.more
+        return drive_each(self._list_failed())
 
     def redrive(
         self,
@@ -302,12 +344,7 @@ class Queue(_QueueBase):
     ) -> int:
         """Try failed messages again, with no attempts counted: those named, those that match a filter, or all; in this
         queue or in another one. How many there were."""
-        steps = calls.Redriving(self.name, messages, filter, to)
-        while steps.more:
-            steps.did(self._commit(steps.next_step()))
-            if progress is not None:
-                progress(steps.total)
-        return steps.total
+        return drive(self._move(calls.Redriving(self.name, messages, filter, to), progress))
 
     def purge(
         self,
@@ -318,12 +355,7 @@ class Queue(_QueueBase):
         progress: Callable[[int], None] | None = None,
     ) -> int:
         """Remove available and failed messages for good, or the failed ones that are named. What is in flight stays."""
-        steps = calls.Purging(self.name, available, failed, messages)
-        while steps.more:
-            steps.did(self._commit(steps.next_step()))
-            if progress is not None:
-                progress(steps.total)
-        return steps.total
+        return drive(self._move(calls.Purging(self.name, available, failed, messages), progress))
 
     def reader(self, name: str, *, generation: int | None = None) -> AssignmentReader:
         """A reader of the queue by name, which takes messages by number instead of under leases. Open it before its
@@ -344,7 +376,7 @@ class Queue(_QueueBase):
         return self._store.commit([operation])[-1]
 
 
-class AsyncQueue(_QueueBase):
+class AsyncQueue(_QueueBase, Awaited):
     """`Queue` for asyncio: the same calls, awaited."""
 
     _store: AsyncStore
@@ -397,49 +429,16 @@ class AsyncQueue(_QueueBase):
         consumer: str | None = None,
     ) -> list[AsyncDelivery]:
         """Claim up to `count` messages; see :meth:`Queue.claim`."""
-        operation = calls.claim(self.name, count, lease, consumer_label() if consumer is None else consumer)
-        patience = _Patience(wait)
-        while True:
-            result: ops.ClaimedMessages = await self._commit(operation)
-            if result.messages:
-                found = await self._deliveries(result)
-                if found:
-                    return found
-            left_ms = patience.slice_ms()
-            if not left_ms:
-                return []
-            await self._store.wait_claimable(self.name, left_ms)
+        return await self._claim(AsyncDelivery, count, wait, lease, consumer)
 
-    async def _deliveries(self, result: ops.ClaimedMessages) -> list[AsyncDelivery]:
-        """The messages of a claim with their content; see :meth:`Queue._deliveries`."""
-        try:
-            return await self._read(result)
-        except Corrupt:
-            self._store.undo(await asyncio.to_thread(undoing_readable, result, self._store.messages))
-            raise
-        except BaseException:
-            self._store.undo(undoing([result]))
-            raise
-
-    async def _read(self, result: ops.ClaimedMessages) -> list[AsyncDelivery]:
-        """The content came along, or is read from the store."""
-        store = self._store
-        if result.contents is not None:
-            result = await self._fetch(calls.Fetching(result))
-        elif store.reads_are_slow or len(result.messages) > READ_AT_ONCE_MAX:
-            return await asyncio.to_thread(calls.deliveries, AsyncDelivery, store, self.name, store.messages, result)
-        return calls.deliveries(AsyncDelivery, store, self.name, store.messages, result)
-
-    async def _fetch(self, steps: calls.Fetching) -> ops.ClaimedMessages:
-        while steps.more:
-            steps.did(await self._commit(steps.next_step()))
-        return steps.complete()
+    def _reads_aside(self, count: int) -> bool:
+        return self._store.reads_are_slow or count > READ_AT_ONCE_MAX
 
     async def wait(self, timeout: Duration) -> None:
         """Return when there may be something to claim, or after the time."""
         await self._store.wait_claimable(self.name, min(WAIT_SLICE_MS, milliseconds(timeout)))
 
-    async def messages(
+    def messages(
         self, *, batch: int = 1, timeout: Duration | None = None, lease: Duration | None = None
     ) -> AsyncIterator[AsyncDelivery]:
         """Claim messages for ever, one after another; with a timeout, until none has come for that long.
@@ -447,17 +446,7 @@ class AsyncQueue(_QueueBase):
         With a larger `batch` the lease of the last one must last for all of them: nobody extends it here. A `Worker`
         does.
         """
-        while True:
-            found = await self.claim(batch, wait="1h" if timeout is None else timeout, lease=lease)
-            given = 0
-            try:
-                for message in found:
-                    given += 1
-                    yield message
-            finally:  # closed before it had given out all of them
-                self._store.undo(undoing_deliveries(found[given:]))
-            if not found and timeout is not None:
-                return
+        return self._claim_on(AsyncDelivery, batch, timeout, lease)
 
     async def ack(self, messages: Iterable[Held]) -> None:
         """Many messages are done, all or none."""
@@ -478,38 +467,21 @@ class AsyncQueue(_QueueBase):
         cursor: str | None = None,
     ) -> QueuePage:
         """Look into the queue, page by page, without claiming; see :meth:`Queue.peek`."""
-        operation = pages.peek(
-            self.name, limit, states, filter, priority, older_than, newer_than, payload_bytes, cursor
-        )
-        page = await self._commit(operation)
-        return await asyncio.to_thread(pages.queue_page, self.name, self._store.messages, operation, page)
+        return await self._peek(limit, states, filter, priority, older_than, newer_than, payload_bytes, cursor)
 
-    async def failed(self) -> AsyncIterator[FailedMessage]:
+    def failed(self) -> AsyncIterator[FailedMessage]:
         """The failed messages, oldest first, with their reasons and attempts."""
-        after, more = -1, True
-        while more:
-            page: ops.FailedMessages = await self._commit(ops.ListFailed(self.name, after, FAILED_PAGE))
-            contents = await asyncio.to_thread(calls.failed_contents, self._store.messages, page)
-            for entry, content in zip(page.messages, contents, strict=True):
-                yield failed_message(self.name, entry, content)
-                after = entry.message
-            more = page.more
+        return self._list_failed()
 
     async def redrive(
         self, messages: Iterable[int] | None = None, *, filter: str | None = None, to: str | None = None
     ) -> int:
         """Try failed messages again; see :meth:`Queue.redrive`."""
-        steps = calls.Redriving(self.name, messages, filter, to)
-        while steps.more:
-            steps.did(await self._commit(steps.next_step()))
-        return steps.total
+        return await self._move(calls.Redriving(self.name, messages, filter, to))
 
     async def purge(self, *, available: bool = True, failed: bool = True, messages: Iterable[int] | None = None) -> int:
         """Remove available and failed messages for good; see :meth:`Queue.purge`."""
-        steps = calls.Purging(self.name, available, failed, messages)
-        while steps.more:
-            steps.did(await self._commit(steps.next_step()))
-        return steps.total
+        return await self._move(calls.Purging(self.name, available, failed, messages))
 
     def reader(self, name: str, *, generation: int | None = None) -> AsyncAssignmentReader:
         """A reader of the queue by name; see :meth:`Queue.reader`."""

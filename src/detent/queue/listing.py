@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -19,12 +19,10 @@ from detent.engine import Context, Operation, Result
 from detent.errors import Invalid
 from detent.kv import View
 from detent.queue.bucket import BLOCKED, GONE, HELD, HIDDEN, READY, Bucket
+from detent.queue.memory import QueueMemory
 from detent.queue.moving import history
 from detent.queue.operations import Attached, Number
 from detent.queue.state import QueueState
-
-if TYPE_CHECKING:
-    from detent.queue.machine import QueueMachine
 
 LISTED_MAX: Final = 1_000
 """Messages on one page. Everybody else waits while it is made: about a millisecond."""
@@ -121,10 +119,10 @@ def _check(after: int, limit: int) -> None:
         raise Invalid(f"a list has 1 to {LISTED_MAX} messages, not {limit}")
 
 
-def list_messages(machine: QueueMachine, op: ListMessages, context: Context) -> Result:
+def list_messages(memory: QueueMemory, op: ListMessages, context: Context) -> Result:
     """Messages by place."""
     context.idle += 1
-    state = machine.queue(op.queue)
+    state = memory.queue(op.queue)
     _check(op.after, op.limit)
     first, row = divmod(op.after + 1, state.size)
     found: list[ListedMessage] = []
@@ -169,10 +167,10 @@ def _listed(state: QueueState, bucket: Bucket, start: int, limit: int) -> list[L
     return found
 
 
-def list_done(machine: QueueMachine, op: ListDone, context: Context) -> Result:
+def list_done(memory: QueueMemory, op: ListDone, context: Context) -> Result:
     """Done messages: on the first page what no checkpoint has written yet, then record by record."""
     context.idle += 1
-    state = machine.queue(op.queue)
+    state = memory.queue(op.queue)
     below, parts = op.below, []
     if below is None:
         below = state.done_records
@@ -182,7 +180,7 @@ def list_done(machine: QueueMachine, op: ListDone, context: Context) -> Result:
     if op.after is not None:
         start = records.done_key(state.number, *op.after) + b"\0"
     size, more = 0, False
-    with machine.reader.view() as view:
+    with memory.reader.view() as view:
         for key, value in view.scan(start, end):
             if len(key) == records.EMPTY_DONE_KEY_BYTES:
                 continue  # what the queue was created with
@@ -198,14 +196,14 @@ def list_done(machine: QueueMachine, op: ListDone, context: Context) -> Result:
     return DoneMessages(state.number, b"".join(parts), after, below, more)
 
 
-def list_attempts(machine: QueueMachine, op: ListAttempts, context: Context) -> Result:
+def list_attempts(memory: QueueMemory, op: ListAttempts, context: Context) -> Result:
     """Attempts by message."""
     context.idle += 1
-    state = machine.queue(op.queue)
+    state = memory.queue(op.queue)
     _check(op.after, op.limit)
     found: list[TriedMessage] = []
     size = 0
-    with machine.reader.view() as view:
+    with memory.reader.view() as view:
         messages = _tried(state, op.after, op.limit + 1, view)
         for message in messages[: op.limit]:
             attempts = history(state, message, view)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
-from detent.codec import log, statelog
+from detent.codec import log, published, statelog
 from detent.codec import queue as records
 from detent.codec.log import SEQUENCE_BLOCK_KEY, SegmentMeta, SequenceAllocator
 from detent.codec.origin import Origin
+from detent.codec.published import FOREVER
 from detent.codec.queue import AVAILABLE, Config, Cursor, InFlight, Watermark
 from detent.codec.reader import READER, ReaderRecord, decode_reader_key
 from detent.codec.statelog import (
@@ -27,59 +28,57 @@ from detent.codec.statelog import (
 from detent.errors import Corrupt
 from detent.kv import View
 from detent.queue import assigning, housekeeping, moving, publishing
+from detent.queue.bucket import AVAILABLE as AVAILABLE_STATES
 from detent.queue.bucket import HELD, Bucket
 from detent.queue.grant import Grant
 from detent.queue.grouped import GroupedState
 from detent.queue.holdings import LIVE, Segment, messages_in
+from detent.queue.memory import QueueMemory
 from detent.queue.state import REPLAYED, QueueState
-
-if TYPE_CHECKING:
-    from detent.queue.machine import QueueMachine
-
 
 Origins = dict[tuple[int, int], int]
 """By queue and message: how often a dead letter was claimed before it came there."""
 
 
-def load(machine: QueueMachine, view: View) -> None:
+def load(memory: QueueMemory, view: View) -> None:
     """Fill an empty memory."""
-    machine.now_ms = REPLAYED
+    memory.now_ms = REPLAYED
     stored = view.get(records.WATERMARK.raw)
     watermark = Watermark(0, 0, 1) if stored is None else Watermark.decode(stored)
-    machine.log_end, machine.next_delivery = watermark.log_end, watermark.next_delivery
-    machine.first_record = machine.next_record = watermark.next_record
-    machine.allocator = SequenceAllocator.load(view.get(SEQUENCE_BLOCK_KEY))
+    memory.log_end, memory.next_delivery = watermark.log_end, watermark.next_delivery
+    memory.first_record = memory.next_record = watermark.next_record
+    memory.allocator = SequenceAllocator.load(view.get(SEQUENCE_BLOCK_KEY))
     stored = view.get(records.NEXT_QUEUE.raw)
     if stored is not None:
-        machine.next_queue = records.decode_number(stored, "next queue")
+        memory.next_queue = records.decode_number(stored, "next queue")
     stored = view.get(records.DEDUP_WINDOW.raw)
     if stored is not None:
-        machine.dedup_window_ms = records.decode_number(stored, "dedup window")
+        memory.dedup_window_ms = records.decode_number(stored, "dedup window")
     for key, value in view.scan(*log.segment_range()):
         segment = Segment(log.decode_segment_key(key), SegmentMeta.decode(value).start_seq)
-        machine.holdings.add_segment(segment)
-    _load_queues(machine, view)
-    held = _load_buckets(machine, view)
-    _load_readers(machine, view)
-    origins = _load_origins(machine, view)
-    machine.holdings.load(messages_in(held))
-    _note_cursors(machine)
-    _replay(machine, view, origins)
-    _arm(machine, view)
+        memory.holdings.add_segment(segment)
+    _load_queues(memory, view)
+    held = _load_buckets(memory, view)
+    _load_readers(memory, view)
+    origins = _load_origins(memory, view)
+    memory.holdings.load(messages_in(held))
+    _note_cursors(memory)
+    _replay(memory, view, origins)
+    _arm(memory, view)
 
 
-def _load_queues(machine: QueueMachine, view: View) -> None:
+def _load_queues(memory: QueueMemory, view: View) -> None:
     for key, value in view.scan(*records.CONFIG.range()):
         name, config = _name(key), Config.decode(value)
-        state = machine.queues[name] = machine.by_number[config.number] = machine.new_state(name, config, 0)
+        state = memory.queues[name] = memory.by_number[config.number] = memory.new_state(name, config, 0)
         _load_cursor(state, view)
     for key, value in view.scan(*records.DELETED.range()):
         del key
         config = Config.decode(value)
-        state = machine.deleted[config.number] = machine.by_number[config.number] = machine.new_state("", config, 0)
+        state = memory.deleted[config.number] = memory.by_number[config.number] = memory.new_state("", config, 0)
         state.deleted = True
         _load_cursor(state, view)
-    _load_cursor(machine.own, view)
+    _load_cursor(memory.own, view)
 
 
 def _name(key: bytes) -> str:
@@ -95,24 +94,24 @@ def _load_cursor(state: QueueState, view: View) -> None:
         state.set_cursor(Cursor.decode(stored))
 
 
-def _load_buckets(machine: QueueMachine, view: View) -> list[np.ndarray]:
+def _load_buckets(memory: QueueMemory, view: View) -> list[np.ndarray]:
     """Every queue's buckets and failed messages; the numbers of all messages that are held, once for each holder."""
     held: list[np.ndarray] = []
     for key, value in view.scan(*records.ACTIVE.range()):
         number, bucket_number = records.decode_queue_key(records.ACTIVE, key)
-        state = _known(machine, number)
+        state = _known(memory, number)
         available, in_flight, groups = records.decode_active(value)
         rows = _rows(available, in_flight)
         held.append(rows["message"])
         _add_bucket(state, bucket_number, rows, in_flight, groups)
     for key, value in view.scan(*records.FAILED.range()):
         number, bucket_number = records.decode_queue_key(records.FAILED, key)
-        state = _known(machine, number)
+        state = _known(memory, number)
         for failed in records.decode_failed(value):
             state.add_failed(failed)
         held.append(np.array(list(state.failed_buckets.get(bucket_number, ())), np.uint64))
         state.dirty_failed.clear()
-    for state in machine.by_number.values():
+    for state in memory.by_number.values():
         number, length = divmod(state.next_place, state.size)
         if length and number not in state.buckets:
             nobody = () if state.config.group_header else None
@@ -122,32 +121,32 @@ def _load_buckets(machine: QueueMachine, view: View) -> list[np.ndarray]:
     return held
 
 
-def _load_readers(machine: QueueMachine, view: View) -> None:
+def _load_readers(memory: QueueMemory, view: View) -> None:
     """Every queue's readers, each with the messages that are assigned to it. Those of a deleted queue are gone, and
     what was assigned to them is nobody's."""
-    unclaimed = {number: state.assigned_deliveries() for number, state in machine.by_number.items()}
+    unclaimed = {number: state.assigned_deliveries() for number, state in memory.by_number.items()}
     for key, value in view.scan(*READER.range()):
         number, name = decode_reader_key(key)
         record = ReaderRecord.decode(value)
-        _known(machine, number).load_reader(name, record, unclaimed[number].pop(name, []))
+        _known(memory, number).load_reader(name, record, unclaimed[number].pop(name, []))
     for number, left in unclaimed.items():
-        if left and not machine.by_number[number].deleted:
+        if left and not memory.by_number[number].deleted:
             raise Corrupt(f"messages of queue number {number} are assigned to {min(left)!r}, which is no reader of it")
 
 
-def _load_origins(machine: QueueMachine, view: View) -> Origins:
+def _load_origins(memory: QueueMemory, view: View) -> Origins:
     """How often dead letters were claimed before they came to their queues. A record is written when its message comes,
     and goes with a checkpoint: so there may be some of messages that the state log has yet to bring."""
     found: Origins = {}
     for key, value in view.scan(*records.ORIGIN.range()):
         number, message = records.decode_queue_key(records.ORIGIN, key)
         earlier = found[number, message] = Origin.decode(value).earlier
-        _known(machine, number).origins[message] = earlier
+        _known(memory, number).origins[message] = earlier
     return found
 
 
-def _known(machine: QueueMachine, number: int) -> QueueState:
-    state = machine.by_number.get(number)
+def _known(memory: QueueMemory, number: int) -> QueueState:
+    state = memory.by_number.get(number)
     if state is None:
         raise Corrupt(f"there are messages of queue number {number}, and no such queue")
     return state
@@ -202,69 +201,69 @@ def _add_bucket(
         state.flights[flying.message] = (number * state.size + flying.place, flying.delivery, grant)
 
 
-def _note_cursors(machine: QueueMachine) -> None:
-    machine.behind = {number: s for number, s in machine.by_number.items() if s.next_message != LIVE and not s.deleted}
-    machine.holdings.unread_from = min((state.next_message for state in machine.behind.values()), default=LIVE)
-    for state in machine.queues.values():
-        if state.number not in machine.behind:
-            machine.router.add(state)
+def _note_cursors(memory: QueueMemory) -> None:
+    memory.behind = {number: s for number, s in memory.by_number.items() if s.next_message != LIVE and not s.deleted}
+    memory.holdings.unread_from = min((state.next_message for state in memory.behind.values()), default=LIVE)
+    for state in memory.queues.values():
+        if state.number not in memory.behind:
+            memory.router.add(state)
 
 
-def _arm(machine: QueueMachine, view: View) -> None:
+def _arm(memory: QueueMemory, view: View) -> None:
     """Set the timers that the replayed state calls for."""
-    for state in machine.by_number.values():
+    for state in memory.by_number.values():
         for bucket in state.buckets.values():
             state.arm_reveal(bucket, bucket.next_reveal_ms())
             state.arm_expire(bucket, bucket.next_expire_ms())
         if state.done_kept:
-            machine.housekeeper.done_due.add(state.number)
-    machine.housekeeper.dedup_due = any(True for _ in view.scan(*records.DEDUP_EXPIRY.range(), limit=1))
+            memory.housekeeper.done_due.add(state.number)
+    memory.housekeeper.dedup_due = any(True for _ in view.scan(*records.DEDUP_EXPIRY.range(), limit=1))
 
 
 # -- the state log ----------------------------------------------------------------------------------------------
 
 
-def _replay(machine: QueueMachine, view: View, origins: Origins) -> None:
+def _replay(memory: QueueMemory, view: View, origins: Origins) -> None:
     for key, value in view.scan(*records.STATE_LOG.range()):
         number = int.from_bytes(key[3:], "big")
-        if number != machine.next_record:
-            raise Corrupt(f"the state log goes on with record {number} where {machine.next_record} belongs")
+        if number != memory.next_record:
+            raise Corrupt(f"the state log goes on with record {number} where {memory.next_record} belongs")
         for step in statelog.decode_steps(value):
-            _apply(machine, step, origins)
-        machine.next_record += 1
-        machine.log_bytes += len(value)
+            _apply(memory, step, origins)
+        memory.next_record += 1
+        memory.log_bytes += len(value)
 
 
-def _apply(machine: QueueMachine, step: statelog.Step, origins: Origins) -> None:
+def _apply(memory: QueueMemory, step: statelog.Step, origins: Origins) -> None:
     try:
         if isinstance(step, Published):
-            targets = [(_known(machine, number), priority, group) for number, priority, group in step.targets]
-            publishing.deliver(machine, step.run, targets, REPLAYED, None)
-            machine.log_end = step.run.first + step.run.length
+            targets = [(_known(memory, number), priority, group) for number, priority, group in step.targets]
+            publishing.deliver(memory, step.run, targets, REPLAYED, None)
+            memory.log_end = step.run.first + step.run.length
         elif isinstance(step, Routed):
-            housekeeping.routed(machine, _known(machine, step.queue), step.next_message, step.runs, REPLAYED)
+            housekeeping.routed(memory, _known(memory, step.queue), step.next_message, step.runs, REPLAYED)
         elif isinstance(step, Claimed):
-            _known(machine, step.queue).grant(
+            _known(memory, step.queue).grant(
                 step.places, step.claimed_ms, step.lease_ms, step.first_delivery, step.consumer, None
             )
-            machine.next_delivery = max(machine.next_delivery, step.first_delivery + len(step.places))
+            memory.next_delivery = max(memory.next_delivery, step.first_delivery + len(step.places))
         elif isinstance(step, Expired):
-            _apply_expired(_known(machine, step.queue), step)
+            _apply_expired(_known(memory, step.queue), step)
         elif isinstance(step, Moved):
-            source, target = _known(machine, step.queue), _known(machine, step.target)
+            source, target = _known(memory, step.queue), _known(memory, step.target)
             named = ((target.number, message) for message, _, _ in step.messages)
             earlier = {message: origins[number, message] for number, message in named if (number, message) in origins}
             moving.move(source, target, step.at_ms, step.messages, earlier, REPLAYED, None)
         elif isinstance(step, Assigned):
-            state = _known(machine, step.queue)
+            state = _known(memory, step.queue)
             assigning.apply_assigned(state, step.reader, step.places, step.assigned_ms, step.first_delivery, None)
-            machine.next_delivery = max(machine.next_delivery, step.first_delivery + len(step.places))
+            memory.next_delivery = max(memory.next_delivery, step.first_delivery + len(step.places))
         elif isinstance(step, AckedAssignment):
-            assigning.apply_acked(_known(machine, step.queue), step.reader, step.at_ms, None)
+            assigning.apply_acked(_known(memory, step.queue), step.reader, step.at_ms, None)
         elif isinstance(step, Unclaimed):
-            _known(machine, step.queue).put_back(step.messages, step.at_ms, REPLAYED, None)
+            _known(memory, step.queue).put_back(step.messages, step.at_ms, REPLAYED, None)
         else:
-            _apply_ended(_known(machine, step.queue), step)
+            _apply_ended(_known(memory, step.queue), step)
     except (AssertionError, LookupError, ArithmeticError) as error:
         raise Corrupt(f"the state log does not fit its checkpoint: {error}") from error
 
@@ -287,3 +286,58 @@ def _apply_ended(state: QueueState, step: Ended) -> None:
                 state.fail(message, step.at_ms, step.reason, None)
             else:
                 state.give_back(message, step.at_ms, step.until_ms, step.reason, REPLAYED, None)
+
+
+# -- a clock that was ahead -------------------------------------------------------------------------------------
+
+Received = Callable[[int, int], int]
+"""When a message was published, by its number and its place in its record."""
+
+
+def set_back(memory: QueueMemory, by_ms: int, now_ms: int, view: View) -> None:
+    """The store was written under a clock that was ahead: what leases and delays had left then, they have left. The
+    next checkpoint, in the commit of the next group, writes it. Retention and dedup keys stay as they are recorded:
+    what came under that clock is kept for so much longer."""
+    known: dict[int, int] = {}
+    received = partial(_received_ms, memory, view, known)
+    for state in memory.by_number.values():
+        if not state.deleted:
+            _set_back_leases(state, by_ms)
+            for bucket in list(state.buckets.values()):
+                _set_back_delays(state, bucket, by_ms, now_ms, received)
+    memory.checkpoint_wanted = True
+
+
+def _set_back_leases(state: QueueState, by_ms: int) -> None:
+    """What is assigned to a reader has no end, and keeps it."""
+    for grant in {flight[2] for flight in state.flights.values() if not flight[2].is_assigned}:
+        state.wheel.cancel(grant.lease_ms, grant)
+        grant.lease_ms = max(0, grant.lease_ms - by_ms)
+        grant.claimed_ms = max(0, grant.claimed_ms - by_ms)
+        state.wheel.add(grant.lease_ms, grant)
+        state.touched = True
+        for message in grant.held:
+            state.buckets[state.flights[message][0] // state.size].dirty = True
+
+
+def _set_back_delays(state: QueueState, bucket: Bucket, by_ms: int, now_ms: int, received: Received) -> None:
+    """A back-off is set back. So is what is delayed since it was published, unless that was before the clock was ahead:
+    then its time was right."""
+    waits = np.isin(np.frombuffer(bucket.states, np.uint8), list(AVAILABLE_STATES))
+    visible = np.frombuffer(bucket.visible, "<i8")
+    changed = False
+    for row in np.flatnonzero(waits & (visible > now_ms) & (visible != FOREVER)).tolist():
+        if bucket.attempts[row] or received(bucket.messages[row], bucket.offsets[row]) > now_ms:
+            bucket.visible[row] -= by_ms
+            changed = True
+    if changed:
+        state.touched = bucket.dirty = True
+        state.rearm_reveal(bucket)
+
+
+def _received_ms(memory: QueueMemory, view: View, known: dict[int, int], message: int, offset: int) -> int:
+    first = message - offset
+    if first not in known:
+        entry = view.get(memory.holdings.entry_key(first))
+        known[first] = 0 if entry is None else published.decode_metadata(entry)[0].received_ms
+    return known[first]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -15,12 +15,10 @@ from detent.errors import Invalid, LimitExceeded
 from detent.kv import View
 from detent.queue import operations as ops
 from detent.queue.bucket import BLOCKED, HIDDEN, READY
+from detent.queue.memory import QueueMemory
 from detent.queue.moving import history, origin_of
 from detent.queue.settings import settings_of
 from detent.queue.state import QueueState
-
-if TYPE_CHECKING:
-    from detent.queue.machine import QueueMachine
 
 MESSAGE_MAX: Final = (1 << 62) - 1
 FAILED_MAX: Final = 1_000
@@ -39,26 +37,26 @@ DONE_MESSAGES_SEARCHED: Final = 1_000_000
 first. Everybody else waits meanwhile: a few milliseconds."""
 
 
-def describe(machine: QueueMachine, op: ops.DescribeQueues, context: Context) -> Result:
+def describe(memory: QueueMemory, op: ops.DescribeQueues, context: Context) -> Result:
     """Queues by name."""
     context.idle += 1
     if op.queue is not None:
-        names = [machine.queue(op.queue).name]
+        names = [memory.queue(op.queue).name]
     else:
-        names = sorted(name for name in machine.queues if name.startswith(op.prefix))
+        names = sorted(name for name in memory.queues if name.startswith(op.prefix))
         names = names[: op.limit] if op.limit else names
-    with machine.reader.view() as view:
-        found = [_describe(machine, machine.queues[name], view) for name in names]
-    return ops.QueueDescriptions(found, machine.own.ready.get(0, 0), machine.dedup_window_ms)
+    with memory.reader.view() as view:
+        found = [_describe(memory, memory.queues[name], view) for name in names]
+    return ops.QueueDescriptions(found, memory.own.ready.get(0, 0), memory.dedup_window_ms)
 
 
-def _describe(machine: QueueMachine, state: QueueState, view: View) -> ops.QueueDescription:
+def _describe(memory: QueueMemory, state: QueueState, view: View) -> ops.QueueDescription:
     return ops.QueueDescription(
         name=state.name,
         number=state.number,
         created_ms=state.config.created_ms,
         settings=settings_of(state.config),
-        behind=state.number in machine.behind,
+        behind=state.number in memory.behind,
         available=sum(state.ready.values()),
         delayed=state.hidden,
         in_flight=len(state.flights),
@@ -69,39 +67,39 @@ def _describe(machine: QueueMachine, state: QueueState, view: View) -> ops.Queue
         failures=state.failures,
         expired=state.expired,
         purged=state.purged,
-        oldest_ms=_oldest_ms(machine, state, view),
+        oldest_ms=_oldest_ms(memory, state, view),
         priorities=dict(sorted(state.ready.items())),
         blocked=state.blocked,
-        blocked_delayed=state.blocked_until_later(machine.now_ms),
+        blocked_delayed=state.blocked_until_later(memory.now_ms),
         dead_lettered=state.dead_lettered,
     )
 
 
-def _oldest_ms(machine: QueueMachine, state: QueueState, view: View) -> int:
+def _oldest_ms(memory: QueueMemory, state: QueueState, view: View) -> int:
     """When the oldest message that can be claimed was received; 0 if there is none."""
     for number in sorted(state.buckets) if state.ready else ():
         bucket = state.buckets[number]
         row = bucket.states.find(READY)
         if row >= 0:
             offset = bucket.offsets[row]
-            entry = machine.stored(machine.holdings.entry_key(bucket.messages[row] - offset), view)
+            entry = memory.stored(memory.holdings.entry_key(bucket.messages[row] - offset), view)
             return 0 if entry is None else published.decode_metadata(entry)[offset].received_ms
     return 0
 
 
-def list_failed(machine: QueueMachine, op: ops.ListFailed, context: Context) -> Result:
+def list_failed(memory: QueueMemory, op: ops.ListFailed, context: Context) -> Result:
     """Failed messages, with the attempts that led there."""
     context.idle += 1
-    state = machine.queue(op.queue)
+    state = memory.queue(op.queue)
     if not 1 <= op.limit <= FAILED_MAX:
         raise Invalid(f"a list has 1 to {FAILED_MAX} messages, not {op.limit}")
     messages = sorted(message for message in state.failed if message > op.after)
     entries: list[ops.FailedEntry] = []
     left = FAILED_TEXT_MAX
-    with machine.reader.view() as view:
+    with memory.reader.view() as view:
         for failed in (state.failed[message] for message in messages[: op.limit]):
             past = history(state, failed.message, view)
-            moves = moves_of(origin_of(machine, state, failed.message, view))
+            moves = moves_of(origin_of(memory, state, failed.message, view))
             entries.append(
                 ops.FailedEntry(
                     failed.message,
@@ -126,27 +124,27 @@ def _text(reason: str, attempts: Sequence[ops.Tried]) -> int:
     return len(reason) + sum(TRIED_BYTES + len(consumer) + len(why) for _, consumer, _, why in attempts)
 
 
-def find_message(machine: QueueMachine, op: ops.FindMessage, context: Context) -> Result:
+def find_message(memory: QueueMemory, op: ops.FindMessage, context: Context) -> Result:
     """Where a message is."""
     if not 0 <= op.message <= MESSAGE_MAX:
         raise Invalid(f"messages are numbered from 0 on, not {op.message}")
     if len(op.queues) > ops.QUEUES_MAX:
         raise LimitExceeded(f"a message is looked for in at most {ops.QUEUES_MAX} queues, not {len(op.queues)}")
     context.idle += 1
-    named = [machine.queues[name] for name in dict.fromkeys(op.queues) if name in machine.queues]
+    named = [memory.queues[name] for name in dict.fromkeys(op.queues) if name in memory.queues]
     record, found = -1, []
-    holders = machine.holdings.count(op.message)
-    with machine.reader.view() as view:
-        for state in named if op.queues else (machine.own, *machine.queues.values()):
+    holders = memory.holdings.count(op.message)
+    with memory.reader.view() as view:
+        for state in named if op.queues else (memory.own, *memory.queues.values()):
             # Once all holders are found, no other queue has it.
-            held = _find_held(machine, state, op.message, view) if holders else None
+            held = _find_held(memory, state, op.message, view) if holders else None
             if held is None:
-                done = None if op.message >= machine.log_end else _find_done(state, op.message, view)
+                done = None if op.message >= memory.log_end else _find_done(state, op.message, view)
                 found += [] if done is None else [done]
                 continue
             holders -= 1
             record = op.message - held[0]
-            if state is not machine.own:
+            if state is not memory.own:
                 found.append(held[1])
     return ops.MessageFound(record, found)
 
@@ -156,11 +154,9 @@ def moves_of(origin: Origin) -> list[ops.DeadLetterMove]:
     return [ops.DeadLetterMove(*move[:-1], list(move.history)) for move in origin.moves]
 
 
-def _find_held(
-    machine: QueueMachine, state: QueueState, message: int, view: View
-) -> tuple[int, ops.MessageState] | None:
+def _find_held(memory: QueueMemory, state: QueueState, message: int, view: View) -> tuple[int, ops.MessageState] | None:
     """Its place in its record and its state, if the queue has the message."""
-    moves = moves_of(origin_of(machine, state, message, view))
+    moves = moves_of(origin_of(memory, state, message, view))
     failed = state.failed.get(message)
     if failed is not None:
         where = ops.MessageState(

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from detent.codec import queue as records
-from detent.codec.log import SequenceAllocator
-from detent.codec.queue import Config, Cursor
-from detent.codec.statelog import Run
 from detent.engine import MALFORMED, Context, Operation, Result
-from detent.errors import Invalid, NotFound
+from detent.errors import Invalid
 from detent.kv import Batch, Reader, View
 from detent.queue import (
     admin,
@@ -30,28 +27,13 @@ from detent.queue import (
     looking,
     peeking,
     publishing,
-    setback,
 )
 from detent.queue import operations as ops
 from detent.queue import reader_operations as reader_ops
-from detent.queue.grouped import GroupedState
-from detent.queue.holdings import LIVE, Holdings, Undo
-from detent.queue.router import Router
-from detent.queue.state import QueueState
-from detent.queue.timers import TimerWheel
-from detent.queue.watch import QueueWatch
-
-STORES_OWN: Final = 0
-"""The number of the queue that holds what the store itself keeps; nobody claims from it."""
-
-UNMATCHED, UNREAD = 0, 1
-"""The priorities there: messages that matched no queue, and messages that are done wherever they were and that a queue
-has yet to read of."""
-
-FIRST_QUEUE: Final = 1
+from detent.queue.memory import QueueMemory
 
 
-class QueueMachine:
+class QueueMachine(QueueMemory):
     """All queues of one store, as their owner sees them."""
 
     prepared: tuple[type[Operation], ...] = (
@@ -109,8 +91,7 @@ class QueueMachine:
     )
 
     def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-        self.watch = QueueWatch()
+        super().__init__(reader)
         self.handlers: dict[type[Operation], Callable[[Any, Context], Result]] = {
             ops.CreateQueue: partial(admin.create, self),
             ops.ConfigureQueue: partial(admin.configure, self),
@@ -146,48 +127,6 @@ class QueueMachine:
         }
         for kind, apply in self.handlers.items():
             self.handlers[kind] = partial(self._apply, apply)
-        self.forget()
-
-    def forget(self) -> None:
-        """An empty memory."""
-        self.wheel = TimerWheel()
-        self.holdings = Holdings()
-        self.holdings.keep = self._keep_unread
-        self.router = Router()
-        self.queues: dict[str, QueueState] = {}
-        self.by_number: dict[int, QueueState] = {}
-        self.behind: dict[int, QueueState] = {}  # queues that have part of the log before them
-        self.deleted: dict[int, QueueState] = {}  # deleted queues that still have records
-        self.own = self.new_state("", Config("true", 0, 0, STORES_OWN, 0), LIVE)
-        self.by_number[STORES_OWN] = self.own
-        self.allocator = SequenceAllocator()
-        self.next_queue = FIRST_QUEUE
-        self.next_delivery = 1
-        self.log_end = 0
-        self.published_ms: int | None = None  # when something was published last, as far as this owner knows
-        self.dedup_window_ms = ops.DEDUP_WINDOW_MS
-        # What the group in progress adds.
-        self.writes: dict[bytes, bytes | None] = {}
-        self.steps: list[bytes] = []
-        self.published: list[int] = []  # the first messages of the records that the group publishes
-        # The state log since the last checkpoint.
-        self.first_record = self.next_record = 0
-        self.log_bytes = 0
-        self.checkpoint_ms = 0
-        self.checkpoint_wanted = False
-        self.now_ms = 0
-        self.context: Context | None = None  # the transaction that has looked at the clock
-        self.fired = False  # whether timers went off of which nobody was told
-        self.may_end = housekeeping.LEASES_PER_GROUP  # how many messages' leases may still end in this group
-        self.look_ms: int | None = 0  # when there is housekeeping to do; any thread may read this
-        self.housekeeper = housekeeping.Work()
-
-    def new_state(self, name: str, config: Config, next_message: int) -> QueueState:
-        """A queue with nothing in it."""
-        cursor = Cursor(next_message, 0, config.generation, 0, 0, 0, 0, 0, 0, 0)
-        if config.group_header:
-            return GroupedState(name, config, cursor, self.wheel, self.holdings, lambda: self.now_ms)
-        return QueueState(name, config, cursor, self.wheel, self.holdings)
 
     # -- the machine's interface --------------------------------------------------------------------------------
 
@@ -207,7 +146,7 @@ class QueueMachine:
     def set_back(self, by_ms: int, now_ms: int) -> None:
         """Leases and delays that were written under a clock that was ahead end as much earlier."""
         with self.reader.view() as view:
-            setback.set_back(self, by_ms, now_ms, view)
+            loading.set_back(self, by_ms, now_ms, view)
 
     def flush(self, batch: Batch, now_ms: int) -> None:
         """Write the group's changes."""
@@ -224,15 +163,6 @@ class QueueMachine:
         self.published.clear()
         self.context = None
         self.look_ms = housekeeping.next_look_ms(self, now_ms)
-
-    def committed(self) -> None:
-        """Wake those who wait for messages that can now be claimed, and the housekeeper, if there is work for it."""
-        if self.look_ms is not None and self.look_ms <= self.now_ms:
-            self.watch.timer(self.look_ms)
-        self.fired = False
-        self.may_end = housekeeping.LEASES_PER_GROUP
-        if self.watch:
-            self.watch.announce(self.queues, self.look_ms)
 
     def due(self, now_ms: int) -> Iterable[Operation]:
         """Timers, queues that catch up, what can be collected, checkpoints."""
@@ -260,15 +190,7 @@ class QueueMachine:
             housekeeping.advance(self, context.now_ms)
         return apply(operation, context)
 
-    # -- what the operations use --------------------------------------------------------------------------------
-
-    def queue(self, name: str) -> QueueState:
-        """A queue that exists."""
-        state = self.queues.get(name)
-        if state is None:
-            ops.check_name(name)
-            raise NotFound(f"there is no queue {name!r}; create it first")
-        return state
+    # -- what others ask, from any thread -----------------------------------------------------------------------
 
     def claimable(self, name: str) -> bool:
         """Whether there is something to claim, as far as one sees from outside. For any thread."""
@@ -284,55 +206,3 @@ class QueueMachine:
         if self.look_ms is not None:
             self.watch.timer(self.look_ms)
         return stop
-
-    def users_queue(self, number: int) -> QueueState | None:
-        """A queue by its number, unless it is deleted, or the store's own."""
-        state = self.by_number.get(number)
-        return None if state is None or state.deleted or state is self.own else state
-
-    def log_step(self, step: bytes, undo: Undo | None) -> None:
-        """Note a step for the state log."""
-        self.steps.append(step)
-        if undo is not None:
-            undo.append(partial(_drop_last, self.steps))
-
-    def write(self, key: bytes, value: bytes | None, undo: Undo | None) -> None:
-        """Put or delete a record with the group."""
-        if undo is not None:
-            undo.append(partial(self._unwrite, key, self.writes.get(key, _MISSING)))
-        self.writes[key] = value
-
-    def _unwrite(self, key: bytes, old: Any) -> None:
-        if old is _MISSING:
-            del self.writes[key]
-        else:
-            self.writes[key] = old
-
-    def stored(self, key: bytes, view: View) -> bytes | None:
-        """A record as the group in progress has left it."""
-        return self.writes[key] if key in self.writes else view.get(key)
-
-    def _keep_unread(self, run: Run, undo: Undo | None) -> None:
-        """A message is done wherever it was, and some queue has yet to read of it."""
-        self.own.route(run, UNREAD, self.now_ms, undo)
-
-    def note_behind(self) -> None:
-        """The queues that are behind have changed, or have read on: let go of what they have all read of."""
-        unread = min((state.next_message for state in self.behind.values()), default=LIVE)
-        self.holdings.unread_from = unread
-        if not self.own.ready.get(UNREAD) and not self.own.hidden:
-            return
-        places = self.own.places_of_priority(UNREAD, unread)
-        if places:
-            self.own.remove(places, "purged")
-
-    def passed(self) -> int:
-        """The message up to which every queue has read the log."""
-        return min(self.holdings.unread_from, self.log_end)
-
-
-_MISSING: Final = object()
-
-
-def _drop_last(items: list[Any]) -> None:
-    items.pop()

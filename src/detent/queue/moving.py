@@ -5,7 +5,6 @@ failed ones can be redriven anywhere. The hold goes along; payload and metadata 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,18 +16,16 @@ from detent.codec.queue import Attempt
 from detent.codec.statelog import Run
 from detent.kv import View
 from detent.queue.holdings import Undo
+from detent.queue.memory import QueueMemory
 from detent.queue.settings import group_of, priority_of
 from detent.queue.state import QueueState
-
-if TYPE_CHECKING:
-    from detent.queue.machine import QueueMachine
 
 Moves = Sequence[tuple[int, int, bytes | None]]
 """Messages, each with the priority and the group that it gets where it goes."""
 
 
 def give_up(
-    machine: QueueMachine, state: QueueState, messages: list[int], reason: str, now_ms: int, undo: Undo | None
+    memory: QueueMemory, state: QueueState, messages: list[int], reason: str, now_ms: int, undo: Undo | None
 ) -> None:
     """Attempts are used up. What the dead letter queue can take goes there; all else has failed here.
 
@@ -36,24 +33,24 @@ def give_up(
     other's dead letter queues hand a message to and fro, but never within one step.
     """
     wanted = "" if state.deleted else state.config.dead_letter
-    target = machine.queues.get(wanted) if wanted else None
-    there = set(messages) if target is None else there_already(machine, target, messages)
+    target = memory.queues.get(wanted) if wanted else None
+    there = set(messages) if target is None else there_already(memory, target, messages)
     going = [message for message in messages if message not in there]
     if target is not None and going:
-        headers = headers_of(machine, [(message, state.offset_of(message)) for message in going])
+        headers = headers_of(memory, [(message, state.offset_of(message)) for message in going])
         moves = [(message, *_standing(target, headers[message])) for message in going]
-        earlier = _write_origins(machine, state, target, going, reason, now_ms, undo)
-        machine.log_step(statelog.encode_moved(state.number, now_ms, target.number, moves), undo)
+        earlier = _write_origins(memory, state, target, going, reason, now_ms, undo)
+        memory.log_step(statelog.encode_moved(state.number, now_ms, target.number, moves), undo)
         move(state, target, now_ms, moves, earlier, now_ms, undo)
     staying = [message for message in messages if message in there]
     if staying:
-        machine.log_step(statelog.encode_ended(statelog.FAIL, state.number, now_ms, 0, reason, staying), undo)
+        memory.log_step(statelog.encode_ended(statelog.FAIL, state.number, now_ms, 0, reason, staying), undo)
         for message in staying:
             state.fail(message, now_ms, reason, undo)
 
 
 def _write_origins(
-    machine: QueueMachine,
+    memory: QueueMemory,
     state: QueueState,
     target: QueueState,
     messages: list[int],
@@ -64,14 +61,14 @@ def _write_origins(
     """Write down where dead letters come from, in the commit that moves them. Answers how often each was claimed before
     it came to its new queue."""
     earlier: dict[int, int] = {}
-    with machine.reader.view() as view:
+    with memory.reader.view() as view:
         for message in messages:
             _, delivery, grant = state.flights[message]
             past = history(state, message, view) if state.attempts_of(message) > 1 else []
             tries = (*past, Attempt(grant.claimed_ms, grant.consumer, now_ms, reason))
             last = Move(0, state.name, state.number, now_ms, state.attempts_of(message), delivery, reason, tries)
-            origin = origin_of(machine, state, message, view).moved(last)
-            machine.write(records.queue_key(records.ORIGIN, target.number, message), origin.encode(), undo)
+            origin = origin_of(memory, state, message, view).moved(last)
+            memory.write(records.queue_key(records.ORIGIN, target.number, message), origin.encode(), undo)
             earlier[message] = origin.earlier
     return earlier
 
@@ -85,11 +82,11 @@ def history(state: QueueState, message: int, view: View) -> list[Attempt]:
     return [*known, *state.new_attempts.get(message, ())]
 
 
-def origin_of(machine: QueueMachine, state: QueueState, message: int, view: View) -> Origin:
+def origin_of(memory: QueueMemory, state: QueueState, message: int, view: View) -> Origin:
     """Where a message of a queue came from, if it came as a dead letter."""
     if message not in state.origins:
         return NOWHERE
-    stored = machine.stored(records.queue_key(records.ORIGIN, state.number, message), view)
+    stored = memory.stored(records.queue_key(records.ORIGIN, state.number, message), view)
     return NOWHERE if stored is None else Origin.decode(stored)
 
 
@@ -124,24 +121,24 @@ def _standing(target: QueueState, headers: dict[str, str]) -> tuple[int, bytes |
     return priority_of(target.config, headers), group_of(target.config, headers)
 
 
-def there_already(machine: QueueMachine, target: QueueState, messages: Iterable[int]) -> set[int]:
+def there_already(memory: QueueMemory, target: QueueState, messages: Iterable[int]) -> set[int]:
     """Those of some messages of another queue that the target has as well, or will read of by itself: a queue has a
     message once."""
-    shared = [message for message in messages if machine.holdings.count(message) > 1]  # nobody looks for the others
+    shared = [message for message in messages if memory.holdings.count(message) > 1]  # nobody looks for the others
     held = target.holds(np.array(shared, np.uint64)) if shared else set()
     held.update(message for message in messages if message >= target.next_message)
     return held
 
 
-def headers_of(machine: QueueMachine, messages: Iterable[tuple[int, int]]) -> dict[int, dict[str, str]]:
+def headers_of(memory: QueueMemory, messages: Iterable[tuple[int, int]]) -> dict[int, dict[str, str]]:
     """The headers of messages, each given with its place in its record."""
     found: dict[int, dict[str, str]] = {}
     entries: dict[int, published.Entry] = {}
-    with machine.reader.view() as view:
+    with memory.reader.view() as view:
         for message, offset in messages:
             record = message - offset
             if record not in entries:
-                stored = machine.stored(machine.holdings.entry_key(record), view)
+                stored = memory.stored(memory.holdings.entry_key(record), view)
                 assert stored is not None, f"the metadata of message {message} is missing"
                 entries[record] = published.decode_entry(stored)
             about = entries[record].at(offset)

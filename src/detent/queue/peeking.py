@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -27,12 +27,10 @@ from detent.errors import Conflict, Invalid
 from detent.queue.bucket import GONE, HELD
 from detent.queue.filters import Filter
 from detent.queue.listing import STATES, bucket_numbers
+from detent.queue.memory import QueueMemory
 from detent.queue.operations import DeadLetterMove, Number, PeekedContent
 from detent.queue.reader import QueueReader
 from detent.queue.state import QueueState
-
-if TYPE_CHECKING:
-    from detent.queue.machine import QueueMachine
 
 PEEKED_MAX: Final = 1_000
 """Messages on one page; and messages whose headers are read for one page, if a filter or an age is asked for."""
@@ -125,7 +123,7 @@ class PeekedMessages(Result, frozen=True, tag=True, array_like=True):
 class _Search:
     """A page in the making: what is wanted, and how much may still be looked at."""
 
-    machine: QueueMachine
+    memory: QueueMemory
     state: QueueState
     wanted: frozenset[str]
     priority: int | None
@@ -137,14 +135,14 @@ class _Search:
         return self.priority is None or priority == self.priority
 
 
-def peek(machine: QueueMachine, op: PeekMessages, context: Context) -> Result:
+def peek(memory: QueueMemory, op: PeekMessages, context: Context) -> Result:
     """A page of a queue's messages, as far as the owner's memory tells."""
     context.idle += 1
-    state = machine.queue(op.queue)
+    state = memory.queue(op.queue)
     _check(op, state)
     wanted = frozenset(op.states or ALL_STATES)
     room = PEEKED_MAX if op.reads_headers else op.limit
-    search = _Search(machine, state, wanted, op.priority, room, op.after, LOOKED_MAX)
+    search = _Search(memory, state, wanted, op.priority, room, op.after, LOOKED_MAX)
     found: list[PeekedMessage] = []
     more = False
     for section, look in ((LIVE, _live), (FAILED, _failed), (DONE, _done)):
@@ -267,7 +265,7 @@ def _done(search: _Search) -> Iterator[PeekedMessage]:
 def _done_records(search: _Search) -> Iterator[tuple[int, np.ndarray]]:
     state, (_, after, at_ms, _) = search.state, search.after
     _, end = records.queue_range(records.DONE, state.number)
-    with search.machine.reader.view() as view:
+    with search.memory.reader.view() as view:
         for key, value in view.scan(records.done_key(state.number, at_ms, max(after, 0)), end):
             number = records.decode_done_key(key)[2]
             if number >= after:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from detent.codec import log, published
 from detent.codec import queue as records
@@ -17,11 +17,9 @@ from detent.errors import Invalid
 from detent.queue import operations as ops
 from detent.queue.filters import addressed_queue
 from detent.queue.holdings import Segment, Undo
+from detent.queue.memory import QueueMemory
 from detent.queue.router import Target, filter_of
 from detent.queue.settings import PRIORITY_HEADER, PRIORITY_MAX, is_priority
-
-if TYPE_CHECKING:
-    from detent.queue.machine import QueueMachine
 
 _NO_HEADERS: Final[dict[str, str]] = {}
 ADDRESS: Final = "queue"
@@ -31,7 +29,7 @@ TIME_MS_MAX: Final = 1 << 53
 """Times beyond this (285,000 years) are mistakes."""
 
 
-def publish(machine: QueueMachine, op: ops.Publish, context: Context) -> ops.PublishedMessages:
+def publish(memory: QueueMemory, op: ops.Publish, context: Context) -> ops.PublishedMessages:
     """New messages come in. Duplicates take no number."""
     sizes = ops.check_publish(op)
     now_ms = context.now_ms
@@ -40,19 +38,19 @@ def publish(machine: QueueMachine, op: ops.Publish, context: Context) -> ops.Pub
     if min(created_ms, visible_ms) < 0 or max(created_ms, visible_ms) > TIME_MS_MAX:
         raise Invalid("times are milliseconds since 1970, below 2**53")
     if op.to:
-        check_address(machine, op)
-    if machine.router.group_headers and op.headers is not None:
-        _check_groups(machine, op.headers, op.to)
+        check_address(memory, op)
+    if memory.router.group_headers and op.headers is not None:
+        _check_groups(memory, op.headers, op.to)
     if op.headers is not None:
         _check_addresses(op.headers, op.to)
-        _check_priorities(machine, op.headers, op.to)
+        _check_priorities(memory, op.headers, op.to)
     undo = None if context.last else context.undo
     payloads, headers = op.payloads, op.headers
     keys: Sequence[str | None] = ()
     duplicates: list[tuple[int, int]] = []
     if op.dedup_keys is not None:
-        keys = _own_keys(machine.queue(op.to).number, op.dedup_keys) if op.to else op.dedup_keys
-        fresh, duplicates = _first_seen(machine, keys, now_ms)
+        keys = _own_keys(memory.queue(op.to).number, op.dedup_keys) if op.to else op.dedup_keys
+        fresh, duplicates = _first_seen(memory, keys, now_ms)
         payloads = [payloads[index] for index in fresh]
         sizes = [sizes[index] for index in fresh]
         if headers is not None and len(headers) > 1:
@@ -63,20 +61,20 @@ def publish(machine: QueueMachine, op: ops.Publish, context: Context) -> ops.Pub
         return ops.PublishedMessages(0, 0, duplicates)
     times = (created_ms, now_ms, visible_ms, op.retention_s)
     kind = published.URI if op.uri else published.BYTES_INLINE
-    first = _allocate(machine, len(payloads), now_ms, undo)
+    first = _allocate(memory, len(payloads), now_ms, undo)
     for start, end in _records(sizes):
         shared = headers if headers is None or len(headers) == 1 else headers[start:end]
         value = published.encode_payloads(kind, payloads[start:end], sizes[start:end])
-        machine.write(published.payload_key(first + start), value, undo)
-        _publish_record(machine, first + start, end - start, shared, times, undo)
+        memory.write(published.payload_key(first + start), value, undo)
+        _publish_record(memory, first + start, end - start, shared, times, undo)
     if op.dedup_keys is not None:
-        duplicates = _hold_keys(machine, keys, duplicates, first, now_ms, op.retention_s, undo)
+        duplicates = _hold_keys(memory, keys, duplicates, first, now_ms, op.retention_s, undo)
     return ops.PublishedMessages(first, len(payloads), duplicates)
 
 
-def check_address(machine: QueueMachine, op: ops.Publish) -> None:
+def check_address(memory: QueueMemory, op: ops.Publish) -> None:
     """Whoever publishes to a queue means that queue: it is there, and takes all of the messages."""
-    state = machine.queue(op.to)
+    state = memory.queue(op.to)
     addressed = addressed_queue(state.config.filter) == op.to
     for headers in op.headers or [_NO_HEADERS]:
         if not (headers.get("queue") == op.to if addressed else filter_of(state).matches(headers)):
@@ -86,14 +84,14 @@ def check_address(machine: QueueMachine, op: ops.Publish) -> None:
             )
 
 
-def _check_groups(machine: QueueMachine, given: list[dict[str, str]], to: str | None) -> None:
+def _check_groups(memory: QueueMemory, given: list[dict[str, str]], to: str | None) -> None:
     """A header that names the group in some queue that would get the message is not too long for that."""
-    names = set(machine.router.group_headers.values())
+    names = set(memory.router.group_headers.values())
     for headers in given:
         sizes = {name: len(headers[name].encode()) for name in names if name in headers}
         if max(sizes.values(), default=0) <= GROUP_BYTES_MAX:
             continue
-        for state, _, group in machine.router.targets(headers):
+        for state, _, group in memory.router.targets(headers):
             if group is not None and sizes[state.config.group_header] > GROUP_BYTES_MAX:
                 size = f"has at most {GROUP_BYTES_MAX} bytes, not {sizes[state.config.group_header]}"
                 header = f"the header {state.config.group_header!r} names the group of a message in"
@@ -115,15 +113,15 @@ def _check_addresses(given: list[dict[str, str]], to: str) -> None:
             raise Invalid(f"the header {ADDRESS!r} says to which queue a message goes: {error}") from error
 
 
-def _check_priorities(machine: QueueMachine, given: list[dict[str, str]], to: str | None) -> None:
+def _check_priorities(memory: QueueMemory, given: list[dict[str, str]], to: str | None) -> None:
     """A header that says the priority in some queue that would get the message is a priority. For a message that no
     queue takes, it is the header that queues have unless they say otherwise."""
-    names = machine.router.priority_headers
+    names = memory.router.priority_headers
     for headers in given:
         wrong = {name for name in names if name in headers and not is_priority(headers[name])}
         if not wrong:
             continue
-        targets = machine.router.targets(headers)
+        targets = memory.router.targets(headers)
         if not targets and PRIORITY_HEADER in wrong:
             raise Invalid(_no_priority(PRIORITY_HEADER, headers))
         for state, _, _ in targets:
@@ -139,28 +137,28 @@ def _no_priority(name: str, headers: dict[str, str]) -> str:
     return f"the header {name!r} is a priority, a number from 0 (first) to {PRIORITY_MAX}, and not {headers[name]!r}"
 
 
-def write_segment(machine: QueueMachine, segment: Segment, now_ms: int, undo: Undo | None) -> None:
+def write_segment(memory: QueueMemory, segment: Segment, now_ms: int, undo: Undo | None) -> None:
     """Put down that the log goes on in this segment."""
-    machine.write(log.segment_key(segment.number), SegmentMeta(segment.start, now_ms).encode(), undo)
-    machine.write(log.listing_key(segment.number, LOG_KEY), log.LISTING_VALUE, undo)
+    memory.write(log.segment_key(segment.number), SegmentMeta(segment.start, now_ms).encode(), undo)
+    memory.write(log.listing_key(segment.number, LOG_KEY), log.LISTING_VALUE, undo)
 
 
-def _allocate(machine: QueueMachine, count: int, now_ms: int, undo: Undo | None) -> int:
+def _allocate(memory: QueueMemory, count: int, now_ms: int, undo: Undo | None) -> int:
     """Numbers for new messages, and a new segment of the log if it is time for one."""
-    first, block = machine.allocator.allocate(count)
+    first, block = memory.allocator.allocate(count)
     if block is not None:
-        machine.writes[SEQUENCE_BLOCK_KEY] = block.encode()  # stays, even if the transaction does not
-    if machine.holdings.needs_segment(first, machine.log_end):
-        segments = machine.holdings.segments
+        memory.writes[SEQUENCE_BLOCK_KEY] = block.encode()  # stays, even if the transaction does not
+    if memory.holdings.needs_segment(first, memory.log_end):
+        segments = memory.holdings.segments
         segment = Segment(segments[-1].number + 1 if segments else log.FIRST_SEGMENT, first)
-        machine.holdings.add_segment(segment)
+        memory.holdings.add_segment(segment)
         if undo is not None:
-            undo.append(machine.holdings.drop_last_segment)
-        write_segment(machine, segment, now_ms, undo)
-    machine.published_ms = now_ms
+            undo.append(memory.holdings.drop_last_segment)
+        write_segment(memory, segment, now_ms, undo)
+    memory.published_ms = now_ms
     if undo is not None:
-        undo.append(partial(setattr, machine, "log_end", machine.log_end))
-    machine.log_end = first + count
+        undo.append(partial(setattr, memory, "log_end", memory.log_end))
+    memory.log_end = first + count
     return first
 
 
@@ -180,7 +178,7 @@ def _records(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _publish_record(
-    machine: QueueMachine,
+    memory: QueueMemory,
     first: int,
     count: int,
     headers: list[dict[str, str]] | None,
@@ -191,47 +189,47 @@ def _publish_record(
     if headers is None or len(headers) == 1:
         one = _NO_HEADERS if headers is None else headers[0]
         entry = published.encode_plain_metadata(first, count, *times, published.encode_headers(one))
-        runs = [(0, count, machine.router.targets(one))]
+        runs = [(0, count, memory.router.targets(one))]
     else:
         entry = published.encode_metadata(first, *times, [published.encode_headers(one) for one in headers])
-        runs = list(_runs(machine, headers))
-    machine.write(machine.holdings.entry_key(first), entry, undo)
-    machine.published.append(first)
+        runs = list(_runs(memory, headers))
+    memory.write(memory.holdings.entry_key(first), entry, undo)
+    memory.published.append(first)
     if undo is not None:
-        undo.append(partial(_unpublish, machine))
+        undo.append(partial(_unpublish, memory))
     _, received_ms, visible_ms, retention_s = times
     deadline_ms = received_ms + retention_s * 1000 if retention_s else FOREVER
     for start, end, targets in runs:
         run = Run(first + start, end - start, start, count, visible_ms, deadline_ms)
         numbered = [(state.number, priority, group) for state, priority, group in targets]
-        machine.log_step(encode_published(run, numbered), undo)
-        deliver(machine, run, targets, received_ms, undo)
+        memory.log_step(encode_published(run, numbered), undo)
+        deliver(memory, run, targets, received_ms, undo)
 
 
-def _unpublish(machine: QueueMachine) -> None:
-    machine.published.pop()
+def _unpublish(memory: QueueMemory) -> None:
+    memory.published.pop()
 
 
-def _runs(machine: QueueMachine, headers: list[dict[str, str]]) -> Iterator[tuple[int, int, Sequence[Target]]]:
+def _runs(memory: QueueMemory, headers: list[dict[str, str]]) -> Iterator[tuple[int, int, Sequence[Target]]]:
     """Bounds of neighbours that go the same way."""
-    start, targets = 0, machine.router.targets(headers[0])
+    start, targets = 0, memory.router.targets(headers[0])
     for index in range(1, len(headers)):
         if headers[index] == headers[index - 1]:
             continue
-        next_targets = machine.router.targets(headers[index])
+        next_targets = memory.router.targets(headers[index])
         if next_targets != targets:
             yield start, index, targets
             start, targets = index, next_targets
     yield start, len(headers), targets
 
 
-def deliver(machine: QueueMachine, run: Run, targets: Sequence[Target], now_ms: int, undo: Undo | None) -> None:
+def deliver(memory: QueueMemory, run: Run, targets: Sequence[Target], now_ms: int, undo: Undo | None) -> None:
     """Put messages into their queues; those that match none stay with the store."""
-    machine.holdings.hold(run.first, run.length, max(1, len(targets)), undo)
+    memory.holdings.hold(run.first, run.length, max(1, len(targets)), undo)
     for state, priority, group in targets:
         state.route(run, priority, now_ms, undo, group)
     if not targets:
-        machine.own.route(run._replace(visible_ms=0), 0, now_ms, undo)
+        memory.own.route(run._replace(visible_ms=0), 0, now_ms, undo)
 
 
 # -- dedup keys -------------------------------------------------------------------------------------------------
@@ -244,19 +242,19 @@ def _own_keys(queue: int, keys: Sequence[str | None]) -> list[str | None]:
 
 
 def _first_seen(
-    machine: QueueMachine, keys: Sequence[str | None], now_ms: int
+    memory: QueueMemory, keys: Sequence[str | None], now_ms: int
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """The messages that are new, and (index, first message) of the others; -1 - index if that is in this publish."""
     fresh: list[int] = []
     duplicates: list[tuple[int, int]] = []
     seen: dict[str, int] = {}
-    with machine.reader.view() as view:
+    with memory.reader.view() as view:
         for index, key in enumerate(keys):
             if key is None:
                 fresh.append(index)
             elif key in seen:
                 duplicates.append((index, -1 - seen[key]))
-            elif (known := _held(machine.stored(records.dedup_key(key), view), now_ms)) is not None:
+            elif (known := _held(memory.stored(records.dedup_key(key), view), now_ms)) is not None:
                 duplicates.append((index, known))
             else:
                 seen[key] = len(fresh)
@@ -272,7 +270,7 @@ def _held(stored: bytes | None, now_ms: int) -> int | None:
 
 
 def _hold_keys(
-    machine: QueueMachine,
+    memory: QueueMemory,
     keys: Sequence[str | None],
     duplicates: list[tuple[int, int]],
     first: int,
@@ -281,16 +279,16 @@ def _hold_keys(
     undo: Undo | None,
 ) -> list[tuple[int, int]]:
     """Remember the keys of new messages. Answers the duplicates, those within the publish with their numbers."""
-    expires_ms = now_ms + max(machine.dedup_window_ms, retention_s * 1000) if retention_s else FOREVER
+    expires_ms = now_ms + max(memory.dedup_window_ms, retention_s * 1000) if retention_s else FOREVER
     skipped = {index for index, _ in duplicates}
     message = first
     for index, key in enumerate(keys):
         if index in skipped:
             continue
         if key is not None:
-            machine.write(records.dedup_key(key), records.encode_dedup(message, expires_ms), undo)
+            memory.write(records.dedup_key(key), records.encode_dedup(message, expires_ms), undo)
             if expires_ms < FOREVER:
-                machine.write(records.dedup_expiry_key(expires_ms, message), key.encode(), undo)
-                machine.housekeeper.arm_dedup(machine.wheel, expires_ms)
+                memory.write(records.dedup_expiry_key(expires_ms, message), key.encode(), undo)
+                memory.housekeeper.arm_dedup(memory.wheel, expires_ms)
         message += 1
     return [(index, first - 1 - known if known < 0 else known) for index, known in duplicates]

@@ -24,7 +24,8 @@ from detent.kv import Reader, View
 from detent.queue import operations as ops
 from detent.queue.filters import Filter
 from detent.queue.holdings import LIVE
-from detent.queue.machine import STORES_OWN, QueueMachine
+from detent.queue.machine import QueueMachine
+from detent.queue.memory import STORES_OWN
 from detent.queue.settings import changed
 from detent.queue.verify_messages import MessageCheck
 from detent.queue.verify_queue import QueueCheck

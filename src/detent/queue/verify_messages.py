@@ -21,7 +21,8 @@ from detent.kv import View
 from detent.queue.bucket import GONE, HELD
 from detent.queue.grouped import GroupedState
 from detent.queue.holdings import Segment
-from detent.queue.machine import STORES_OWN, QueueMachine
+from detent.queue.machine import QueueMachine
+from detent.queue.memory import STORES_OWN
 from detent.queue.settings import group_of
 from detent.queue.state import QueueState
 

@@ -16,7 +16,7 @@ from detent.engine.verify import Finding, Tally, record_at
 from detent.errors import Corrupt, LimitExceeded
 from detent.kv import View
 from detent.queue import operations as ops
-from detent.queue.machine import STORES_OWN, UNMATCHED, UNREAD
+from detent.queue.memory import STORES_OWN, UNMATCHED, UNREAD
 from detent.queue.reader_operations import READER_BYTES_MAX, check_reader
 
 _WHERE: Final = np.dtype([("message", "<u8"), ("offset", "<u2"), ("count", "<u2")])

@@ -41,19 +41,19 @@ logger = logging.getLogger("detent.worker")
 
 
 @dataclass(frozen=True, slots=True)
-class _Options:
+class _WorkerOptions:
     concurrency: int
     lease: Duration | None
     grace_s: float
     consumer: str | None
 
 
-def _options(concurrency: int, lease: Duration | None, grace: Duration, consumer: str | None) -> _Options:
+def _options(concurrency: int, lease: Duration | None, grace: Duration, consumer: str | None) -> _WorkerOptions:
     if not isinstance(concurrency, int) or not 1 <= concurrency <= CONCURRENCY_MAX:
         raise Invalid(f"a worker handles 1 to {CONCURRENCY_MAX} messages at once, not {concurrency!r}")
     if lease is not None:
         milliseconds(lease)  # refused here, not at the first claim
-    return _Options(concurrency, lease, milliseconds(grace) / 1000, consumer)
+    return _WorkerOptions(concurrency, lease, milliseconds(grace) / 1000, consumer)
 
 
 def _check_handler(handler: Any, *, coroutine: bool) -> None:
@@ -67,12 +67,12 @@ def _check_handler(handler: Any, *, coroutine: bool) -> None:
         raise Invalid("the handler of an AsyncWorker is a coroutine function (async def); a Worker takes plain ones")
 
 
-class _Claiming(Handling[Any]):
+class _WorkerTask(Handling[Any]):
     """The messages of one worker; of both kinds, since what a queue of asyncio answers is awaited."""
 
     restart = Restart(Backoff(RETRY_S, RETRY_S))
 
-    def __init__(self, queue: Any, handler: Callable[[Any], Any], options: _Options, hands: Hands) -> None:
+    def __init__(self, queue: Any, handler: Callable[[Any], Any], options: _WorkerOptions, hands: Hands) -> None:
         super().__init__("detent-worker", hands, clock=steady_s)
         self._queue = queue
         self._handler = handler
@@ -154,10 +154,15 @@ class _Claiming(Handling[Any]):
             logger.warning("a lease could not be extended, trying again: %s", error)
 
 
-class _Worker:
+class _WorkerBase:
     """What both kinds of worker are from outside."""
 
-    _messages: _Claiming
+    _messages: _WorkerTask
+
+    @property
+    def queue(self) -> Any:
+        """The queue whose messages it handles."""
+        return self._messages._queue
 
     def stop(self) -> None:
         """Claim no more, finish what is running, and return from `run`. For any thread, and for signal handlers. What
@@ -175,7 +180,7 @@ class _Worker:
         return self._messages.failures
 
 
-class Worker(_Worker):
+class Worker(_WorkerBase):
     """Handles the messages of a queue in threads.
 
     >>> Worker(store.queue("orders"), handle, concurrency=8).run()
@@ -193,7 +198,7 @@ class Worker(_Worker):
     ) -> None:
         _check_handler(handler, coroutine=False)
         self._options = _options(concurrency, lease, grace, consumer)
-        self._messages = _Claiming(queue, handler, self._options, Hands("detent-worker", concurrency))
+        self._messages = _WorkerTask(queue, handler, self._options, Hands("detent-worker", concurrency))
 
     def run(self) -> None:
         """Work until `stop`, SIGTERM or SIGINT."""
@@ -206,7 +211,7 @@ class Worker(_Worker):
                 self._messages.keeper.stop()
 
 
-class AsyncWorker(_Worker):
+class AsyncWorker(_WorkerBase):
     """Handles the messages of a queue in tasks; the handler is a coroutine function."""
 
     def __init__(
@@ -221,7 +226,7 @@ class AsyncWorker(_Worker):
     ) -> None:
         _check_handler(handler, coroutine=True)
         self._options = _options(concurrency, lease, grace, consumer)
-        self._messages = _Claiming(queue, handler, self._options, LoopHands(concurrency))
+        self._messages = _WorkerTask(queue, handler, self._options, LoopHands(concurrency))
 
     async def run(self) -> None:
         """Work until `stop`, SIGTERM or SIGINT."""

@@ -63,7 +63,7 @@ async def _end_all() -> None:
 
 def call_on(loop: asyncio.AbstractEventLoop) -> Callable[[Any], Any]:
     """Runs a coroutine on a loop of another thread, and answers what it does. `Unavailable` if the loop ends first: it
-    did not fail then, and nobody knows what it has done."""
+    did not fail then, and it is not known what it has done."""
 
     def call(coroutine: Any) -> Any:
         whole = _contained(coroutine)
@@ -86,7 +86,7 @@ def call_on(loop: asyncio.AbstractEventLoop) -> Callable[[Any], Any]:
 
 async def _contained(coroutine: Any) -> tuple[Any, BaseException | None]:
     """What a coroutine answers, or raised. What ends programs would end the loop, and leave all others on it waiting
-    for ever; so it is handed to whoever called."""
+    for ever; so it is handed to the caller."""
     task = asyncio.current_task()
     assert task is not None
     try:

@@ -39,14 +39,20 @@ class State(StrEnum):
     """It was told to stop, and ends what is under way."""
 
     STOPPED = "stopped"
+    UNKNOWN = "unknown"
+    """It runs elsewhere, or not at all: nothing that can be asked knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What went wrong last, and when, in seconds since 1970."""
+    """What went wrong last, and when, in seconds since 1970; None where that is not kept."""
 
     text: str
-    at: float
+    at: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {"text": self.text, "at_ms": None if self.at is None else _ms(self.at)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ class Report:
             "state": str(self.state),
             "progress": dict(self.progress),
             "lag": self.lag,
-            "error": None if self.trouble is None else {"text": self.trouble.text, "at_ms": _ms(self.trouble.at)},
+            "error": None if self.trouble is None else self.trouble.as_json(),
             "restarts": self.restarts,
             "since_ms": None if self.since is None else _ms(self.since),
             "about": dict(self.about),

@@ -3,15 +3,16 @@ reset, waited for and deleted."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
 from detent.durations import Duration
 from detent.engine import Operation
+from detent.engine.twins import Awaited, AwaitedStore, Plain, PlainStore, Twin, drive_each
+from detent.runtime.ground import drive
 from detent.shard import calls
 from detent.shard import operations as ops
 from detent.shard.info import ConsumerInfo, consumer_info
@@ -35,12 +36,8 @@ class AsyncCommitter(Protocol):
     async def commit(self, operations: list[Operation]) -> list[Any]: ...
 
 
-class Consumers:
+class Consumers(PlainStore):
     """The consumers of a store."""
-
-    def commit(self, operations: list[Operation]) -> list[Any]:
-        """Apply operations as one transaction."""
-        raise NotImplementedError
 
     def consumer(self: Committer, name: str) -> ConsumerHandle:
         """A consumer by name. Nothing is asked, and nothing is made, before it is used."""
@@ -48,26 +45,41 @@ class Consumers:
 
     def consumers(self, prefix: str = "") -> list[ConsumerInfo]:
         """The consumers, by name."""
-        found: list[ConsumerInfo] = []
-        more = True
-        while more:
-            page = self.commit([ops.DescribeConsumers(prefix, found[-1].name if found else "")])[0]
-            found += map(consumer_info, page.consumers)
-            more = page.more
-        return found
+        return list(map(consumer_info, drive(self._listed(partial(ops.DescribeConsumers, prefix), "consumers"))))
 
 
-class ConsumerHandle:
-    """A consumer of a store, as somebody sees it who is not one of its members."""
+class _ConsumerBase(Twin):
+    """What both handles of a consumer share."""
 
-    def __init__(self, store: Committer, name: str) -> None:
+    def __init__(self, store: Any, name: str) -> None:
         ops.check_consumer(name)
         self._store = store
         self.name = name
 
+    async def _describe(self) -> ops.ConsumerDescription:
+        return calls.described(await self._ask([calls.describe(self.name)]))
+
+    async def _await_processed(self, journal: str, offset: int, timeout: Duration | None) -> dict[str, int]:
+        awaiting = calls.Awaiting(self.name, journal, offset, timeout)
+        while True:
+            found = await self._describe()
+            published = awaiting.published(found)
+            if published is not None:
+                await self._aside(calls.require_same, found, journal, self._store.reader)
+                return published
+            await self._sleep(awaiting.pause_s(found))
+
+    async def _lag(self) -> dict[int, dict[str, int]]:
+        lag: dict[int, dict[str, int]] = await self._aside(calls.lag, await self._describe(), self._store.reader)
+        return lag
+
+
+class ConsumerHandle(_ConsumerBase, Plain):
+    """A consumer of a store, as somebody sees it who is not one of its members."""
+
     def info(self) -> ConsumerInfo:
         """How it is divided, and how it is doing. `NotFound` if there is no such consumer."""
-        return consumer_info(self._describe())
+        return consumer_info(drive(self._describe()))
 
     def pause(self) -> None:
         """Let its members rest, when they have finished what is under way."""
@@ -98,54 +110,50 @@ class ConsumerHandle:
         Who reads a journal up to there has seen all that the message led to. `NotFound` if the consumer does not read
         the journal, or has read another one that had its name.
         """
-        awaiting = calls.Awaiting(self.name, journal, offset, timeout)
-        while True:
-            found = self._describe()
-            published = awaiting.published(found)
-            if published is not None:
-                calls.require_same(found, journal, self._store.reader)
-                return published
-            time.sleep(awaiting.pause_s(found))
+        return drive(self._await_processed(journal, offset, timeout))
 
     def lag(self) -> dict[int, dict[str, int]]:
         """How many committed messages each shard has still to process, of each journal that it reads."""
-        return calls.lag(self._describe(), self._store.reader)
-
-    def _describe(self) -> ops.ConsumerDescription:
-        return calls.described(self._store.commit([calls.describe(self.name)]))
+        return drive(self._lag())
 
 
-class ShardState:
-    """The state that a shard keeps in the store, to look at. Values are JSON."""
+class _StateBase(Twin):
+    """What both share that look at the state of a shard."""
 
-    def __init__(self, store: Committer, consumer: str, shard: int) -> None:
+    def __init__(self, store: Any, consumer: str, shard: int) -> None:
         ops.check_index(shard)
         self._store = store
         self._consumer = consumer
         self._shard = shard
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or the default."""
-        value = self._store.commit([calls.read(self._consumer, self._shard, [key])])[0].values[0]
+    async def _get(self, key: str, default: Any) -> Any:
+        value = (await self._ask([calls.read(self._consumer, self._shard, [key])]))[0].values[0]
         return default if value is None else msgspec.json.decode(value)
 
-    def items(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
-        """Keys that begin with a prefix, in order, and their values. They are read in pages: what is committed
-        meanwhile may be among them or not."""
+    async def _items(self, prefix: str) -> AsyncGenerator[tuple[str, Any], None]:
         after, more = "", True
         while more:
-            page = self._store.commit([calls.scan(self._consumer, self._shard, prefix, after)])[0]
+            page = (await self._ask([calls.scan(self._consumer, self._shard, prefix, after)]))[0]
             for after, value in page.items:
                 yield after, msgspec.json.decode(value)
             more = page.more
 
 
-class AsyncConsumers:
-    """`Consumers` for asyncio: the same calls, awaited."""
+class ShardState(_StateBase, Plain):
+    """The state that a shard keeps in the store, to look at. Values are JSON."""
 
-    async def commit(self, operations: list[Operation]) -> list[Any]:
-        """Apply operations as one transaction."""
-        raise NotImplementedError
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or the default."""
+        return drive(self._get(key, default))
+
+    def items(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
+        """Keys that begin with a prefix, in order, and their values. They are read in pages: what is committed
+        meanwhile may be among them or not."""
+        return drive_each(self._items(prefix))
+
+
+class AsyncConsumers(AwaitedStore):
+    """`Consumers` for asyncio: the same calls, awaited."""
 
     def consumer(self: AsyncCommitter, name: str) -> AsyncConsumerHandle:
         """A consumer by name. Nothing is asked, and nothing is made, before it is used."""
@@ -153,22 +161,11 @@ class AsyncConsumers:
 
     async def consumers(self, prefix: str = "") -> list[ConsumerInfo]:
         """The consumers, by name."""
-        found: list[ConsumerInfo] = []
-        more = True
-        while more:
-            page = (await self.commit([ops.DescribeConsumers(prefix, found[-1].name if found else "")]))[0]
-            found += map(consumer_info, page.consumers)
-            more = page.more
-        return found
+        return list(map(consumer_info, await self._listed(partial(ops.DescribeConsumers, prefix), "consumers")))
 
 
-class AsyncConsumerHandle:
+class AsyncConsumerHandle(_ConsumerBase, Awaited):
     """`ConsumerHandle` for asyncio: the same calls, awaited."""
-
-    def __init__(self, store: AsyncCommitter, name: str) -> None:
-        ops.check_consumer(name)
-        self._store = store
-        self.name = name
 
     async def info(self) -> ConsumerInfo:
         """How it is divided, and how it is doing. `NotFound` if there is no such consumer."""
@@ -197,42 +194,20 @@ class AsyncConsumerHandle:
     async def await_processed(self, journal: str, offset: int, timeout: Duration | None = None) -> dict[str, int]:
         """Wait until the message at an offset of a journal is processed; `Unavailable` after the time. Answers how far
         the shards that did so have written other journals."""
-        awaiting = calls.Awaiting(self.name, journal, offset, timeout)
-        while True:
-            found = await self._describe()
-            published = awaiting.published(found)
-            if published is not None:
-                await asyncio.to_thread(calls.require_same, found, journal, self._store.reader)
-                return published
-            await asyncio.sleep(awaiting.pause_s(found))
+        return await self._await_processed(journal, offset, timeout)
 
     async def lag(self) -> dict[int, dict[str, int]]:
         """How many committed messages each shard has still to process, of each journal that it reads."""
-        return await asyncio.to_thread(calls.lag, await self._describe(), self._store.reader)
-
-    async def _describe(self) -> ops.ConsumerDescription:
-        return calls.described(await self._store.commit([calls.describe(self.name)]))
+        return await self._lag()
 
 
-class AsyncShardState:
+class AsyncShardState(_StateBase, Awaited):
     """`ShardState` for asyncio: the same calls, awaited."""
-
-    def __init__(self, store: AsyncCommitter, consumer: str, shard: int) -> None:
-        ops.check_index(shard)
-        self._store = store
-        self._consumer = consumer
-        self._shard = shard
 
     async def get(self, key: str, default: Any = None) -> Any:
         """The value of a key, or the default."""
-        value = (await self._store.commit([calls.read(self._consumer, self._shard, [key])]))[0].values[0]
-        return default if value is None else msgspec.json.decode(value)
+        return await self._get(key, default)
 
-    async def items(self, prefix: str = "") -> AsyncIterator[tuple[str, Any]]:
+    def items(self, prefix: str = "") -> AsyncIterator[tuple[str, Any]]:
         """Keys that begin with a prefix, in order, and their values."""
-        after, more = "", True
-        while more:
-            page = (await self._store.commit([calls.scan(self._consumer, self._shard, prefix, after)]))[0]
-            for after, value in page.items:
-                yield after, msgspec.json.decode(value)
-            more = page.more
+        return self._items(prefix)

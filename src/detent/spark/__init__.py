@@ -51,7 +51,6 @@ Pipelines (`detent run`):
     pipeline_stream.py  one stream: what it reads and writes, checked
     pipeline_runner.py  runs every stream as a query, and starts it again when it fails
     pipeline_prepare.py what is settled before that: store, checkpoints, streams that were renamed
-    pipeline_views.py   the views: a live table, log lines, JSON
     stream_task.py      one stream under supervision: a task whose life is a query
     stream_query.py     one query: started, looked at, stopped; where its rows go
     stream_frames.py    the DataFrames that a stream's function gets and returns

@@ -1,6 +1,6 @@
 """The folder for what a Spark session prepares once and uses again: launchers, shared archives, compiled modules.
 
-It is the user's own: what lies in it is run as programs, so nobody else may write there. Everything in it can be
+It is the user's own: what lies in it is run as programs, so no other user may write there. Everything in it can be
 deleted at any time, and is made again.
 """
 
@@ -52,7 +52,7 @@ def _refusal(candidate: Path) -> str | None:
     """Why a folder cannot be trusted or used, if so."""
     seen = candidate.stat(follow_symlinks=False)
     if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid():
-        return "it belongs to somebody else"
+        return "it belongs to another user"
     if seen.st_mode & _OTHERS_MAY_WRITE:
         return "others may write to it"
     if not os.access(candidate, os.W_OK | os.X_OK):
@@ -61,7 +61,7 @@ def _refusal(candidate: Path) -> str | None:
 
 
 def put(path: Path, text: str, mode: int = 0o600) -> Path:
-    """Write a small file whole: whoever reads it sees the old or the new one, however many write at once."""
+    """Write a small file whole: a reader sees the old or the new one, however many processes write at once."""
     with contextlib.suppress(FileNotFoundError):
         if path.read_text() == text and stat.S_IMODE(path.stat().st_mode) == mode:
             return path

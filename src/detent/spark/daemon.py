@@ -24,7 +24,7 @@ def worker(sock: socket.socket, authenticated: bool) -> int:
     try:
         code = _work(sock, authenticated)
     except BrokenPipeError:
-        return 1  # Spark has hung up, as it does when a query is stopped: there is nobody to tell, and no next task
+        return 1  # Spark has hung up, as it does when a query is stopped: there is no next task
     set_aside()
     return code
 

@@ -18,7 +18,7 @@ CLASSES: Final = {
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats "detent", "detent.queue" and "detent.table" known to a session, whoever started it.
+    """Make the formats "detent", "detent.queue" and "detent.table" known to a session that was started elsewhere.
 
     Spark finds them by itself where Detent is installed beside it. Call this where it does not: on a Spark Connect
     server that had looked for formats before Detent was installed, or with ``spark-submit --py-files``.

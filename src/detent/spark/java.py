@@ -201,7 +201,7 @@ STALE_S: Final = 3600.0
 """A file that is not whole after an hour was left by a process that was killed."""
 
 UNUSED_S: Final = 90 * 86_400.0
-"""Archives of Javas and Sparks that are gone are of no use to anybody, and large."""
+"""Archives of Javas and Sparks that are gone are of no use, and large."""
 
 _QUIET: Final = "-Xlog:disable"
 """Whatever an archive lacks, Java reads from the jars, and need not tell."""
@@ -248,7 +248,7 @@ def _base(runtime: JavaRuntime, folder: Path) -> list[str] | None:
 
 
 def _tidy(folder: Path, now: float) -> None:
-    """Remove what killed processes left, and what nobody has used for long."""
+    """Remove what killed processes left, and what was not used for long."""
     for path in folder.iterdir():
         with contextlib.suppress(OSError):  # another session tidies, too
             if now - path.stat().st_mtime > (UNUSED_S if path.suffix == ".jsa" else STALE_S):

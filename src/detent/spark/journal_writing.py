@@ -156,7 +156,7 @@ def stage(settings: WriteSettings, batches: Iterable[Any]) -> TaskMessage:
 
 
 def stage_rows(settings: WriteSettings, batches: Iterable[Any]) -> dict[str, Staged]:
-    """Rows made durable, or small enough to travel, and visible to nobody."""
+    """Rows made durable, or small enough to travel, and not visible yet."""
     out = _Stage(settings.url)
     for batch in batches:
         if batch.num_rows:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _DRIVER_PYTHON: Final = "PYSPARK_DRIVER_PYTHON"
-"""Notebooks set this to a program that is no Python. Spark would look for formats with it."""
+"""Notebooks set this to a program that is not Python. Spark would look for formats with it."""
 
 
 def start(wanted: Wishes) -> tuple[SparkSession, list[str]]:
@@ -173,7 +173,7 @@ def _remove(made: str, process: int) -> None:
 
 def _remove_remains() -> None:
     for left in Path(_base()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # somebody else's, or just removed
+        with contextlib.suppress(OSError):  # another user's, or just removed
             lock = os.open(left / _LOCK, os.O_RDWR)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

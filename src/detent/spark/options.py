@@ -1,6 +1,6 @@
 """Options of the Spark formats: each known by name, checked before anything is read or written.
 
-Spark hands over text and ignores the case of names. A name nobody knows is refused, because a misspelt limit or filter
+Spark hands over text and ignores the case of names. An unknown name is refused, because a misspelt limit or filter
 that is silently ignored is worse than none.
 """
 

@@ -60,7 +60,7 @@ def is_local(folder: str) -> bool:
 
 
 def prepare(store: Store, streams: list[Stream]) -> Iterator[str]:
-    """Create the journals that are missing, and say so where nobody writes them. Queues have to be there: a queue has
+    """Create journals that are missing, and say so where no stream writes them. Queues have to be there: a queue has
     settings, which a pipeline cannot guess."""
     _check_queues(store, queues_used(streams))
     known = set(store.journals())
@@ -69,7 +69,7 @@ def prepare(store: Store, streams: list[Stream]) -> Iterator[str]:
         if name not in known:
             store.journal(name).create(exist_ok=True)
             if name not in written:
-                yield f"the journal {name} was not there, and nobody in the pipeline writes it: it was created, empty"
+                yield f"the journal {name} was not there, and no stream here writes it: it was created, empty"
 
 
 def _check_queues(store: Store, names: Iterable[str]) -> None:

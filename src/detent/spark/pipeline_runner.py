@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from detent.errors import DetentError, Invalid
 from detent.extras import install_command
-from detent.runtime.report import Report, State
+from detent.runtime.report import Report
 from detent.runtime.signals import stop_on_signals
 from detent.runtime.supervisor import Supervised, Supervisor
 from detent.spark.pipeline import Pipeline, chosen
@@ -115,7 +115,7 @@ class PipelineRunner:
         self._start = start
         self._view = view
         self._clock = clock
-        self._supervisor = Supervisor(self._become, in_turns=True, clock=clock)
+        self._supervisor = Supervisor(in_turns=True, clock=clock)
         self._tasks = self._supervisor.tasks
         self._goals: Goals | None = None
         self._stop_by: float | None = None
@@ -169,13 +169,6 @@ class PipelineRunner:
         task = task_of(one)
         if task.fatal is not None:
             raise task.fatal
-
-    def _become(self, status: str, name: str, why: str) -> None:
-        """A task has another status. What it says of a failure it says itself, unless it is given up."""
-        if status == State.FAILED:
-            one = next(one for one in self._tasks if one.name == name)
-            if one.failure is not None:
-                task_of(one).give_up(why)
 
     def _patience_s(self) -> float:
         """How long a query may take to stop: all of them together so long, when the pipeline stops."""

@@ -290,7 +290,7 @@ def _parameters(name: str, function: Callable[..., Any]) -> list[str]:
         ):
             continue
         if parameter.kind is parameter.KEYWORD_ONLY:
-            raise Invalid(f"the function of the stream {name!r} needs {parameter.name}=, which nobody gives it")
+            raise Invalid(f"the function of the stream {name!r} needs {parameter.name}=, but is called by position")
         found.append(parameter.name)
     if not found:
         raise Invalid(f"the function of the stream {name!r} takes no DataFrame: give it a parameter for what it reads")

@@ -33,7 +33,7 @@ REDRIVEN: Final = "redriven"
 
 CHUNK_MESSAGES: Final = 1_000
 CHUNK_BYTES: Final = 4 << 20
-"""What one transaction puts back: everybody else who uses the store waits for it."""
+"""What one transaction puts back: other users of the store wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def redrive(store: Store, name: str) -> int:
         try:
             _put_back(store, name, before, messages)
         except Conflict:
-            continue  # somebody else has put these back
+            continue  # another process has put these back
         count += len(messages)
 
 

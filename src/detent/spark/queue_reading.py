@@ -152,7 +152,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offset:
         """Where a new checkpoint begins: before the reader's first assignment. If the reader is past that, planning
-        refuses it: the checkpoint of whoever came that far was deleted, or still runs."""
+        refuses it: the checkpoint of the query that came that far was deleted, or it still runs."""
         generation = self._settings.handle().reader(self._settings.reader).open().generation
         return self._offset(generation, 0)
 

@@ -40,7 +40,7 @@ class QueueDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         del schema
         raise Invalid(
-            "a queue is read by a stream, spark.readStream: whoever reads its messages has to say what became of them. "
+            "a queue is read by a stream, spark.readStream: a reader of its messages has to say what became of them. "
             'To look at them, use spark.read.format("detent.table").option("table", "messages"); to work off what is '
             "there and stop, a stream with .trigger(availableNow=True)"
         )

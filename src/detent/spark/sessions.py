@@ -8,8 +8,9 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from detent.errors import Invalid, NotFound
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _CONNECT: Final = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
 _UNREMARKABLE: Final = ("spark.master", "spark.app.", "spark.api.", "spark.driver.", "spark.ui.", "spark.authenticate")
-"""A session that somebody else started has these of its own, and nobody expects ours."""
+"""A session that was there before has these of its own, and is not expected to have ours."""
 
 _lock = threading.Lock()
 _started: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -109,7 +110,7 @@ def _running(wanted: Wishes) -> SparkSession | None:
 
 
 def _unset(wanted: Wishes, spark: SparkSession) -> dict[str, str]:
-    """What we would set, of what somebody else's session has not set itself."""
+    """What we would set, of what a session that was there before has not set itself."""
     given = dict(spark.sparkContext.getConf().getAll())
     return {key: value for key, value in helpful(replace(wanted, given=given)).items() if key not in given}
 
@@ -130,6 +131,14 @@ def _quiet_import() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
         yield
+
+
+def send_by_value(module: ModuleType) -> None:
+    """Let functions of a module that stays imported travel to Spark's workers by value: these cannot import it."""
+    from pyspark import cloudpickle
+
+    register: Callable[[ModuleType], None] = cloudpickle.register_pickle_by_value
+    register(module)
 
 
 # -- the stores that a session keeps open, so that Spark's short-lived processes find an owner ------------------------

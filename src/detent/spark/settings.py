@@ -142,7 +142,7 @@ def helpful(wanted: Wishes) -> dict[str, str]:
         found["spark.master"] = f"local[{cores},{TASK_ATTEMPTS}]"
         found["spark.sql.shuffle.partitions"] = str(cores)
         found["spark.driver.bindAddress"] = found["spark.driver.host"] = LOOPBACK
-        # Spark's own ports are open to every user of this machine otherwise, and take objects from whoever connects.
+        # Spark's own ports are open to every user of this machine otherwise, and take objects from any that connects.
         found["spark.authenticate"] = "true"
     if _checkpoints_are_files(wanted):
         # Each log entry in a third of the time. It relies on a file system's renaming, so it is for file systems only.
@@ -169,7 +169,7 @@ def _processors() -> int:
 
 
 def _checkpoints_are_files(wanted: Wishes) -> bool:
-    """Whether checkpoints lie on this machine's disk, as far as anybody can tell before there are any."""
+    """Whether checkpoints lie on this machine's disk, as far as it can be told before there are any."""
     explicit = wanted.explicit()
     root = urlsplit(explicit.get("spark.sql.streaming.checkpointLocation", "")).scheme
     if root:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
-from detent.runtime.report import Report
+from detent.runtime.report import Report, State, Trouble
 from detent.spark.pipeline_stream import JournalEnd, QueueEnd, Stream
 from detent.store import Store
 
@@ -18,6 +18,13 @@ RATE_S: Final = 10.0
 STARTING, RUNNING, IDLE, WAITING, FAILED, STOPPED = "starting", "running", "idle", "waiting", "failed", "stopped"
 """The phases: idle is a stream that has read what there was, waiting is for the next try after a failure; failed and
 stopped are final."""
+
+
+_STATES: Final = {
+    STARTING: State.STARTING, RUNNING: State.RUNNING, IDLE: State.RUNNING, WAITING: State.FAILED,
+    FAILED: State.FAILED, STOPPED: State.STOPPED,
+}  # fmt: skip
+"""What a phase is among the states of tasks."""
 
 
 class ReadUpTo(NamedTuple):
@@ -159,11 +166,31 @@ class StreamState:
             found[f"queue {name}"] = {"assignment": at.number}
         return found
 
-    def report(self, so_far: Report) -> Report:
-        """The same as every task says it."""
-        progress = {"batches": self.batches, "messages": self.messages, "quarantined": self.quarantined}
-        about = {"phase": self.phase, **({} if self.batch is None else {"batch": str(self.batch)})}
-        return replace(so_far, progress=progress, lag=self.lag, about=about)
+    def report(self) -> Report:
+        """What every task says of itself."""
+        return Report(
+            "stream",
+            self.name,
+            _STATES[self.phase],
+            {"messages": self.messages, "batches": self.batches},
+            self.lag,
+            Trouble(self.error) if self.error else None,
+            self.failures,
+            about={
+                "state": self.phase,
+                "in/s": f"{self.rate:,.0f}",
+                "batch": "-" if self.batch is None else str(self.batch),
+                "took": duration_of(self.batch_ms) if self.batch is not None else "-",
+                "read up to": self._places(),
+                "quarantined": f"{self.quarantined:,}" if self.quarantined else "-",
+                "failures": str(self.failures) if self.failures else "-",
+            },
+        )
+
+    def _places(self) -> str:
+        found = [f"{name} {offset:,}" for name, offset in self.offsets.items()]
+        found += [f"queue {name} #{at.number}" for name, at in self.assignments.items()]
+        return ", ".join(found) or "-"
 
     def as_json(self) -> dict[str, Any]:
         """The state for programs."""
@@ -182,6 +209,15 @@ class StreamState:
             "failures": self.failures,
             "error": self.error,
         }
+
+
+def duration_of(milliseconds: int) -> str:
+    """How long a batch took, for people.
+
+    >>> duration_of(87), duration_of(2_340)
+    ('87 ms', '2.3 s')
+    """
+    return f"{milliseconds} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
 
 
 def _offset(given: Any) -> dict[str, Any]:

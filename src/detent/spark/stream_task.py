@@ -107,7 +107,8 @@ class StreamTask(Task):
             raise_if_any(query.error())
 
     def report(self, so_far: Report) -> Report:
-        return self.state.report(so_far)
+        del so_far
+        return self.state.report()
 
     # -- what a query has done ------------------------------------------------------------------------------------
 
@@ -168,8 +169,8 @@ class StreamTask(Task):
         self._context.tell(Event("failed", self.name, f"{reason}; trying again in {pause_s:.0f} s",
                                {"error": reason, "retry_s": pause_s}))  # fmt: skip
 
-    def give_up(self, reason: str) -> None:
-        """It is not tried again."""
+    def gave_up(self, error: Exception) -> None:
+        reason = self.describe(error)
         self.state.phase, self.state.error = FAILED, reason
         if self.fatal is None:
             text = f"{reason}; this stream is not tried again"

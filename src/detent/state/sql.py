@@ -116,7 +116,7 @@ class SqlState(State):
 
     Several shards want PostgreSQL. SQLite has one writer for the whole file: a shard has the lock from its first use of
     the state in a transaction until that is committed, and the others wait, for half a minute at most. That holds for
-    whoever takes over from a process that stands still, too: on PostgreSQL it waits only for rows that both change.
+    a process that takes over from one that stands still, too: on PostgreSQL it waits only for rows that both change.
     """
 
     def __init__(self, engine: str | Callable[[], Engine], *, table: str = TABLE) -> None:
@@ -149,7 +149,7 @@ class SqlHandle:
     """What an application gets as `state`: a transaction of its database, which the consumer commits.
 
     The transaction begins at the first use, and not before the one before has committed: what is read here is what the
-    last transaction has left, although the two overlap. Nobody but the consumer ends it; savepoints are welcome. It is
+    last transaction has left, although the two overlap. The consumer alone ends it; savepoints are welcome. It is
     for one thread at a time. In async code, `await asyncio.to_thread(state.execute, ...)` keeps the loop free.
     """
 

@@ -21,7 +21,7 @@ HEAD_START_S: Final = 0.15
 """How long a call that is to wait for another one is given to begin to wait. Nothing is asserted of it."""
 
 
-class Runner:
+class SuiteCalls:
     """Calls for one test."""
 
     def __init__(self) -> None:

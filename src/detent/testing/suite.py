@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from detent.testing.running import Runner
+from detent.testing.running import SuiteCalls
 
 
 class Suite:
     """Tests of something that a subclass makes."""
 
-    run: Runner
+    run: SuiteCalls
 
     def restart(self) -> None:
         """Go on with new objects, as a new process does."""
@@ -27,7 +27,7 @@ class Suite:
         for name in request.fixturenames:  # those of the subclass first: they make the storage
             if name not in ("_runner", "request"):
                 request.getfixturevalue(name)
-        self.run = Runner()
+        self.run = SuiteCalls()
         try:
             self.restart()
             yield

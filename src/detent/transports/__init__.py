@@ -12,6 +12,8 @@ A class that fulfils the contract is named in a URL, and `detent ingest run` and
     named.py         finds the class that a URL names
     queue_detent.py  a queue of Detent
     queue_sqs.py     SQS
+    sqs_client.py    a client of SQS, the URLs of its queues, and what its errors mean
+    sqs_message.py   how a message is written for SQS, and read from it
     queue_redis.py   a stream of Redis
     queue_pubsub.py  a topic of Google Pub/Sub
 """
@@ -24,7 +26,7 @@ from detent.lazy import attributes
 
 if TYPE_CHECKING:
     from detent.transports.checked import CheckedQueue
-    from detent.transports.contract import Delivery, MessageQueue, NewMessage, SendingQueue
+    from detent.transports.contract import Delivery, Failed, FailingQueue, MessageQueue, NewMessage, SendingQueue
     from detent.transports.queue_detent import DetentQueue
     from detent.transports.queue_pubsub import PubSubQueue
     from detent.transports.queue_redis import RedisQueue
@@ -33,7 +35,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "detent.transports.checked": ("CheckedQueue",),
-    "detent.transports.contract": ("Delivery", "MessageQueue", "NewMessage", "SendingQueue"),
+    "detent.transports.contract": (
+        "Delivery",
+        "Failed",
+        "FailingQueue",
+        "MessageQueue",
+        "NewMessage",
+        "SendingQueue",
+    ),
     "detent.transports.queue_detent": ("DetentQueue",),
     "detent.transports.queue_pubsub": ("PubSubQueue",),
     "detent.transports.queue_redis": ("RedisQueue",),
@@ -46,6 +55,8 @@ __all__ = [
     "CheckedQueue",
     "Delivery",
     "DetentQueue",
+    "Failed",
+    "FailingQueue",
     "MessageQueue",
     "NewMessage",
     "PubSubQueue",

@@ -63,6 +63,8 @@ class CheckedQueue:
         self.name: Final = self._checked_name()
         self.visibility_max_s: Final = self._checked_visibility()
         self.receive_creates: Final = getattr(queue, "receive_creates", False) is True
+        self.keeps_failed: Final = getattr(queue, "keeps_failed", False) is True
+        self.delay_max_s: Final = self._checked_delay()
 
     def __repr__(self) -> str:
         return f"CheckedQueue({self.kind} {self.name!r})"
@@ -113,6 +115,25 @@ class CheckedQueue:
                 raise self._wrong("send", f"{_shown(error)} for a message: it is one of detent.errors")
         return found
 
+    def send_copy(self, delivery: Delivery, message: NewMessage) -> None:
+        """Send a message of another queue with all that it had, if this one can; raises what goes wrong."""
+        if callable(getattr(self._queue, "send_copy", None)):
+            self._call("send_copy", delivery, message)
+            return
+        for error in self.send([message]).values():
+            raise error
+
+    def fail(self, delivery: Delivery, reason: str, delay_s: float | None) -> None:
+        """An attempt came to nothing."""
+        self._call("fail", delivery, reason, delay_s)
+
+    def check_exists(self) -> None:
+        """`NotFound` if there is no such queue."""
+        if callable(getattr(self._queue, "check_exists", None)):
+            self._call("check_exists")
+        else:
+            self.retention_s()
+
     def create(self) -> None:
         """Make the queue, unless it is there."""
         if not callable(getattr(self._queue, "create", None)):
@@ -161,6 +182,12 @@ class CheckedQueue:
             )
         return float(found)  # type: ignore[arg-type]
 
+    def _checked_delay(self) -> float:
+        found: object = self._told("delay_max_s", lambda: getattr(self._queue, "delay_max_s", 0.0))
+        if found == math.inf or (_is_number(found) and found >= 0):  # type: ignore[operator]
+            return float(found)  # type: ignore[arg-type]
+        raise Invalid(f"{self.kind}.delay_max_s is {_shown(found)}: it is seconds, 0 or more")
+
     def _sequence(self, method: str, found: object, of: str) -> Sequence[Delivery]:
         if not isinstance(found, Sequence) or isinstance(found, str | bytes):
             raise self._wrong(method, f"{_shown(found)}: it is a list of {of}, [] for none")
@@ -192,6 +219,11 @@ class CheckedQueue:
         attempts = delivery.attempts
         if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 0:
             raise self._wrong("receive", f"{_shown(attempts)} attempts at {shown_id}: it is a count, or 0")
+        token, ends = delivery.fencing_token, delivery.ends
+        if token is not None and (isinstance(token, bool) or not isinstance(token, int)):
+            raise self._wrong("receive", f"the fencing_token {_shown(token)} of {shown_id}: it is a number, or None")
+        if ends != math.inf and not _is_number(ends):
+            raise self._wrong("receive", f"the end {_shown(ends)} of {shown_id}: it is a time by time.monotonic()")
         self._check_headers(delivery.headers, shown_id)
 
     def _fits(self, delivery: Delivery) -> bool:

@@ -1,14 +1,16 @@
-"""What a queue of another system has to do to carry messages: the contract that a class of yours fulfils.
+"""What a queue has to do to carry messages: the contract that a class of yours fulfils.
 
 `MessageQueue` is enough for `detent ingest run`. With `send` it is a `SendingQueue`, and `detent bus run` takes it.
-`detent.testing.TransportSuite` are the same rules as tests.
+`detent.testing.TransportSuite` are the same rules as tests. What only some systems can do is optional: `FailingQueue`,
+`Failed`, and what the docstrings below call so.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from detent.errors import DetentError
 
@@ -36,6 +38,26 @@ class Delivery:
 
     headers: dict[str, str] = field(default_factory=dict)
 
+    fencing_token: int | None = None
+    """Higher at each delivery, of a queue that numbers its deliveries and refuses what an older one says. Such a lease
+    is over when the queue says so; others are over when the holder's clock does."""
+
+    ends: float = math.inf
+    """When the queue gives the message to others however often it is extended, by this machine's steady clock."""
+
+    own: Any = field(default=None, compare=False, repr=False)
+    """What the queue keeps with a delivery for itself; None where another process had it before."""
+
+
+class Failed(list[Delivery]):
+    """Deliveries for which a call failed, from a queue that knows why: `StaleReceipt` for a lease that is gone. Where
+    a plain list says so, a lease counts as gone if the same call worked for others, or if its time is over."""
+
+    def __init__(self, given: Sequence[Delivery], why: Mapping[str, DetentError]) -> None:
+        super().__init__(delivery for delivery in given if delivery.receipt in why)
+        self.why = why
+        """The errors, by receipt."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewMessage:
@@ -44,6 +66,9 @@ class NewMessage:
     id: str
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    visible_ms: int | None = None
+    """When it may be delivered, in milliseconds since 1970: for a queue that has a `delay_max_s`."""
 
 
 @runtime_checkable
@@ -58,8 +83,9 @@ class MessageQueue(Protocol):
     Errors are those of `detent.errors`: `Unavailable` for what may pass, `NotFound` for a queue that is not there,
     `Denied` for missing rights, `Invalid` for what cannot succeed. Another exception counts as `Unavailable`.
 
-    An attribute ``receive_creates = True`` is optional: `receive` makes the queue where another class says `NotFound`,
-    so ingest starts without it.
+    Optional: an attribute ``receive_creates = True``, if `receive` makes the queue where another class says `NotFound`,
+    so that ingest starts without it; a method ``check_exists()``, which raises `NotFound`, if `retention_s` needs more
+    rights than that; and `Failed` as the answer of `extend` and `acknowledge`.
     """
 
     @property
@@ -106,14 +132,31 @@ class MessageQueue(Protocol):
 class SendingQueue(MessageQueue, Protocol):
     """A queue that can be sent to, which the bus needs.
 
-    A method ``create()`` is optional: it makes the queue unless it is there, for apps that ask for that. Nothing else
-    makes queues: sending to one that is not there is `NotFound`.
+    Optional: a method ``create()``, which makes the queue unless it is there, for apps that ask for that. Nothing else
+    makes queues: sending to one that is not there is `NotFound`. An attribute ``delay_max_s``: how long the queue keeps
+    back a message whose `visible_ms` is later; without it, 0. A method ``send_copy(delivery, message)``, if a delivery
+    has more than a body and headers: it sends `message` with all that the delivery had, and raises if that fails.
     """
 
     def send(self, messages: Sequence[NewMessage]) -> Mapping[int, DetentError]:
         """Send messages, durable when it returns. By index, why one was not sent: `Invalid` or `LimitExceeded` for one
         that can never be. An error that is raised says that it is not known of any whether it was sent: all are sent
         again."""
+        ...
+
+
+@runtime_checkable
+class FailingQueue(MessageQueue, Protocol):
+    """A queue that keeps reasons, and what was given up, by itself: then the bus has no other queue for that."""
+
+    @property
+    def keeps_failed(self) -> bool:
+        """True. It has a name that no other class gives to something else."""
+        ...
+
+    def fail(self, delivery: Delivery, reason: str, delay_s: float | None) -> None:
+        """An attempt came to nothing: deliver the message again after a delay, or never, with None. `StaleReceipt` if
+        the lease is gone."""
         ...
 
 

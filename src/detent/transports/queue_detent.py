@@ -1,4 +1,4 @@
-"""A queue of Detent as the queue that announces files: its messages are notifications, URIs, or the data itself."""
+"""A queue of a Detent store. Messages for it are published in transactions of the store, so it has no `send`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Final
 
 from detent.durations import since_1970_ms
 from detent.engine import Operation
-from detent.errors import LimitExceeded, NotFound, StaleReceipt, Unavailable
+from detent.errors import DetentError, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.queue import operations as ops
 from detent.queue.message import Delivery as Claimed
 from detent.queue.message import Receipt
 from detent.queue.unclaiming import undoing_deliveries
 from detent.store import Store
-from detent.transports.contract import Delivery
+from detent.transports.contract import Delivery, Failed
 
 GIVEN_BACK: Final = "given back by the ingestion"
 """The reason that the queue keeps with an attempt that ended like that."""
+
+_OfDeliveries = Callable[[int, list[int], list[int]], Operation]
+"""An operation on deliveries: a queue's number, then those of messages, and of their deliveries."""
 
 
 class DetentQueue:
@@ -26,7 +29,10 @@ class DetentQueue:
 
     The queue's own settings go on to count: a lease is cut to `max_lease`, what was not acknowledged comes back after
     its `backoff`, and after `max_attempts` it is given up. Giving back a message that was begun with ends an attempt.
+    What is given up is in the queue's failed list, with the reason.
     """
+
+    keeps_failed: Final = True
 
     def __init__(self, store: str | Store, queue: str) -> None:
         self.name: Final = queue
@@ -47,7 +53,7 @@ class DetentQueue:
         try:
             found = self._queue.claim(
                 min(limit, ops.CLAIM_MAX),
-                wait=timedelta(seconds=wait_s),
+                wait=timedelta(seconds=wait_s) if wait_s > 0 else None,
                 lease=timedelta(milliseconds=_ms(visibility_s)),
             )
         except LimitExceeded as error:  # too much is in flight, and only acknowledging it helps
@@ -66,11 +72,18 @@ class DetentQueue:
 
     def give_back(self, deliveries: Sequence[Delivery]) -> None:
         """Messages are as if they had not been claimed, and their attempts are not counted."""
-        self._settle(deliveries, ops.Unclaim)
+        self._store.undo(undoing_deliveries(delivery.own for delivery in deliveries))
 
     def acknowledge(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Messages are done; those that were not marked so."""
         return self._settle(deliveries, ops.Ack)
+
+    def fail(self, delivery: Delivery, reason: str, delay_s: float | None) -> None:
+        """Deliver a message again after a delay; with None, put it onto the failed list: ``detent queue failed`` shows
+        it, ``detent queue redrive`` tries it again."""
+        delay_ms = None if delay_s is None else min(round(max(0.0, delay_s) * 1000), ops.DELAY_MS_MAX)
+        fail = partial(ops.Fail, reason=_cut(reason), delay_ms=delay_ms, final=delay_s is None)
+        self._store.commit([_operation(fail, [delivery.receipt])])
 
     def retention_s(self) -> float | None:
         """The retention that a message has whose publisher does not say another, and the longest lease: a message
@@ -78,35 +91,40 @@ class DetentQueue:
         return ops.RETENTION_S + self.visibility_max_s
 
     def close(self) -> None:
-        """Close the store, unless somebody else opened it."""
+        """Close the store, unless it was given open."""
         if self._own_store:
             self._store.close()
 
-    def _settle(
-        self, deliveries: Sequence[Delivery], operation: Callable[[int, list[int], list[int]], Operation]
-    ) -> list[Delivery]:
+    def _settle(self, deliveries: Sequence[Delivery], operation: _OfDeliveries) -> Sequence[Delivery]:
         """Apply an operation to deliveries; those that it was not applied to."""
         once = list(dict.fromkeys(delivery.receipt for delivery in deliveries))  # an operation names each one once
-        failed: set[str] = set()
+        why: dict[str, DetentError] = {}
         todo = [once[at : at + ops.CLAIM_MAX] for at in range(0, len(once), ops.CLAIM_MAX)]
         while todo:
             batch = todo.pop()
             try:
-                self._commit(batch, operation)
-            except StaleReceipt:  # one refuses all of them, and does not say which it is
+                self._store.commit([_operation(operation, batch)])
+            except StaleReceipt as error:  # one refuses all of them, and does not say which it is
                 half = len(batch) // 2
                 if half:
                     todo += [batch[:half], batch[half:]]
                 else:
-                    failed.update(batch)
-            except (Unavailable, LimitExceeded, NotFound):
-                failed.update(batch)
-        return [delivery for delivery in deliveries if delivery.receipt in failed]
+                    why[batch[0]] = error
+            except (Unavailable, LimitExceeded, NotFound) as error:
+                why |= dict.fromkeys(batch, error)
+        return Failed(deliveries, why)
 
-    def _commit(self, batch: list[str], operation: Callable[[int, list[int], list[int]], Operation]) -> None:
-        receipts = list(map(Receipt.parse, batch))
-        messages, numbers = [receipt.message for receipt in receipts], [receipt.delivery for receipt in receipts]
-        self._store.commit([operation(receipts[0].queue, messages, numbers)])
+
+def _operation(operation: _OfDeliveries, batch: Sequence[str]) -> Operation:
+    receipts = list(map(Receipt.parse, batch))
+    return operation(
+        receipts[0].queue, [receipt.message for receipt in receipts], [receipt.delivery for receipt in receipts]
+    )
+
+
+def _cut(reason: str) -> str:
+    """A reason as a queue keeps it."""
+    return reason.encode(errors="replace")[: ops.REASON_BYTES_MAX].decode(errors="ignore")
 
 
 def _ms(seconds: float) -> int:
@@ -122,4 +140,6 @@ def _delivery(claimed: Claimed) -> Delivery:
         claimed.payload if uri is None else uri.encode(),
         claimed.attempts,
         claimed.headers,
+        claimed.fencing_token,
+        own=claimed,
     )

@@ -48,7 +48,7 @@ from detent.server.sqs.errors import (
 from detent.server.sqs.names import Place, queue_of_arn
 from detent.server.sqs.sending import check_order
 from detent.server.sqs.settings import View
-from detent.server.sqs.tasks import Task
+from detent.server.sqs.tasks import MoveTask
 
 if TYPE_CHECKING:
     from detent.store import AsyncStore
@@ -112,7 +112,7 @@ class Moving:
         self._place = place
         self._clock = clock
         self._still = still
-        self._tasks: dict[str, Task] = {}  # by their handles, the oldest first
+        self._tasks: dict[str, MoveTask] = {}  # by their handles, the oldest first
         self._running: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -135,14 +135,14 @@ class Moving:
         sources = await self._sources(view, destination, failed)
         to_move = failed if destination == source else view.visible + failed
         now_ms = int(self._clock() * 1000)
-        task = Task(source, view.number, destination, rate, to_move, now_ms, call.caller, sources, failed > 0)
+        task = MoveTask(source, view.number, destination, rate, to_move, now_ms, call.caller, sources, failed > 0)
         self._keep(task)
         running = asyncio.create_task(self._run(task))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
         return {"TaskHandle": task.handle}
 
-    def _keep(self, task: Task) -> None:
+    def _keep(self, task: MoveTask) -> None:
         """Remember a task, if it may begin, and forget old ones: more than a queue has room for, or the server."""
         if any(known.is_active for known in self._of(task.number)):
             raise invalid_value(
@@ -158,7 +158,7 @@ class Moving:
         for known in old:
             self._tasks.pop(known.handle, None)
 
-    def _of(self, number: int) -> list[Task]:
+    def _of(self, number: int) -> list[MoveTask]:
         """The tasks of a queue, the newest first."""
         return [task for task in reversed(self._tasks.values()) if task.number == number]
 
@@ -217,7 +217,7 @@ class Moving:
 
     # -- a task under way ---------------------------------------------------------------------------------------
 
-    async def _run(self, task: Task) -> None:
+    async def _run(self, task: MoveTask) -> None:
         try:
             while task.status == "RUNNING" and task.left > 0 and len(task.staying) <= STAYING_MAX:
                 moved = await self._step(task)
@@ -237,19 +237,19 @@ class Moving:
             if task.is_active:
                 task.status, task.reason = "FAILED", INTERNAL.code  # whatever it was: it does not run any more
 
-    async def _has_more(self, task: Task) -> bool:
+    async def _has_more(self, task: MoveTask) -> bool:
         """Whether there is something left that could not be had just now: others of its group are in flight, or the
         queue is paused."""
         return task.failed or (not task.in_place and (await self._view(task)).visible > len(task.staying))
 
-    async def _view(self, task: Task) -> View:
+    async def _view(self, task: MoveTask) -> View:
         """The source as it is now; refused if it is another one of the same name."""
         view = await self._directory.look(task.source)
         if view.number != task.number:
             raise no_queue()
         return view
 
-    async def _step(self, task: Task) -> int:
+    async def _step(self, task: MoveTask) -> int:
         """Move a few messages; how many there were."""
         self._check_caller(task.caller)
         await self._view(task)
@@ -289,7 +289,7 @@ class Moving:
         if not known:
             raise Denied(f"the key of {caller.name} was revoked or changed since it began to move messages")
 
-    async def _move(self, task: Task, left: list[Held]) -> list[Held]:
+    async def _move(self, task: MoveTask, left: list[Held]) -> list[Held]:
         """Move the first of some messages, as many as one transaction holds. Answers the others."""
         parcels = await asyncio.to_thread(_read, self._store.messages, task.number, left)
         taken = left[: len(parcels)]
@@ -302,7 +302,7 @@ class Moving:
                     await self._move_or_leave(task, one)
         return left[len(taken) :]
 
-    async def _move_or_leave(self, task: Task, found: tuple[Held, Parcel]) -> None:
+    async def _move_or_leave(self, task: MoveTask, found: tuple[Held, Parcel]) -> None:
         """Move one message, unless its destination refuses it or is not known: then it stays."""
         try:
             await self._move_these(task, [found])
@@ -313,7 +313,7 @@ class Moving:
             logger.warning("message %d stays in %s: %s", found[0].message, task.source, error)
             task.stay(found[0].message, refusal)
 
-    async def _move_these(self, task: Task, found: list[tuple[Held, Parcel]]) -> None:
+    async def _move_these(self, task: MoveTask, found: list[tuple[Held, Parcel]]) -> None:
         operations: list[Any] = []
         by_destination = self._by_destination(task, [parcel for _, parcel in found])
         for destination, letters in by_destination.items():
@@ -322,7 +322,7 @@ class Moving:
         await self._store.commit([*operations, ops.Ack(task.number, messages, deliveries)])
         task.moved += len(found)
 
-    def _by_destination(self, task: Task, found: list[Parcel]) -> dict[str, list[Content]]:
+    def _by_destination(self, task: MoveTask, found: list[Parcel]) -> dict[str, list[Content]]:
         groups: dict[str, list[Content]] = {}
         for content, source in found:
             name = task.destination or _source_of(content[2].headers, source, task.sources)
@@ -352,7 +352,7 @@ class Moving:
         if came:
             self._store.undo([_unclaim(queue, came)])
 
-    async def _redrive(self, task: Task, count: int) -> int:
+    async def _redrive(self, task: MoveTask, count: int) -> int:
         """Move a few messages that have failed; how many there were."""
         if task.destination is not None:
             await self._directory.look(task.destination)
@@ -369,7 +369,7 @@ class Moving:
         task.moved += moved
         return moved
 
-    async def _redrive_these(self, task: Task, messages: list[int]) -> int:
+    async def _redrive_these(self, task: MoveTask, messages: list[int]) -> int:
         if not messages:
             return 0
         to = None if task.in_place else task.destination

@@ -12,7 +12,7 @@ from detent.server.sqs.names import Place
 
 
 @dataclass(slots=True)
-class Task:
+class MoveTask:
     """One task, under way or over. `number` is the source's own; `failed` says that there may be failed messages to
     move, those after the message `after`. The messages `staying` were refused at their destination, and stay in the
     source; `refusal` is why the first of them was."""

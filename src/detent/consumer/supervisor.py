@@ -297,9 +297,13 @@ def _stop_on_terminate(stopping: threading.Event) -> None:
     """SIGTERM may come from the supervisor and from a service manager. Ctrl-C reaches all processes at a terminal, and
     is the supervisor's affair."""
 
+    is_told = False
+
     def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal is_told
         del frame
-        if number == signal.SIGTERM:
+        if number == signal.SIGTERM and not is_told:  # a second one may interrupt the first, which has the event's lock
+            is_told = True
             stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

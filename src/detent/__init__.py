@@ -18,7 +18,7 @@ The layers inside, from the top down; each package's docstring says which file d
     bus/            typed messages, handlers, outbox
     processor/      graphs of functions between journals
     consumer/       applications with state that read journals
-    transports/     queues of other systems, for ingest and for the bus
+    transports/     queues that carry messages, of Detent, SQS, Redis, Pub/Sub or yours, for ingest and the bus
     state/          where these keep it
     stream/         what consumers and processors stand on: places, fences, leases
     store.py        `detent.open(url)`: `Store` and `AsyncStore`

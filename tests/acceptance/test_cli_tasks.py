@@ -231,6 +231,7 @@ def test_check_shows_all_and_starts_nothing(world: World) -> None:
         (["shop.py:words", "--only", "total"], 2, "--only is an option of graph and pipeline: this is consumer"),
         (["shop.py:words", "--once", "--workers", "2"], 2, "leave --workers out, or --once"),
         (["shop.py:billing", "--once", "--metrics-port", "9100"], 2, "give one of them"),
+        (["shop.py:billing", "--store", "file:./x"], 2, "--store is an option of consumer and graph and pipeline"),
         (["orders.toml", "--match", "*.json"], 2, "say --backfill PREFIX too"),
         (["none.toml"], 1, "there is no file"),
         ([], 2, "Missing argument"),
@@ -319,7 +320,7 @@ def test_worker_is_steered_by_its_queue(world: World) -> None:
     assert world.ok("pause", url, "mails") == "worker/mails rests\n"
     assert (world.document("show", url, "worker/mails")["state"], world.document("ls", url)[0]["lag"]) == ("paused", 1)
     assert world.ok("resume", "mails.py") == "worker/mails goes on\n"
-    assert "still has 1 message to handle" in world.refused("wait", url, "mails", "--timeout", "50ms")
+    assert "still has 1 message to do" in world.refused("wait", url, "mails", "--timeout", "50ms")
     assert "detent queue redrive" in world.refused("reset", "mails.py", "--yes")
     assert world.ok("rm", url, "mails", "--yes") == "deleted the queue mails with 1 message\n"
 
@@ -344,7 +345,7 @@ def test_ingest_is_known_by_its_file(world: World) -> None:
     world.ingested()
     shown = world.document("show", "orders.toml")
     assert (shown["progress"]["done"], shown["lag"], shown["kind"]) == (1, 1, "ingest")
-    assert "still has 1 open files" in world.refused("wait", "orders.toml", "--timeout", "50ms")
+    assert "still has 1 open file to do" in world.refused("wait", "orders.toml", "--timeout", "50ms")
     assert "announcements wait in the queue" in world.refused("pause", "orders.toml")
     assert "detent reset" in world.refused("rm", "orders.toml", "--yes")
     assert "leave --to out" in world.refused("reset", "orders.toml", "--to", "latest", "--yes", code=2)

@@ -57,6 +57,9 @@ class World:
 
     retention_s: float | None = None
 
+    body_bytes_max: int | None = None
+    """The largest body that can be sent, without headers."""
+
     any_headers = True
     """Whether a header can have any letters in its name."""
 
@@ -88,6 +91,7 @@ class SqsWorld(World):
     short_s = 1.0  # SQS counts in whole seconds
     acknowledge_tells = False  # deleting twice is fine in SQS
     retention_s = 7200.0
+    body_bytes_max = (1 << 20) - len("detent-headersString{}")
     any_headers = False
 
     def __init__(self, endpoint: str, *, strict: bool) -> None:
@@ -162,6 +166,8 @@ class _Silent:
 
 
 class RedisWorld(World):
+    body_bytes_max = 16 << 20
+
     def __init__(self, url: str) -> None:
         self.url = url
         self.client = redis.Redis.from_url(url)
@@ -185,6 +191,7 @@ class PubSubWorld(World):
     extend_tells = acknowledge_tells = counts_attempts = False
     short_s = 1.0
     retention_s = 604_800.0
+    body_bytes_max = 9 << 20
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -264,7 +271,7 @@ class TestQueue(TransportSuite):
     def _world(self, world: World) -> None:
         self.world = world
         self.name = world.create()
-        for flag in ("short_s", "is_strict", "extend_tells", "acknowledge_tells", "counts_attempts"):
+        for flag in ("short_s", "is_strict", "extend_tells", "acknowledge_tells", "counts_attempts", "body_bytes_max"):
             setattr(self, flag, getattr(world, flag))
         if isinstance(world, RedisWorld):
             with contextlib.closing(world.open(self.name)) as queue:

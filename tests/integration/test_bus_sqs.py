@@ -19,10 +19,9 @@ import sqsserver
 from busworld import AT_ONCE, Books, Broken, Invoiced, OrderPlaced, enter
 from detent.bus import Bus, Context, DbApiUnitOfWork, Outcome, SqlOutbox, SqlTracker
 from detent.bus.calling import Calling
-from detent.bus.deliveries import Held
 from detent.bus.envelope import Envelope, Incoming
 from detent.bus.forwarder import Forwarder
-from detent.bus.transport import ERROR, ORIGINAL_ID
+from detent.bus.transport import ERROR, ORIGINAL_ID, HeldDelivery
 from detent.bus.transport_external import SqsTransport
 from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.transports import Delivery, queue_sqs
@@ -280,7 +279,7 @@ def _opened(*answers: Any, **options: Any) -> tuple[SqsTransport, _Client]:
 def _held(count: int, received_s: float | None = None) -> list[Incoming]:
     now = time.monotonic() if received_s is None else received_s
     held = [Delivery("m", f"r{at}", b"b", 1, ends=now + VISIBILITY_S_MAX) for at in range(count)]
-    return [Incoming(str(at), {}, b"b", 1, None, Held(delivery, now + 30)) for at, delivery in enumerate(held)]
+    return [Incoming(str(at), {}, b"b", 1, None, HeldDelivery(delivery, now + 30)) for at, delivery in enumerate(held)]
 
 
 def _kinds(errors: dict[int, DetentError]) -> dict[int, type[DetentError]]:

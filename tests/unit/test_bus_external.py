@@ -14,9 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from detent.bus import Bus, ExternalTransport, Outcome, QueueTransport, Retries, SqsTransport
-from detent.bus.deliveries import COUNTED_MAX, lease_end
 from detent.bus.envelope import Envelope, Incoming
-from detent.bus.transport import QUEUES_MAX
+from detent.bus.transport import COUNTED_MAX, QUEUES_MAX, lease_end
 from detent.bus.transport_urls import open_transport
 from detent.cli import cli
 from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
@@ -132,7 +131,7 @@ def test_attempts_are_counted_where_the_queue_does_not(monkeypatch: pytest.Monke
         (held,) = opened.transport.receive(10, 0)
     opened.transport.acknowledge(held)
     assert opened.hold(b"one")[0].attempts == 1  # what is done is forgotten
-    monkeypatch.setattr("detent.bus.deliveries.COUNTED_MAX", 2)
+    monkeypatch.setattr("detent.bus.transport.COUNTED_MAX", 2)
     opened.hold(b"a", b"b", b"c")
     assert len(opened.transport._counts) == 2 < COUNTED_MAX
 

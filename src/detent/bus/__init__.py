@@ -53,7 +53,6 @@ Transports:
     topics.py              names of topics, and the filters that they become
     transport_external.py  queues of SQS, and of any class of `detent.transports`
     transport_sending.py   what goes to which of them, and how much in one call
-    deliveries.py          until when deliveries are held, and how many came
 
 Units of work:
 

@@ -1,7 +1,7 @@
-"""Replies through a store: a journal for each app, which everybody who waits for a reply reads from where it ended when
+"""Replies through a store: a journal for each app, which each waiting process reads from where it ended when
 the first request was sent.
 
-A reply that is appended twice does no harm: whoever waits takes the first one.
+A reply that is appended twice does no harm: the waiting caller takes the first one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FOUND_MAX: Final = 10_000
 """Journals that are known to be there. Their names come from others, and are not remembered without end."""
 
 SHOWN_MAX: Final = 200
-"""Characters of somebody else's text in a message of ours."""
+"""Characters of a sender's text in a message of ours."""
 
 OPEN: Final = {"detent.replies": "open"}
 """The register that an app sets in its journal before it asks. Whoever replies sees by it that there is one, also where
@@ -41,7 +41,7 @@ logger = logging.getLogger("detent.bus")
 
 
 class ReplyJournals:
-    """The journals that replies go to. Those who ask make them, and nobody else: the name in a message is whatever its
+    """The journals that replies go to. The apps that ask make them, and no other: the name in a message is whatever its
     sender has written there, and a journal for each such name would stay for ever."""
 
     def __init__(self, store: Store) -> None:
@@ -53,20 +53,20 @@ class ReplyJournals:
         journal = self._store.journal(JOURNAL + name)
         try:
             journal.create(exist_ok=True, retention=RETENTION)
-            if not journal.info().retention_ms:  # somebody's append has made it
+            if not journal.info().retention_ms:  # an append has made it
                 journal.configure(retention=RETENTION)
         except Denied as error:
-            logger.info("replies in %r are kept for as long as somebody else says: %s", journal.name, error)
+            logger.info("replies in %r are kept for as long as another caller says: %s", journal.name, error)
         except NotFound as error:
             logger.info("a reader that is a little behind does not see %r yet: %s", journal.name, error)
         try:
             journal.set_registers(OPEN)
         except Denied as error:
-            logger.info("whoever replies in %r has to see for themselves that it is there: %s", journal.name, error)
+            logger.info("an app that replies in %r has to see by itself that it is there: %s", journal.name, error)
         return journal
 
     def find(self, name: str) -> str | None:
-        """The name of an app's journal; None if there is none, so that nobody waits."""
+        """The name of an app's journal; None if there is none, so that no caller waits."""
         journal = JOURNAL + name
         if journal not in self._found:
             if not self._is_there(journal):
@@ -77,14 +77,14 @@ class ReplyJournals:
         return journal
 
     def _is_there(self, journal: str) -> bool:
-        """The owner knows. Where whoever asks may set no register, it is enough that somebody has made the journal."""
+        """The owner knows. Where the asking app may set no register, it is enough that the journal is there."""
         try:
             check_name(journal)
             with self._store.transaction() as transaction:
                 transaction.check_registers(journal, OPEN)
         except Conflict:
             return self._is_seen(journal)
-        except (Invalid, Denied) as error:  # it cannot be a name, or nobody may write there
+        except (Invalid, Denied) as error:  # it cannot be a name, or this app may not write there
             logger.debug("%r takes no replies: %s", journal[:SHOWN_MAX], error)
             return False
         return True
@@ -114,7 +114,7 @@ class ReplyReader:
         grown = self._store.wait(name, self._at, milliseconds(f"{max(0.0, wait_s):.3f}s"))
         number = self._store.reader.number(name)
         if number != self._number:  # it was deleted, and perhaps made anew
-            if number is None:  # whoever replies makes none
+            if number is None:  # an app that replies makes none
                 self._journals.make(self._app)
             self._number, self._at = number, 0
             grown = number is not None
@@ -123,7 +123,7 @@ class ReplyReader:
     def _read(self) -> list[tuple[dict[str, str], bytes]]:
         try:
             first, end = self._store.reader.extent(self._journal.name)
-            start = max(self._at, first)  # what was forgotten meanwhile, nobody waits for
+            start = max(self._at, first)  # what was forgotten meanwhile, no caller waits for
             end = min(end, start + REPLIES_MAX)
             found = [(dict(message.headers), message.body) for message in self._journal.read(start, end)]
         except NotFound as error:
@@ -136,4 +136,4 @@ class ReplyReader:
 def check_reply(visible_ms: int | None) -> None:
     """`Invalid` for what a journal cannot do."""
     if visible_ms is not None:
-        raise Invalid("a reply is not delayed: whoever asked waits for it")
+        raise Invalid("a reply is not delayed: its caller waits for it")

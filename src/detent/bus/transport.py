@@ -14,16 +14,22 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
-from detent.bus.deliveries import LEASE, Counts, Held, lease_end
 from detent.bus.envelope import ID, Envelope, Incoming
-from detent.bus.transport_sending import ListedTopics, Sending, check_name
+from detent.bus.transport_sending import Dispatch, ListedTopics, check_name
 from detent.durations import Duration, milliseconds
 from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.runtime.lease import EXTEND_SHARE
 from detent.transports.checked import CheckedQueue, missing_members
 from detent.transports.contract import Delivery, MessageQueue, NewMessage
+
+LEASE: Final = "30s"
+"""How long a message is held before it is extended or given to another: how late a crash is noticed."""
+
+COUNTED_MAX: Final = 10_000
+"""Messages whose attempts are counted here, where the queue does not count them."""
 
 ERROR: Final = "detent-error"
 ATTEMPTS: Final = "detent-attempts"
@@ -42,6 +48,20 @@ QUEUES_MAX: Final = 64
 REPLIES_MAX: Final = 10
 
 logger = logging.getLogger("detent.bus")
+
+
+@dataclass(slots=True, eq=False)
+class HeldDelivery:
+    """A delivery, and until when it is ours by this machine's steady clock."""
+
+    delivery: Delivery
+    until: float
+    is_settled: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is said what became of it, here or in a transaction of the queue's store."""
+        return self.is_settled or getattr(self.delivery.own, "settled", False) is True
 
 
 class Transport:
@@ -87,7 +107,7 @@ class Transport:
         self._lock = threading.Lock()
         self._open: OrderedDict[str, CheckedQueue] = OrderedDict()
         self._own: dict[str, CheckedQueue] = {}
-        self._counts = Counts()
+        self._counts = AttemptCounts()
 
     @property
     def ahead_s(self) -> float:
@@ -234,12 +254,12 @@ class Transport:
         found = self._input().receive(limit, wait_s, self._lease_s)
         until = lease_end(asked_at, wait_s, self._lease_s)
         try:
-            return [self.incoming(Held(delivery, _until(delivery, until))) for delivery in found]
+            return [self.incoming(HeldDelivery(delivery, _until(delivery, until))) for delivery in found]
         except BaseException:
             self._input().give_back(found)
             raise
 
-    def incoming(self, held: Held) -> Incoming:
+    def incoming(self, held: HeldDelivery) -> Incoming:
         """A delivery as the bus takes it."""
         delivery = held.delivery
         attempts = delivery.attempts or self._counts.add(delivery.message_id)
@@ -259,7 +279,7 @@ class Transport:
         unsure: list[DetentError | None] = []
         is_ours = False
         for delivery in held:
-            receipt: Held = delivery.receipt
+            receipt: HeldDelivery = delivery.receipt
             text = receipt.delivery.receipt
             if text not in why:
                 receipt.until = _until(receipt.delivery, asked_at + self._lease_s)
@@ -288,7 +308,8 @@ class Transport:
     def acknowledge(self, delivery: Incoming) -> None:
         """It is done; `StaleReceipt` if the lease is gone."""
         self._settled(delivery, self._input().acknowledge([delivery.receipt.delivery]))
-        self._counts.forget(delivery.transport_id)
+        if not delivery.receipt.delivery.attempts:
+            self._counts.forget(delivery.transport_id)
 
     def give_back(self, deliveries: Sequence[Incoming]) -> None:
         """No handler has seen these messages: they are there for others at once, and without an attempt counted where
@@ -342,7 +363,7 @@ class Transport:
 
     def _require_lease(self, delivery: Incoming) -> None:
         """`StaleReceipt` unless the lease is ours; then it is ours for the whole of one again."""
-        held: Held = delivery.receipt
+        held: HeldDelivery = delivery.receipt
         asked_at = time.monotonic()
         if delivery.lost or asked_at >= held.until or self._input().extend([held.delivery], self._lease_s):
             raise StaleReceipt(f"the lease of the message {delivery.transport_id} is over: another may hold it")
@@ -361,7 +382,7 @@ class Transport:
         all. A reply that no queue takes is dropped, and no error."""
         if not self._is_open:
             raise Invalid("the transport is not open: start the app first")
-        return Sending(self).send(envelopes)
+        return Dispatch(self).send(envelopes)
 
     def targets(self, to: str) -> list[str]:
         """The queues that an address means."""
@@ -426,3 +447,44 @@ class Transport:
 def _until(delivery: Delivery, until: float) -> float:
     """When a lease is over by our clock: never, where the queue itself refuses what an older delivery says."""
     return math.inf if delivery.fencing_token is not None else min(until, delivery.ends)
+
+
+def lease_end(asked_at: float, wait_s: float, lease_s: float) -> float:
+    """When the lease of what a receive returns just now is over, by this machine's steady clock.
+
+    The queue answered within the time that it was given. A process that was paused reads the answer later, and its
+    lease is no longer for that.
+    """
+    return min(time.monotonic(), asked_at + max(0.0, wait_s)) + lease_s
+
+
+class AttemptCounts:
+    """How often this process began messages of a queue that does not count: others have counts of their own."""
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[str, int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add(self, message_id: str) -> int:
+        """One more; how many there are."""
+        with self._lock:
+            count = self._counts.pop(message_id, 0) + 1
+            self._counts[message_id] = count
+            if len(self._counts) > COUNTED_MAX:
+                self._counts.popitem(last=False)
+        return count
+
+    def take_back(self, message_id: str) -> None:
+        """No handler saw it: it counts as if it had not come."""
+        with self._lock:
+            count = self._counts.pop(message_id, 0) - 1
+            if count > 0:
+                self._counts[message_id] = count
+
+    def forget(self, message_id: str) -> None:
+        """It is done."""
+        with self._lock:
+            self._counts.pop(message_id, None)

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from detent.bus.deliveries import LEASE
 from detent.bus.envelope import Envelope
-from detent.bus.transport import Transport
+from detent.bus.transport import LEASE, Transport
 from detent.durations import Duration
 from detent.errors import Denied, DetentError, Invalid, NotFound
 from detent.transports.checked import CheckedQueue, missing_members

@@ -17,15 +17,16 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from detent.bus.deliveries import LEASE, Held
 from detent.bus.envelope import KINDS, QUEUE, TOPIC, TOPICS, Envelope, Incoming
 from detent.bus.reply_journals import SHOWN_MAX, ReplyJournals, ReplyReader, check_reply
 from detent.bus.topics import change_topics, joined, names_in
-from detent.bus.transport import Transport
+from detent.bus.transport import LEASE, HeldDelivery, Transport
 from detent.durations import DURATION_MS_MAX, Duration, at_1970_ms, milliseconds, since_1970_ms
 from detent.errors import Busy, Denied, DetentError, Invalid, LimitExceeded, NotFound, Unavailable
+from detent.queue import Delivery as Claimed
 from detent.queue import Outgoing
 from detent.queue import operations as ops
+from detent.transports.checked import CheckedQueue
 from detent.transports.queue_detent import DetentQueue
 
 if TYPE_CHECKING:
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
     from detent.transaction import Transaction
 
 RETENTION: Final = "14d"
-"""How long a message stays that nobody handles: long enough to notice. Its dedup key is held as long, so for ever would
-never end; and what is published and nobody has subscribed to stays so long, too."""
+"""How long a message stays that no app handles: long enough to notice. Its dedup key is held as long, so for ever would
+never end; and what is published and no queue takes stays so long, too."""
 
 SEND_MESSAGES_MAX: Final = 1_000
 SEND_BYTES_MAX: Final = 8 << 20
-"""Messages and bytes in one transaction, while which is applied everybody else waits."""
+"""Messages and bytes in one transaction, while which is applied all others wait."""
 
 VISIBLE_MS_MAX: Final = 253_402_300_799_000
 """The end of the year 9999, the last that has dates."""
@@ -47,7 +48,7 @@ ADDRESS: Final = "queue"
 """The header by which a store knows where a message goes. It is the store's, and no sender's."""
 
 URI: Final = "detent-uri"
-"""The header that says where the payload is of a message that somebody has published by its URI."""
+"""The header that says where the payload is of a message that was published by its URI."""
 
 logger = logging.getLogger("detent.bus")
 
@@ -63,8 +64,8 @@ class QueueTransport(Transport):
     beside the app's; its filter gets what the app subscribes to. If it has a filter of its own, that has to match what
     is sent to the queue by name: ``headers.queue == "billing"`` does.
 
-    `lease` is how long a message is held at a time, `retention` how long one may wait for somebody to handle it, beyond
-    which it is gone.
+    `lease` is how long a message is held at a time, `retention` how long one may wait to be handled, beyond which it is
+    gone.
     """
 
     members = ()
@@ -81,7 +82,7 @@ class QueueTransport(Transport):
 
         if not isinstance(store, str | Store):
             raise Invalid(f"a QueueTransport takes a store's URL, or what detent.open answers, not {store!r}")
-        super().__init__(lambda name: DetentQueue(self.store, name), queue, lease=lease)
+        super().__init__(lambda name: CheckedQueue(DetentQueue(self.store, name), trusted=True), queue, lease=lease)
         self._given = store
         self._retention = timedelta(milliseconds=milliseconds(retention))
         if not self._retention:
@@ -179,18 +180,18 @@ class QueueTransport(Transport):
 
     # -- receiving ----------------------------------------------------------------------------------------------
 
-    def incoming(self, held: Held) -> Incoming:
+    def incoming(self, held: HeldDelivery) -> Incoming:
         """A message with a name that is its own. Each store counts its queues and messages from the beginning, so there
         are times in the name, too: another store, or one that is made anew, never gives it to another message."""
-        found, claimed = super().incoming(held), held.delivery.own
-        queue, message, _ = claimed.receipt
-        made_ms, received_ms = self._made_ms_of(queue), since_1970_ms(claimed.received)
-        found.transport_id = f"{made_ms}-{queue}-{message}-{received_ms}"
-        found.headers.pop(ADDRESS, None)
+        delivery = held.delivery
+        claimed: Claimed = delivery.own
+        queue = claimed.receipt.queue
+        name = f"{self._made_ms_of(queue)}-{queue}-{delivery.message_id}"
+        headers, body = delivery.headers, delivery.body
+        headers.pop(ADDRESS, None)
         if claimed.uri is not None:
-            found.headers[URI] = claimed.uri
-        found.body = claimed.payload
-        return found
+            headers[URI], body = claimed.uri, b""
+        return Incoming(name, headers, body, delivery.attempts, delivery.fencing_token, held)
 
     def _made_ms_of(self, number: int) -> int:
         """When the queue was made that a message came from. One of the same name that is made anew has another
@@ -207,7 +208,7 @@ class QueueTransport(Transport):
     def send(self, envelopes: Sequence[Envelope]) -> dict[int, DetentError]:
         """Send messages in as few transactions as may be. One that was sent before is not sent again, for as long as
         its retention lasts; a reply is, which does no harm."""
-        sending = _Sending(self)
+        sending = _Commits(self)
         for group in _groups(envelopes):
             sending.send(group)
         return sending.answer
@@ -258,7 +259,7 @@ class QueueTransport(Transport):
             if not 0 <= envelope.visible_ms <= VISIBLE_MS_MAX:
                 raise Invalid(f"{envelope.visible_ms} is no time in milliseconds since 1970")
             visible_at = at_1970_ms(envelope.visible_ms)
-            # A retention counts from now, and is meant to count from when somebody could handle it.
+            # A retention counts from now, and is meant to count from when it could be handled.
             retention += timedelta(milliseconds=max(0, envelope.visible_ms - time.time_ns() // 1_000_000))
         return Outgoing(envelope.body, headers, visible_at=visible_at, retention=retention, dedup_key=envelope.id)
 
@@ -276,7 +277,7 @@ class QueueTransport(Transport):
         return self._reader.next(wait_s)
 
 
-class _Sending:
+class _Commits:
     """One call of `send`: what became of messages, and which addresses are to wait."""
 
     def __init__(self, transport: QueueTransport) -> None:
@@ -315,7 +316,7 @@ class _Sending:
             self._stop(ready, error)
 
     def _stop(self, ready: Sequence[tuple[int, Envelope]], error: DetentError) -> None:
-        """The store cannot be reached, or nobody knows what it did: nothing more is tried."""
+        """The store cannot be reached, or it is not known what it did: nothing more is tried."""
         self._stopped = error
         self.answer |= {index: error for index, _ in ready}
 

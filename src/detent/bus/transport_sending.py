@@ -115,7 +115,7 @@ class Targets(Protocol):
         ...
 
 
-class Sending:
+class Dispatch:
     """One call of `send`: what is to go to each queue, and what became of it."""
 
     def __init__(self, transport: Targets) -> None:

@@ -1,4 +1,4 @@
-"""Transports by URL, for `Bus("billing", "...")` and ``detent bus run --transport``.
+"""Transports by URL, for `Bus("billing", "...")` and ``detent run --transport``.
 
 file:./data, s3://bucket/prefix, https://host:7410           queues of a Detent store
 redis://HOST:PORT/DATABASE#QUEUE                             streams of Redis

@@ -123,6 +123,9 @@ def cli() -> None:
       detent queue claim file:./data mails
       detent store verify file:./data
 
+    `detent run FILE` runs what a file of yours declares: consumers, graphs, apps, pipelines, ingests, workers. `detent
+    ls`, `show`, `pause`, `resume`, `reset`, `rm` and `wait` are for all of these, wherever they run.
+
     `detent COMMAND --help` explains a command, with examples. `detent doctor` looks for what is wrong with this
     machine, a store or a server, and `detent demo` shows all parts at work.
 

@@ -185,12 +185,12 @@ class LineTaskView(_Printed):
     """A line for each thing that happens, in a log or a pipe."""
 
     def __init__(self, out: IO[str] | None = None) -> None:
-        self._out = out or sys.stderr
+        self._out = out
 
     def tell(self, notice: TaskNotice) -> None:
-        """Print it."""
+        """Print it. A progress bar moves up what is printed under it, and takes the place of stderr for that."""
         if notice.text:
-            self._write(self._out, line_text(notice.text))
+            self._write(self._out or sys.stderr, line_text(notice.text))
 
     def show(self, look: Look, *, is_last: bool = False) -> None:
         """Nothing: numbers that are printed again and again are no log."""

@@ -45,7 +45,7 @@ def bus() -> None:
     \b
     Try it:
       detent bus show shop.py
-      detent bus run shop.py
+      detent run shop.py
       echo 'from shop import *; billing.publish(OrderPlaced(1)); billing.stop()' |
           python
 

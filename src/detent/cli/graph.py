@@ -44,9 +44,9 @@ def graph() -> None:
     Try it:
       detent graph show shop.py
       detent graph send shop.py orders '{"id": 1, "price": 3, "count": 2}'
-      detent graph run shop.py --once
+      detent run shop.py --once
       detent graph trace shop.py totals 0
-      detent graph run shop.py
+      detent run shop.py
 
     TARGET is package.module:name or path/to/file.py:name; the name may be left out where there is one graph, or one
     called graph. What a file does under `if __name__ == "__main__"` is not done.

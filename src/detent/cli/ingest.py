@@ -60,8 +60,8 @@ def ingest() -> None:
 
     \b
     Try it:
-      detent ingest run orders.toml --once
-      detent ingest run orders.toml --backfill s3://bucket/orders/
+      detent run orders.toml --once
+      detent run orders.toml --backfill s3://bucket/orders/
       detent ingest status orders.toml
       detent ingest quarantine orders.toml
       detent ingest redrive orders.toml --all
@@ -80,6 +80,10 @@ def run_ingest(config: Path, **given: Any) -> None:
     These let the batch under way be committed. However the command ends, it goes on from there the next time, and no
     file is lost or comes twice: what a batch read and that its files are finished is one commit. Files that fail are
     tried again, and put into quarantine in the end.
+
+    \b
+    Example:
+      detent ingest run orders.toml --once
     """
 
     run_found(Ingests.noun, [Found(str(config), read_config(config))], **given)
@@ -294,7 +298,7 @@ def reset_ingest(config: Path, confirmed: str | None, as_json: bool) -> None:
     Examples:
       detent ingest reset orders.toml
       detent ingest reset orders.toml --yes orders
-      detent ingest run orders.toml --backfill s3://bucket/orders/
+      detent run orders.toml --backfill s3://bucket/orders/
     """
     from detent.ingest import forgetting
 
@@ -309,4 +313,4 @@ def reset_ingest(config: Path, confirmed: str | None, as_json: bool) -> None:
         print_json({"ingest": settings.name, **found._asdict()})
         return
     click.echo(f"{found.files} files forgotten")
-    note(f"`detent ingest run {config} --backfill PREFIX` brings them in again")
+    note(f"`detent run {config} --backfill PREFIX` brings them in again")

@@ -13,8 +13,9 @@ import click
 
 from detent.cli._common import names_server
 from detent.cli._output import note
-from detent.cli._views import PartView, TaskView, view_of
+from detent.cli._views import PartView, TaskView, logs_told, view_of
 from detent.cli.kinds import KINDS, find_all
+from detent.cli.kinds.consumer import Consumers, log_as_asked
 from detent.cli.kinds.kind import Found, Given, HandlersLate, ReadyTask, with_options
 from detent.errors import Invalid
 from detent.runtime.signals import stop_on_signals
@@ -114,6 +115,9 @@ OPTIONS: Final[dict[str, tuple[set[str], dict[str, Option]]]] = {
 }  # fmt: skip
 """Options that only some kinds have: their title, the kinds, and the options by name."""
 
+STORED: Final = {"consumer", "graph", "pipeline"}
+"""Kinds whose store a command can say. An app has a transport, a worker its queue, an ingest its queue and table."""
+
 DEFAULTS: Final[Given] = {
     "url": None, "once": False, "verbose": False, "as_json": False, "shards": None, "workers": None, "standbys": None,
     "lease": None, "force": False, "only": (), "migrate": (), "concurrency": None, "transport": None,
@@ -212,6 +216,8 @@ def _ready(found: dict[str, list[Found]], given: Given) -> list[ReadyTask]:
                 if given[name] != DEFAULTS[name]:
                     meant, declared = " and ".join(sorted(kinds)), " and ".join(found)
                     raise click.UsageError(f"--{name.replace('_', '-')} is an option of {meant}: this is {declared}")
+    if given["url"] is not None and STORED.isdisjoint(found):
+        raise click.UsageError(f"--store is an option of {' and '.join(sorted(STORED))}: this is {' and '.join(found)}")
     if given["once"] and given["workers"]:
         raise click.UsageError("--once works in one process: leave --workers out, or --once")
     return [one for kind in KINDS if kind.noun in found for one in kind.ready(found[kind.noun], given)]
@@ -231,7 +237,8 @@ def execute(ready: Sequence[ReadyTask], given: Given) -> None:
     once, as_json = given["once"], given["as_json"]
     view = view_of(as_json=as_json, is_live=not once or [one.sets_handlers for one in ready] == [True])
     try:
-        code = _run_alone(ready[0], view, once=once) if len(ready) == 1 else _run_together(ready, view, once=once)
+        with _logs(ready, view, given):
+            code = _run_alone(ready[0], view, once=once) if len(ready) == 1 else _run_together(ready, view, once=once)
     except HandlersLate as error:
         note(f"error: {error}")
         end_now(1)
@@ -239,6 +246,18 @@ def execute(ready: Sequence[ReadyTask], given: Given) -> None:
         one.summarize()
     if code:
         click.get_current_context().exit(code)
+
+
+def _logs(ready: Sequence[ReadyTask], view: TaskView, given: Given) -> AbstractContextManager[None]:
+    """What parts of the tasks say in their logs."""
+    verbose, as_json = given["verbose"], given["as_json"]
+    if all(one.kind == Consumers.noun for one in ready):
+        log_as_asked(verbose=verbose, as_json=as_json)
+        return nullcontext()
+    if not any(one.tells_of_log for one in ready):
+        return nullcontext()
+    is_told = lambda logged: any(one.is_told(logged) for one in ready)  # noqa: E731
+    return logs_told(view, is_told, verbose=verbose, as_json=as_json)
 
 
 class _Asked(threading.Event):

@@ -9,7 +9,7 @@
 >>> app.run(once=True)
 
 Where the state is kept is in `detent.state`; which process has which shard is recorded by
-`detent.shard`. From `detent consume` to one message:
+`detent.shard`. From `detent run` to one message:
 
     application.py  what it is declared with: journals, functions, state
     consumer.py     `Consumer`, and how it runs in this process

@@ -47,7 +47,7 @@ class Consumer(Declaration):
 
     def run(self, *, store: str | Store | None = None, once: bool = False) -> None:
         """Run all shards in threads of this process, until SIGTERM or Ctrl-C; with `once`, until nothing is left to
-        read. `store` is another URL than the consumer's own, or a store that is open. `detent consume module:app` runs
+        read. `store` is another URL than the consumer's own, or a store that is open. `detent run module:app` runs
         the shards in several processes."""
         run(self, store=store, once=once)
 

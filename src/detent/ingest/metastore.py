@@ -32,4 +32,4 @@ def connect_existing(url: str) -> Engine:
         if read(engine, lambda connection: sqlalchemy.inspect(connection).has_table(SOURCES.name)):
             return engine
         engine.dispose()
-    raise NotFound(f"no ingest ever ran on {parsed.render_as_string(hide_password=True)}: `detent ingest run` makes it")
+    raise NotFound(f"no ingest ever ran on {parsed.render_as_string(hide_password=True)}: `detent run` makes it")

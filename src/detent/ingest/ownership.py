@@ -89,7 +89,7 @@ def lost(engine: Engine, source: str, what: str) -> Conflict:
     """What a pipeline is refused with whose table is not there."""
     return Conflict(
         f"{what}. {had(engine, source)} Put the table back as it was. Or begin anew: `detent ingest reset` forgets "
-        "these files, and `detent ingest run --backfill PREFIX` brings them into a new table"
+        "these files, and `detent run FILE --backfill PREFIX` brings them into a new table"
     )
 
 

@@ -30,7 +30,7 @@ TAIL_LOOK_MS: Final = 5_000
 """How often one who follows a journal looks whether it is still there."""
 
 
-class _Patience:
+class _TailPatience:
     """How long a tail goes on waiting, in slices."""
 
     def __init__(self, timeout: Duration | None) -> None:
@@ -61,7 +61,7 @@ def _same(name: str, before: int | None, now: int | None) -> int | None:
     return now
 
 
-class Committer(Protocol):
+class JournalStore(Protocol):
     """What a journal needs of its store."""
 
     reader: JournalReader
@@ -72,7 +72,7 @@ class Committer(Protocol):
     def wait(self, journal: str, offset: int, timeout_ms: int | None) -> bool: ...
 
 
-class AsyncCommitter(Protocol):
+class AsyncJournalStore(Protocol):
     """The same, for asyncio."""
 
     reader: JournalReader
@@ -127,7 +127,7 @@ class _JournalBase(Twin):
     async def _growth(self, start: int | None, timeout: Duration | None) -> AsyncGenerator[tuple[int, int], None]:
         """The offsets between which the journal has grown, from `start` on, as it grows."""
         reader: JournalReader = self._store.reader
-        patience = _Patience(timeout)
+        patience = _TailPatience(timeout)
         at = await self._aside(reader.next_offset, self.name) if start is None else start
         number = await self._aside(reader.number, self.name)
         while patience.left:
@@ -170,7 +170,7 @@ class Journal(_JournalBase, Plain):
     [b'one']
     """
 
-    _store: Committer
+    _store: JournalStore
 
     def create(self, *, exist_ok: bool = False, **settings: Unpack[JournalSettings]) -> None:
         """Create the journal with its settings; `Exists` if it is there, unless `exist_ok`.
@@ -285,7 +285,7 @@ class Journal(_JournalBase, Plain):
 class AsyncJournal(_JournalBase, Awaited):
     """`Journal` for asyncio: the same calls, awaited."""
 
-    _store: AsyncCommitter
+    _store: AsyncJournalStore
 
     async def create(self, *, exist_ok: bool = False, **settings: Unpack[JournalSettings]) -> None:
         """Create the journal with its settings; `Exists` if it is there, unless `exist_ok`.

@@ -36,7 +36,7 @@ says for good that it is refused: what it sends later would be half of that tran
 logger = logging.getLogger("detent.journal")
 
 
-class Housekeeper:
+class JournalHousekeeper:
     """Decides what is due, and applies it."""
 
     def __init__(self, memory: JournalMemory) -> None:

@@ -49,7 +49,7 @@ class JournalMachine(JournalMemory):
 
     def __init__(self, reader: Reader, *, random: Callable[[int], bytes] = os.urandom) -> None:
         super().__init__(reader, random=random)
-        self.housekeeper = housekeeping.Housekeeper(self)
+        self.housekeeper = housekeeping.JournalHousekeeper(self)
         self.handlers: dict[type[Operation], Callable[[Any, Context], Result]] = {
             ops.CreateJournal: self.create,
             ops.ConfigureJournal: self._configure,

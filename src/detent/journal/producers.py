@@ -45,7 +45,7 @@ class Given(NamedTuple):
     sealing: bytes
 
 
-class Engine(Protocol):
+class Digests(Protocol):
     """What an owner's engine brings: digests that only an owner can make."""
 
     @property
@@ -57,7 +57,7 @@ class Engine(Protocol):
 class Producers:
     """Gives producers to publishers, and admits what those may append."""
 
-    def __init__(self, engine: Engine, reader: Reader, random: Callable[[int], bytes] = os.urandom) -> None:
+    def __init__(self, engine: Digests, reader: Reader, random: Callable[[int], bytes] = os.urandom) -> None:
         self._engine = engine
         self._reader = reader
         self._random = random

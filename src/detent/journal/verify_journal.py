@@ -16,7 +16,7 @@ from detent.codec.keys import u32
 from detent.engine.verify import Finding, Tally, record_at
 from detent.errors import Corrupt, Invalid
 from detent.journal import operations as ops
-from detent.journal.verify_order import Columns, CommitOrder, Disagreement
+from detent.journal.verify_order import CommitOrder, Disagreement, IndexColumns
 from detent.kv import View
 from detent.message import FLAGS_MAX, NO_SPAN
 
@@ -308,7 +308,7 @@ class JournalCheck:
         times = batch.column(3).cast("int64").to_numpy()
         if times.min() < head.first_time or times.max() > head.last_time:
             return rows, "rows were published outside of the times that the block's head says"
-        columns = Columns(base, batch)
+        columns = IndexColumns(base, batch)
         if columns.flags.max() > FLAGS_MAX:
             return rows, f"flags {columns.flags.max():#x} are more than 10 bits"
         if self._order is not None:

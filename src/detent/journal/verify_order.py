@@ -42,7 +42,7 @@ class Disagreement(NamedTuple):
     problem: str
 
 
-class Columns:
+class IndexColumns:
     """What decides over the rows of a block, as arrays."""
 
     __slots__ = ("base", "clocks", "flags", "producers")
@@ -131,7 +131,7 @@ class CommitOrder:
         self._states: dict[int, ProducerState] = {}
         self._pending: dict[int, list[tuple[Numbers, Any]]] = {}
 
-    def add_block(self, columns: Columns) -> Disagreement | None:
+    def add_block(self, columns: IndexColumns) -> Disagreement | None:
         """Sequence the next block. Answers what is wrong with the index, if anything is."""
         if not self.complete:
             for producer in np.unique(columns.producers).tolist():
@@ -153,7 +153,7 @@ class CommitOrder:
         self._states.update(done.states)
         return problem
 
-    def _note_disorder(self, columns: Columns, done: SequencedBlock) -> None:
+    def _note_disorder(self, columns: IndexColumns, done: SequencedBlock) -> None:
         """Find the producers with accepted rows below clocks that they had before."""
         groups = group_rows(columns.producers)
         clocks = columns.clocks[groups.rows]
@@ -179,7 +179,7 @@ class CommitOrder:
 
     # -- comparing with the index -------------------------------------------------------------------------------
 
-    def _expected(self, columns: Columns, done: SequencedBlock) -> _Expected:
+    def _expected(self, columns: IndexColumns, done: SequencedBlock) -> _Expected:
         pieces: list[_Expected] = []
         start = 0
         for carried in done.carried:
@@ -201,7 +201,7 @@ class CommitOrder:
         )
 
     @staticmethod
-    def _rows(columns: Columns, rows: Numbers) -> _Expected:
+    def _rows(columns: IndexColumns, rows: Numbers) -> _Expected:
         in_span = (columns.flags[rows] == CONTINUE_TXN) & (columns.clocks[rows] != 0)
         return _Expected(rows + columns.base, columns.producers[rows], columns.clocks[rows], in_span)
 

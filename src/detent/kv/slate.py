@@ -47,8 +47,11 @@ UNTABLED_MAX = 512
 """An opening writer that finds more than this in no table writes one at once: it may not live until the first
 maintenance, and the next one would have still more to replay."""
 
-TABLES_MAX = 64
+TABLES_MAX = 128
 """So many small tables may wait to be compacted before SlateDB makes commits wait for it."""
+
+TABLES_JOINED_MAX = 32
+"""One compaction takes so many: at one table a second, more than come between two looks of the compactor."""
 
 SETTINGS = {
     # Commits flush by themselves; a timer beside them would only cost requests.
@@ -58,6 +61,7 @@ SETTINGS = {
     # An idle store asks the object store less than once a second. A fence is noticed at the next commit, or by a poll.
     "manifest_poll_interval": '"5s"',
     "compactor_options.poll_interval": '"15s"',
+    "compactor_options.scheduler_options.max_compaction_sources": f'"{TABLES_JOINED_MAX}"',
     "compactor_options.worker.compactions_poll_interval": '"15s"',
     # What no manifest and no reader needs any more is deleted soon, so that the bucket does not grow under load.
     "garbage_collector_options.wal_options.interval": '"120s"',

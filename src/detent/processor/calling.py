@@ -29,6 +29,7 @@ from detent.processor.outcome import (
 from detent.processor.place import Place
 from detent.processor.provenance import HEADER, named_inputs, origin_of, origins_of
 from detent.processor.step import Polled, Step
+from detent.runtime import thread
 from detent.runtime.backoff import Backoff
 
 RETRY_PAUSE_S_MAX: Final = 30.0
@@ -101,7 +102,7 @@ class Caller:
         self._ending = threading.Event()
         self._pool: ThreadPoolExecutor | None = None
         if processor.parallel > 1:
-            self._pool = ThreadPoolExecutor(processor.parallel, thread_name_prefix=f"detent-{processor.name}")
+            self._pool = thread.pool(f"detent-{processor.name}", processor.parallel)
 
     def stop(self) -> None:
         """Rest no longer before another try. For any thread."""

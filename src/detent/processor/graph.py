@@ -148,5 +148,5 @@ class Graph(GraphPlan):
     ) -> None:
         """Run the processors in threads of this process, until SIGTERM or Ctrl-C; with `once`, until nothing is left to
         do; raises then what made a processor fail several times in a row. `only` names some of them: others may run
-        elsewhere. `detent graph run module:graph` does the same."""
+        elsewhere. `detent run module:graph` does the same."""
         live_graph.run(self, store, once=once, only=only, migrate=migrate)

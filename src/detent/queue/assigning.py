@@ -23,7 +23,7 @@ from detent.queue import reader_operations as reader_ops
 from detent.queue.holdings import Undo
 from detent.queue.memory import QueueMemory
 from detent.queue.places import picked
-from detent.queue.readers import Reader
+from detent.queue.readers import KnownReader
 from detent.queue.state import QueueState
 
 
@@ -39,7 +39,7 @@ def open_reader(memory: QueueMemory, op: reader_ops.OpenReader, context: Context
         raise LimitExceeded(f"{op.queue!r} has {reader_ops.READERS_MAX} readers already; delete one of them first")
     undo = None if context.last else context.undo
     generation = _take_deliveries(memory, 1, undo)
-    state.set_reader(op.reader, Reader(generation, context.now_ms), undo)
+    state.set_reader(op.reader, KnownReader(generation, context.now_ms), undo)
     memory.checkpoint_wanted = True
     return reader_ops.ReaderOpened(generation, 0)
 
@@ -54,7 +54,7 @@ def _take_deliveries(memory: QueueMemory, count: int, undo: Undo | None) -> int:
     return first
 
 
-def _find(memory: QueueMemory, queue: str, name: str) -> tuple[QueueState, Reader]:
+def _find(memory: QueueMemory, queue: str, name: str) -> tuple[QueueState, KnownReader]:
     """A queue and its reader."""
     state = memory.queue(queue)
     reader = state.readers.get(name)
@@ -66,7 +66,7 @@ def _find(memory: QueueMemory, queue: str, name: str) -> tuple[QueueState, Reade
 
 def _current(
     memory: QueueMemory, op: reader_ops.Assign | reader_ops.AckAssigned | reader_ops.ReadAssignment
-) -> tuple[QueueState, Reader]:
+) -> tuple[QueueState, KnownReader]:
     """A queue and its reader, if that is still the one who asks."""
     state, reader = _find(memory, op.queue, op.reader)
     if reader.generation != op.generation:
@@ -104,7 +104,7 @@ def assign(memory: QueueMemory, op: reader_ops.Assign, context: Context) -> Resu
     return reader_ops.Assigned(op.start + 1, len(places), context.now_ms, True)
 
 
-def _unknown_start(op: reader_ops.Assign, reader: Reader) -> str:
+def _unknown_start(op: reader_ops.Assign, reader: KnownReader) -> str:
     way_out = f"release the reader with `{_release_command(op)}`, and start with a new checkpoint"
     if op.start < reader.acked:
         return (
@@ -248,7 +248,7 @@ def release(memory: QueueMemory, op: reader_ops.ReleaseReader, context: Context)
     if messages:
         state.put_back(messages, context.now_ms, context.now_ms, undo)
     generation = _take_deliveries(memory, 1, undo)
-    state.set_reader(op.reader, Reader(generation, reader.opened_ms), undo)
+    state.set_reader(op.reader, KnownReader(generation, reader.opened_ms), undo)
     memory.checkpoint_wanted = True
     return reader_ops.ReaderReleased(generation, len(messages))
 

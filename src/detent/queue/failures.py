@@ -15,7 +15,7 @@ EXPIRE_FAILED: Final = "expire failed"
 """What a timer of failed messages is for."""
 
 
-class Failures:
+class FailedList:
     """The failed messages of one queue, and the history of those that are tried again."""
 
     number: int

@@ -17,7 +17,7 @@ from detent.codec.statelog import Run
 from detent.queue import places as places_module
 from detent.queue.bucket import AVAILABLE, BLOCKED, HELD, HIDDEN, READY, Bucket
 from detent.queue.grant import Flight
-from detent.queue.groups import Line, Offers
+from detent.queue.groups import GroupLine, Offers
 from detent.queue.holdings import Holdings, Undo
 from detent.queue.places import Rows
 from detent.queue.state import QueueState
@@ -34,7 +34,7 @@ class GroupedState(QueueState):
     ) -> None:
         super().__init__(name, config, cursor, wheel, holdings)
         self._clock = clock
-        self.lines: dict[bytes, Line] = {}
+        self.lines: dict[bytes, GroupLine] = {}
         self.offers: dict[int, Offers] = {}
 
     # -- one place ---------------------------------------------------------------------------------------------------
@@ -102,10 +102,10 @@ class GroupedState(QueueState):
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
-    def _line(self, group: bytes) -> Line:
+    def _line(self, group: bytes) -> GroupLine:
         line = self.lines.get(group)
         if line is None:
-            line = self.lines[group] = Line()
+            line = self.lines[group] = GroupLine()
         return line
 
     def settle(self, groups: Iterable[bytes]) -> None:

@@ -18,7 +18,7 @@ STALE_MAX: Final = 64
 """So many places, and as many as still count, may be listed and gone before a list is made anew."""
 
 
-class Line:
+class GroupLine:
     """A group: the places of its available messages in the order in which they came, and how many are in flight."""
 
     __slots__ = ("_fresh", "_returned", "front", "held", "waiting")

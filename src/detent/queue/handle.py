@@ -42,7 +42,7 @@ READ_AT_ONCE_MAX: Final = 16
 """Messages whose content an event loop reads itself from a local file: that takes less than asking a thread to."""
 
 
-class Store(Protocol):
+class QueueStore(Protocol):
     """What a queue needs of its store."""
 
     messages: QueueReader
@@ -54,7 +54,7 @@ class Store(Protocol):
     def undo(self, operations: list[Operation]) -> None: ...
 
 
-class AsyncStore(Protocol):
+class AsyncQueueStore(Protocol):
     """The same, for asyncio. `reads_are_slow` says whether reading waits for a network."""
 
     messages: QueueReader
@@ -77,16 +77,14 @@ def consumer_label() -> str:
     return _label(os.getpid())
 
 
-class _Patience:
+class _ClaimPatience:
     """How long a claim goes on waiting."""
 
-    def __init__(self, wait: Duration | None) -> None:
-        self._deadline = None if wait is None else time.monotonic() + milliseconds(wait) / 1000
+    def __init__(self, wait: Duration) -> None:
+        self._deadline = time.monotonic() + milliseconds(wait) / 1000
 
     def slice_ms(self) -> int:
         """How long to wait now; 0 when the time is over."""
-        if self._deadline is None:
-            return 0
         left_ms = (self._deadline - time.monotonic()) * 1000
         return 0 if left_ms <= 0 else min(WAIT_SLICE_MS, int(left_ms) + 1)
 
@@ -126,14 +124,14 @@ class _QueueBase(Twin):
         consumer: str | None,
     ) -> list[Delivered]:
         operation = calls.claim(self.name, count, lease, consumer_label() if consumer is None else consumer)
-        patience = _Patience(wait)
+        patience = None if wait is None else _ClaimPatience(wait)
         while True:
             result: ops.ClaimedMessages = (await self._ask([operation]))[0]
             if result.messages:
                 found = await self._deliveries(kind, result)
                 if found:
                     return found
-            left_ms = patience.slice_ms()
+            left_ms = 0 if patience is None else patience.slice_ms()
             if not left_ms:
                 return []
             await self._answered(self._store.wait_claimable(self.name, left_ms))
@@ -217,7 +215,7 @@ class Queue(_QueueBase, Plain):
     b'one'
     """
 
-    _store: Store
+    _store: QueueStore
 
     def create(self, *, earliest: bool = False, exist_ok: bool = False, **settings: Unpack[QueueSettings]) -> bool:
         """Create the queue; `Exists` if it is there, unless `exist_ok`. True if it is new.
@@ -379,7 +377,7 @@ class Queue(_QueueBase, Plain):
 class AsyncQueue(_QueueBase, Awaited):
     """`Queue` for asyncio: the same calls, awaited."""
 
-    _store: AsyncStore
+    _store: AsyncQueueStore
 
     async def create(
         self, *, earliest: bool = False, exist_ok: bool = False, **settings: Unpack[QueueSettings]

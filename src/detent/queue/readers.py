@@ -12,7 +12,7 @@ from detent.queue.grant import Flight, Grant
 from detent.queue.holdings import Undo
 
 
-class Reader(NamedTuple):
+class KnownReader(NamedTuple):
     """One reader. What is assigned to it is a grant whose lease has no end, its messages in order; the number of that
     assignment is the one after the last that was acknowledged."""
 
@@ -35,7 +35,7 @@ class Readers:
     flights: dict[int, Flight]
 
     def __init__(self) -> None:
-        self.readers: dict[str, Reader] = {}
+        self.readers: dict[str, KnownReader] = {}
         self.dirty_readers: set[str] = set()  # what the next checkpoint writes
 
     def assigned_deliveries(self) -> dict[str, list[tuple[int, int]]]:
@@ -62,15 +62,15 @@ class Readers:
             for delivery, message in deliveries:
                 grant.held[message] = None
                 self.flights[message] = (self.flights[message][0], delivery, grant)
-        self.readers[name] = Reader(record.generation, record.opened_ms, record.acked, grant)
+        self.readers[name] = KnownReader(record.generation, record.opened_ms, record.acked, grant)
 
-    def set_reader(self, name: str, reader: Reader | None, undo: Undo | None) -> None:
+    def set_reader(self, name: str, reader: KnownReader | None, undo: Undo | None) -> None:
         """A reader is like this from now on; None: there is none."""
         if undo is not None:
             undo.append(partial(self._set_reader, name, self.readers.get(name)))
         self._set_reader(name, reader)
 
-    def _set_reader(self, name: str, reader: Reader | None) -> None:
+    def _set_reader(self, name: str, reader: KnownReader | None) -> None:
         self.touched = True
         self.dirty_readers.add(name)
         if reader is None:

@@ -19,7 +19,7 @@ from detent.codec.published import FOREVER
 from detent.codec.queue import BUCKET_EXPONENT_MAX, DONE_MESSAGE, NOT_KEPT, Attempt, Config, Cursor, Failed
 from detent.queue import operations as ops
 from detent.queue.bucket import AVAILABLE, HELD, HIDDEN, READY, Bucket
-from detent.queue.failures import Failures
+from detent.queue.failures import FailedList
 from detent.queue.filters import Filter
 from detent.queue.grant import Flight, Grant
 from detent.queue.holdings import Holdings, Undo
@@ -43,12 +43,12 @@ _ZEROS: Final = array("H", bytes(2 * 10**BUCKET_EXPONENT_MAX))
 _ONES: Final = array("H", [1]) * 10**BUCKET_EXPONENT_MAX
 
 
-class QueueState(Places, Failures, Readers):
+class QueueState(Places, FailedList, Readers):
     """One queue."""
 
     def __init__(self, name: str, config: Config, cursor: Cursor, wheel: TimerWheel, holdings: Holdings) -> None:
         Places.__init__(self, config, wheel)
-        Failures.__init__(self)
+        FailedList.__init__(self)
         Readers.__init__(self)
         self.name = name
         self.filter: Filter | None = None

@@ -53,17 +53,17 @@ class Holds:
         self._seen[start:end] = True
         return self.rows[start:end]
 
-    def unseen(self) -> Iterator[tuple[int, Hold, int]]:
+    def unseen(self) -> Iterator[tuple[int, HeldBody, int]]:
         """The records that nobody has asked for: first message, some hold on it, how many there are. Then all are
         forgotten to have been seen."""
         rows = self.rows[~self._seen]
         self._seen[:] = False
         firsts, starts, counts = np.unique(rows["first"], return_index=True, return_counts=True)
         for first, start, count in zip(firsts.tolist(), starts.tolist(), counts.tolist(), strict=True):
-            yield first, Hold(*rows[start].tolist()), count
+            yield first, HeldBody(*rows[start].tolist()), count
 
 
-class Hold(NamedTuple):
+class HeldBody(NamedTuple):
     """A row of `Holds`."""
 
     first: int

@@ -20,7 +20,7 @@ LOOK: Final = Backoff(0.002, 0.05, factor=1.5)
 """How often somebody who waits for a consumer looks: soon at first, for most are done soon, and then less often."""
 
 
-class Whereabouts(Protocol):
+class JournalPlace(Protocol):
     """Which journal has a name, and where it begins and ends."""
 
     @property
@@ -33,10 +33,10 @@ class Whereabouts(Protocol):
     def next_offset(self) -> int: ...
 
 
-class Journals(Protocol):
+class JournalPlaces(Protocol):
     """Says where journals are."""
 
-    def whereabouts(self, name: str) -> Whereabouts | None: ...
+    def whereabouts(self, name: str) -> JournalPlace | None: ...
 
 
 def describe(name: str) -> Operation:
@@ -77,7 +77,7 @@ def scan(name: str, shard: int, prefix: str, after: str) -> Operation:
     return operation
 
 
-def lag(found: ops.ConsumerDescription, reader: Journals) -> dict[int, dict[str, int]]:
+def lag(found: ops.ConsumerDescription, reader: JournalPlaces) -> dict[int, dict[str, int]]:
     """How many committed messages each shard has still to process, of each journal that it reads. Messages that are
     gone are not among them. A journal that the shard has never reported counts from its first message on, or from where
     it was reset to; and so does one that was deleted and made anew since."""
@@ -101,7 +101,7 @@ class Reads(Protocol):
     def numbers(self) -> Mapping[str, int]: ...
 
 
-def behind(shard: Reads, journal: str, found: Whereabouts | None) -> int:
+def behind(shard: Reads, journal: str, found: JournalPlace | None) -> int:
     """How many messages of a journal a shard has still to process. One that was never written has none."""
     if found is None:
         return 0
@@ -114,14 +114,14 @@ def place_of(shard: Reads, journal: str) -> int | None:
     return shard.processed.get(journal, shard.resets.get(journal))
 
 
-def is_other(shard: Reads, journal: str, found: Whereabouts | None) -> bool:
+def is_other(shard: Reads, journal: str, found: JournalPlace | None) -> bool:
     """Whether the journal that a shard has read was deleted, whether or not there is another one of that name now. Its
     offsets say nothing then."""
     known = shard.numbers.get(journal)
     return known is not None and (found is None or found.number != known)
 
 
-def require_same(found: ops.ConsumerDescription, journal: str, reader: Journals) -> None:
+def require_same(found: ops.ConsumerDescription, journal: str, reader: JournalPlaces) -> None:
     """`NotFound` if a shard has processed another journal of that name, whose offsets are not those of this one."""
     if not any(journal in shard.numbers for shard in found.shards_of(journal)):
         return
@@ -129,7 +129,7 @@ def require_same(found: ops.ConsumerDescription, journal: str, reader: Journals)
         _refuse_other(found, journal, reader.whereabouts(journal))
 
 
-def _refuse_other(found: ops.ConsumerDescription, journal: str, place: Whereabouts | None) -> None:
+def _refuse_other(found: ops.ConsumerDescription, journal: str, place: JournalPlace | None) -> None:
     if any(is_other(shard, journal, place) for shard in found.shards_of(journal)):
         raise NotFound(
             f"the journal {journal!r} that the consumer {found.name!r} has read was deleted, and what has its name now "

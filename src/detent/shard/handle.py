@@ -18,20 +18,20 @@ from detent.shard import operations as ops
 from detent.shard.info import ConsumerInfo, consumer_info
 
 
-class Committer(Protocol):
+class ConsumerStore(Protocol):
     """What a consumer's handle needs of its store."""
 
     @property
-    def reader(self) -> calls.Journals: ...
+    def reader(self) -> calls.JournalPlaces: ...
 
     def commit(self, operations: list[Operation]) -> list[Any]: ...
 
 
-class AsyncCommitter(Protocol):
+class AsyncConsumerStore(Protocol):
     """The same, for asyncio."""
 
     @property
-    def reader(self) -> calls.Journals: ...
+    def reader(self) -> calls.JournalPlaces: ...
 
     async def commit(self, operations: list[Operation]) -> list[Any]: ...
 
@@ -39,7 +39,7 @@ class AsyncCommitter(Protocol):
 class Consumers(PlainStore):
     """The consumers of a store."""
 
-    def consumer(self: Committer, name: str) -> ConsumerHandle:
+    def consumer(self: ConsumerStore, name: str) -> ConsumerHandle:
         """A consumer by name. Nothing is asked, and nothing is made, before it is used."""
         return ConsumerHandle(self, name)
 
@@ -155,7 +155,7 @@ class ShardState(_StateBase, Plain):
 class AsyncConsumers(AwaitedStore):
     """`Consumers` for asyncio: the same calls, awaited."""
 
-    def consumer(self: AsyncCommitter, name: str) -> AsyncConsumerHandle:
+    def consumer(self: AsyncConsumerStore, name: str) -> AsyncConsumerHandle:
         """A consumer by name. Nothing is asked, and nothing is made, before it is used."""
         return AsyncConsumerHandle(self, name)
 

@@ -22,7 +22,7 @@ from detent.kv import Batch, Reader, View
 from detent.shard import leasing, reading
 from detent.shard import operations as ops
 from detent.shard.reports import Presence, Reports
-from detent.shard.rows import Rows, set_undoably
+from detent.shard.rows import StateRows, set_undoably
 
 STEP_RECORDS: Final = 1_000
 """Records of a deleted shard that one step of housekeeping removes: a few milliseconds."""
@@ -64,7 +64,7 @@ class ShardMachine:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._rows = Rows()
+        self._rows = StateRows()
         self._reports = Reports()
         self._first_ms: int | None = None
         self.handlers: dict[type[Operation], Callable[[Any, Context], Result]] = {

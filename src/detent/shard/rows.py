@@ -36,7 +36,7 @@ def _put_back(mapping: dict[Any, Any], key: Any, old: Any) -> None:
         mapping[key] = old
 
 
-class Rows:
+class StateRows:
     """All consumers and shards of a store, and how far each shard was when that was last written down. Checkpoints and
     state go through here on their way to the disk, and are not kept."""
 

@@ -3,7 +3,7 @@
 >>> from detent.transports import open_queue
 >>> queue = open_queue("redis://localhost:6379/0#orders")
 
-A class that fulfils the contract is named in a URL, and `detent ingest run` and `detent bus run` take it:
+A class that fulfils the contract is named in a URL, and ingests and apps take it:
 ``pubsub:orders?project=shop`` for one that a package offers, ``shop_queues:RabbitQueue:orders`` for one of yours.
 
     contract.py      what a queue has to do: receive, extend, settle, and send
@@ -26,7 +26,14 @@ from detent.lazy import attributes
 
 if TYPE_CHECKING:
     from detent.transports.checked import CheckedQueue
-    from detent.transports.contract import Delivery, Failed, FailingQueue, MessageQueue, NewMessage, SendingQueue
+    from detent.transports.contract import (
+        Delivery,
+        FailedDeliveries,
+        FailingQueue,
+        MessageQueue,
+        NewMessage,
+        SendingQueue,
+    )
     from detent.transports.queue_detent import DetentQueue
     from detent.transports.queue_pubsub import PubSubQueue
     from detent.transports.queue_redis import RedisQueue
@@ -37,7 +44,7 @@ _HOMES = {
     "detent.transports.checked": ("CheckedQueue",),
     "detent.transports.contract": (
         "Delivery",
-        "Failed",
+        "FailedDeliveries",
         "FailingQueue",
         "MessageQueue",
         "NewMessage",
@@ -55,7 +62,7 @@ __all__ = [
     "CheckedQueue",
     "Delivery",
     "DetentQueue",
-    "Failed",
+    "FailedDeliveries",
     "FailingQueue",
     "MessageQueue",
     "NewMessage",

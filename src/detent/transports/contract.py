@@ -1,8 +1,8 @@
 """What a queue has to do to carry messages: the contract that a class of yours fulfils.
 
-`MessageQueue` is enough for `detent ingest run`. With `send` it is a `SendingQueue`, and `detent bus run` takes it.
+`MessageQueue` is enough for an ingest. With `send` it is a `SendingQueue`, and an app takes it.
 `detent.testing.TransportSuite` are the same rules as tests. What only some systems can do is optional: `FailingQueue`,
-`Failed`, and what the docstrings below call so.
+`FailedDeliveries`, and what the docstrings below call so.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Delivery:
     """What the queue keeps with a delivery for itself; None where another process had it before."""
 
 
-class Failed(list[Delivery]):
+class FailedDeliveries(list[Delivery]):
     """Deliveries for which a call failed, from a queue that knows why: `StaleReceipt` for a lease that is gone. Where
     a plain list says so, a lease counts as gone if the same call worked for others, or if its time is over."""
 
@@ -85,7 +85,7 @@ class MessageQueue(Protocol):
 
     Optional: an attribute ``receive_creates = True``, if `receive` makes the queue where another class says `NotFound`,
     so that ingest starts without it; a method ``check_exists()``, which raises `NotFound`, if `retention_s` needs more
-    rights than that; and `Failed` as the answer of `extend` and `acknowledge`.
+    rights than that; and `FailedDeliveries` as the answer of `extend` and `acknowledge`.
     """
 
     @property

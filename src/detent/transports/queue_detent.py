@@ -15,7 +15,7 @@ from detent.queue.message import Delivery as Claimed
 from detent.queue.message import Receipt
 from detent.queue.unclaiming import undoing_deliveries
 from detent.store import Store
-from detent.transports.contract import Delivery, Failed
+from detent.transports.contract import Delivery, FailedDeliveries
 
 GIVEN_BACK: Final = "given back by the ingestion"
 """The reason that the queue keeps with an attempt that ended like that."""
@@ -83,7 +83,7 @@ class DetentQueue:
         it, ``detent queue redrive`` tries it again."""
         delay_ms = None if delay_s is None else min(round(max(0.0, delay_s) * 1000), ops.DELAY_MS_MAX)
         fail = partial(ops.Fail, reason=_cut(reason), delay_ms=delay_ms, final=delay_s is None)
-        self._store.commit([_operation(fail, [delivery.receipt])])
+        self._store.commit([_operation(fail, [delivery])])
 
     def retention_s(self) -> float | None:
         """The retention that a message has whose publisher does not say another, and the longest lease: a message
@@ -97,7 +97,8 @@ class DetentQueue:
 
     def _settle(self, deliveries: Sequence[Delivery], operation: _OfDeliveries) -> Sequence[Delivery]:
         """Apply an operation to deliveries; those that it was not applied to."""
-        once = list(dict.fromkeys(delivery.receipt for delivery in deliveries))  # an operation names each one once
+        given = {delivery.receipt: delivery for delivery in deliveries}  # an operation names each one once
+        once = list(given.values())
         why: dict[str, DetentError] = {}
         todo = [once[at : at + ops.CLAIM_MAX] for at in range(0, len(once), ops.CLAIM_MAX)]
         while todo:
@@ -109,14 +110,14 @@ class DetentQueue:
                 if half:
                     todo += [batch[:half], batch[half:]]
                 else:
-                    why[batch[0]] = error
+                    why[batch[0].receipt] = error
             except (Unavailable, LimitExceeded, NotFound) as error:
-                why |= dict.fromkeys(batch, error)
-        return Failed(deliveries, why)
+                why |= {delivery.receipt: error for delivery in batch}
+        return FailedDeliveries(deliveries, why) if why else []
 
 
-def _operation(operation: _OfDeliveries, batch: Sequence[str]) -> Operation:
-    receipts = list(map(Receipt.parse, batch))
+def _operation(operation: _OfDeliveries, batch: Sequence[Delivery]) -> Operation:
+    receipts = [Receipt.parse(one.receipt) if one.own is None else one.own.receipt for one in batch]
     return operation(
         receipts[0].queue, [receipt.message for receipt in receipts], [receipt.delivery for receipt in receipts]
     )

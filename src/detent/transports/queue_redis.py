@@ -20,9 +20,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from detent.errors import DetentError, Invalid, LimitExceeded, NotFound, Unavailable
+from detent.errors import DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.extras import install_command
-from detent.transports.contract import Delivery, NewMessage
+from detent.transports.contract import Delivery, FailedDeliveries, NewMessage
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -48,7 +48,7 @@ SCAN_MAX: Final = 20_000
 """Pending entries that one script looks at, for some whose deadline has passed; the next one goes on from there."""
 
 WAIT_SLICE_S: Final = 0.5
-"""Who waits looks again this often: a deadline that passes wakes nobody up."""
+"""A receive that waits looks again this often: a deadline that passes does not wake it."""
 
 TIMEOUT_S: Final = 10.0
 """How long an answer may take. It is longer than a wait, which is sliced."""
@@ -88,13 +88,13 @@ repeat  -- entries whose deadline has passed
         found[#found + 1] = {entry[1], tostring(pending[1][4]), entry[2]}
       end
     end
-    for _, id in ipairs(overdues[2]) do  -- others removed them from the stream, and nobody can have them
+    for _, id in ipairs(overdues[2]) do  -- others removed them from the stream, and no reader can have them
       if not there[id] then redis.call('XACK', stream, group, id) end
     end
   end
 until #found >= limit or cursor == '0-0' or left <= 0
 
-if #found < limit then  -- entries that nobody had
+if #found < limit then  -- entries that no reader had
   local read = redis.call('XREADGROUP', 'GROUP', group, consumer, 'COUNT', limit - #found, 'STREAMS', stream, '>')
   if read then
     local ids = {}
@@ -107,7 +107,7 @@ if #found < limit then  -- entries that nobody had
 end
 
 local last = '0-0'
-if #found == 0 then  -- where somebody who waits waits from
+if #found == 0 then  -- where a receive waits from
   for _, about in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
     local fields = {}
     for at = 1, #about, 2 do fields[about[at]] = about[at + 1] end
@@ -209,7 +209,7 @@ class RedisQueue:
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
-            self._joined = False  # somebody deleted the stream
+            self._joined = False  # another process deleted the stream
             self._join()
             answer = self._receive([self.name], arguments)
         self._cursor, last, found = answer
@@ -248,8 +248,8 @@ class RedisQueue:
         """Remove entries from the stream; the deliveries that are not current any more."""
         return self._settle(self._acknowledge, deliveries, 0)
 
-    def _settle(self, script: Script, deliveries: Sequence[Delivery], idle_ms: int) -> list[Delivery]:
-        failed: list[Delivery] = []
+    def _settle(self, script: Script, deliveries: Sequence[Delivery], idle_ms: int) -> Sequence[Delivery]:
+        why: dict[str, DetentError] = {}
         for at in range(0, len(deliveries), SETTLE_MAX):
             batch = deliveries[at : at + SETTLE_MAX]
             arguments: list[Any] = [self._group, idle_ms]
@@ -258,10 +258,12 @@ class RedisQueue:
                 arguments += [entry, consumer, count]
             try:
                 with self._errors():
-                    failed += [batch[int(number)] for number in script([self.name], arguments)]
-            except (Unavailable, Invalid):
-                failed += batch
-        return failed
+                    failed = [batch[int(number)] for number in script([self.name], arguments)]
+            except (Unavailable, Invalid) as error:
+                why |= {delivery.receipt: error for delivery in batch}
+            else:
+                why |= {one.receipt: StaleReceipt(f"{one.message_id} is not pending so any more") for one in failed}
+        return FailedDeliveries(deliveries, why)
 
     def send(self, messages: Sequence[NewMessage]) -> Mapping[int, DetentError]:
         """Add entries. Redis answers when it has them in memory: its settings say when they are on a disk."""

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from detent.errors import DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.runtime import thread
-from detent.transports.contract import Delivery, Failed, NewMessage
+from detent.transports.contract import Delivery, FailedDeliveries, NewMessage
 from detent.transports.sqs_client import (
     BATCH_MAX,
     CALLS_AT_ONCE,
@@ -51,7 +51,7 @@ _DELETE: Final = "delete_message"
 """Calls for one delivery; with ``_batch``, for ten."""
 
 _MAY_PASS: Final = ("Kms", "Internal", "Service", "Throttl", "RequestThrottled", "OverLimit")
-"""How codes begin of what may pass, whoever is said to be at fault."""
+"""How codes begin of what may pass, whichever side is said to be at fault."""
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -170,7 +170,7 @@ class SqsQueue:
         batches = [entries[at : at + BATCH_MAX] for at in range(0, len(entries), BATCH_MAX)]
         for failed in self._side_by_side(self._settling, partial(self._settle_batch, action), batches):
             why |= failed
-        return Failed(given, why)
+        return FailedDeliveries(given, why)
 
     def _settle_batch(self, action: str, batch: _Entries) -> dict[str, DetentError]:
         """Why, by receipt, for those of a batch that the queue does not say it did."""
@@ -197,7 +197,7 @@ class SqsQueue:
         """Send messages, ten a call; behind one that may pass later nothing is sent, which would overtake it. Standard
         queues keep no order, and may deliver one twice. A FIFO queue gets one after another: if one of ten failed,
         those behind it would have overtaken it."""
-        sending = _Sending(self._sqs, self.name, 1 if self._is_fifo else BATCH_MAX)
+        sending = _Batches(self._sqs, self.name, 1 if self._is_fifo else BATCH_MAX)
         for at, message in enumerate(messages):
             try:
                 letter = write(message.headers, message.body)
@@ -244,7 +244,7 @@ class SqsQueue:
             self._sqs.close()
 
 
-class _Sending:
+class _Batches:
     """One call of `send`: the messages of the next call of SQS, and what became of those before."""
 
     def __init__(self, sqs: SqsConnection, queue: str, most: int) -> None:

@@ -1,7 +1,7 @@
 """How a message of the bus is written for SQS, and how whatever comes from there is read.
 
 SQS has ten attributes a message and takes text only. So all headers are one attribute, as JSON, and a body that is no
-text of SQS's is base64, which a header says. A message that somebody else has sent has neither: its attributes of text
+text of SQS's is base64, which a header says. A message of another sender has neither: its attributes of text
 are its headers. Whatever it is, it is read without an error, or one bad message would hold up a queue.
 """
 
@@ -53,7 +53,7 @@ class Content(NamedTuple):
     headers: dict[str, str]
     body: bytes
     is_own: bool
-    """Whether it was written here, and not by somebody else."""
+    """Whether it was written here, and not by another sender."""
 
 
 class Letter(NamedTuple):
@@ -111,7 +111,7 @@ def _text_of(body: bytes) -> tuple[str, str]:
 
 
 def read(message: Mapping[str, Any]) -> Content:
-    """What a message says, whoever has sent it."""
+    """What a message says, whatever has sent it."""
     attributes = message.get("MessageAttributes") or {}
     body = str(message.get("Body") or "").encode(errors="surrogatepass")
     headers = _headers_of(attributes)
@@ -125,7 +125,7 @@ def read(message: Mapping[str, Any]) -> Content:
         try:
             return Content(headers, b64decode(body, validate=True), True)
         except binascii.Error:
-            headers[ENCODING] = encoding  # somebody wrote it by hand: as it is, for the handler to refuse
+            headers[ENCODING] = encoding  # written by hand: as it is, for the handler to refuse
             return Content(headers, body, False)
     return Content(headers, body, True)
 

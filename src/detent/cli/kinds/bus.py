@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import click
 
 from detent.cli._output import print_table
-from detent.cli._views import Look, TaskNotice, TaskView, logs_told
+from detent.cli._views import Look, TaskNotice, TaskView
 from detent.cli.kinds.kind import LOOK_S, Found, Given, HandlersLate, KnownTask, ReadyTask, TaskKind
 from detent.cli.kinds.worker import KnownQueue, queue_report
 from detent.errors import Invalid
@@ -250,6 +250,7 @@ class ReadyBuses(ReadyTask):
 
     kind = "app"
     hangs_on_threads = True
+    tells_of_log = True
 
     def __init__(self, buses: Sequence[Bus], given: Given) -> None:
         super().__init__()
@@ -264,12 +265,9 @@ class ReadyBuses(ReadyTask):
         for bus in self._buses:
             show_bus(bus, as_json=as_json)
 
-    def _logs(self, view: TaskView) -> AbstractContextManager[None]:
-        """What apps say in their logs. What is said there of a message that failed is told already."""
-        failed = ("pipeline", "failed")
-        given = self._given
-        is_told = lambda logged: (logged.module, logged.funcName) == failed  # noqa: E731
-        return logs_told(view, is_told, verbose=given["verbose"], as_json=given["as_json"])
+    def is_told(self, logged: logging.LogRecord) -> bool:
+        """Of a message that failed."""
+        return (logged.module, logged.funcName) == ("pipeline", "failed")
 
     def run(self, view: TaskView) -> int:
         """Handle their messages and forward their outboxes until `stop`."""
@@ -279,7 +277,7 @@ class ReadyBuses(ReadyTask):
         if self._given["metrics_port"] is not None:
             serve_bus_metrics(self._given["metrics_port"], self._buses, tally)
         look = Look(self.title, tally.reports, lambda: {"apps": fields_of(tally)}, line=status_line)
-        with self._logs(view), ExitStack() as stack:
+        with ExitStack() as stack:
             for one in self._buses:
                 stack.enter_context(observed(one, partial(tally.see, one)))
             for one in self._buses:  # all have subscribed before the first one publishes
@@ -303,7 +301,7 @@ class ReadyBuses(ReadyTask):
         from detent.bus.observing import observed
 
         tally = AppTally(self._buses, view)
-        with self._logs(view), ExitStack() as stack:
+        with ExitStack() as stack:
             for one in self._buses:
                 stack.enter_context(observed(one, partial(tally.see, one)))
                 stack.callback(one.stop)

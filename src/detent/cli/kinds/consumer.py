@@ -148,6 +148,10 @@ class ReadyConsumer(ReadyTask):
         self.url = store_url(app, given["url"])
         self.urls = [self.url]
 
+    def is_told(self, logged: logging.LogRecord) -> bool:
+        """Of a shard that failed."""
+        return logged.name.startswith("detent.consumer")
+
     def check(self, *, as_json: bool) -> None:
         """Its numbers and what it reads."""
         app = self._app
@@ -159,7 +163,6 @@ class ReadyConsumer(ReadyTask):
         from detent.consumer.supervisor import Processes, run_alone, worker_count
 
         app, given, url = self._app, self._given, self.url
-        log_as_asked(verbose=given["verbose"], as_json=given["as_json"])
         count = worker_count(app, url, given["workers"])
 
         def tell(notice: Any) -> None:
@@ -197,8 +200,6 @@ class ReadyConsumer(ReadyTask):
     def run_once(self, view: TaskView) -> int:
         """Read what there is, in this process, then print how far it is."""
         from detent.consumer.consumer import opened, stopped_by
-
-        log_as_asked(verbose=self._given["verbose"], as_json=self._given["as_json"])
 
         def on_event(what: str, shard: int, text: str) -> None:
             if what == "waiting":  # for the process that holds the shard, which may take long

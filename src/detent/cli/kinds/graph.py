@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -16,7 +15,7 @@ import click
 
 from detent.cli._common import is_server
 from detent.cli._output import note, print_json, print_table, progress_bar
-from detent.cli._views import LAG, LineTaskView, Look, ReportColumn, TaskNotice, TaskView, counted, logs_told
+from detent.cli._views import LAG, Look, ReportColumn, TaskNotice, TaskView, counted
 from detent.cli.kinds.kind import LOOK_S, Found, Given, KnownTask, ReadyTask, TaskKind, store_of
 from detent.errors import DetentError, Invalid, NotFound, Unavailable
 from detent.runtime import thread
@@ -139,7 +138,7 @@ class GraphTally:
     """What is told of the processors of this process, and how often each had to start over."""
 
     def __init__(self, view: TaskView, graph: str, names: Sequence[str], *, silent: Sequence[str] = ()) -> None:
-        self.view = view
+        self._view = view
         self._graph = graph
         self._names = names
         self._silent = silent
@@ -162,7 +161,7 @@ class GraphTally:
             "failed": f"failed, and starts over: {more}",
         }
         fields = {"processor": processor, **({"text": more} if more else {})}
-        self.view.tell(TaskNotice(what, f"{processor}: {lines.get(what, f'{what} {more}')}", fields))
+        self._view.tell(TaskNotice(what, f"{processor}: {lines.get(what, f'{what} {more}')}", fields))
 
     def stopped(self) -> None:
         """All of them have ended."""
@@ -230,6 +229,7 @@ class ReadyGraph(ReadyTask):
 
     kind = "graph"
     hangs_on_threads = True
+    tells_of_log = True
 
     def __init__(self, graph: Graph, given: Given) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ class ReadyGraph(ReadyTask):
     def run(self, view: TaskView) -> int:
         """Run processors until `stop`, which lets the steps under way end."""
         tally = GraphTally(view, self.name, self._names)
-        with self._logs(view), self._graph.open(self.url, on_event=tally.see) as live:
+        with self._graph.open(self.url, on_event=tally.see) as live:
             before = tally.look(live)
             live.start(only=self._names, migrate=self._given["migrate"])
             view.tell(self._started())
@@ -273,13 +273,9 @@ class ReadyGraph(ReadyTask):
                 view.tell(_stopped(part))
         return 0
 
-    def _logs(self, view: TaskView) -> AbstractContextManager[None]:
-        """What a graph says in its log. What is said there of a processor that failed is told already."""
-
-        def is_told(logged: logging.LogRecord) -> bool:
-            return logged.module == "task" and bool(logged.exc_info)
-
-        return logs_told(view, is_told, verbose=self._given["verbose"], as_json=self._given["as_json"])
+    def is_told(self, logged: logging.LogRecord) -> bool:
+        """Of a processor that failed."""
+        return logged.module == "task" and bool(logged.exc_info)
 
     def _started(self) -> TaskNotice:
         text = f"started {self.name} on {self.url}: {', '.join(self._names)}"
@@ -292,9 +288,6 @@ class ReadyGraph(ReadyTask):
         tally = GraphTally(view, self.name, self._names, silent=("running", "failed"))
         with ExitStack() as stack:
             move = stack.enter_context(progress_bar(f"running {self.name}", hidden=self._given["as_json"]))
-            if not self._given["as_json"]:
-                view = tally.view = LineTaskView()  # made here: the bar moves up what is printed under it
-            stack.enter_context(self._logs(view))
             live = stack.enter_context(self._graph.open(self.url, on_event=tally.see))
             before = tally.look(live)
             live.start(only=self._names, migrate=self._given["migrate"])
@@ -457,14 +450,6 @@ class StoredGraph(KnownTask):
         """Delete the records of its processors."""
         for name in self._consumers():
             self.store.consumer(name).delete()
-
-    def wait(self, timeout_ms: int) -> None:
-        """Until nothing is left to read."""
-        deadline = time.monotonic() + timeout_ms / 1000
-        while self.report().lag:
-            if time.monotonic() > deadline:
-                raise Unavailable(f"the graph {self.name!r} still has {self.report().lag} messages to read")
-            time.sleep(LOOK_S)
 
 
 class KnownGraph(StoredGraph):

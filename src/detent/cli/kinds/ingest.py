@@ -15,8 +15,7 @@ import click
 
 from detent.cli._output import note, print_fields, print_json
 from detent.cli._views import Look, TaskNotice, TaskView
-from detent.cli.kinds.kind import LOOK_S, Found, Given, KnownTask, ReadyTask, TaskKind
-from detent.errors import Unavailable
+from detent.cli.kinds.kind import Found, Given, KnownTask, ReadyTask, TaskKind
 from detent.runtime.report import Report, State
 from detent.runtime.target import Sought
 from detent.scraped import new_registry, serve_metrics
@@ -254,9 +253,10 @@ def metrics_view(port: int, name: str, show: Callable[[IngestProgress], None]) -
 
 
 class KnownIngest(KnownTask):
-    """An ingest, as its database knows it."""
+    """An ingest, as its database knows it. Announcements that wait in the queue are not known yet."""
 
     kind = "ingest"
+    unit = "open file"
     instead: ClassVar[Mapping[str, str]] = {
         "pause": "its processes ask nothing but the queue. Stop them (Ctrl-C or SIGTERM): announcements wait in the "
         "queue, and the next run goes on with them",
@@ -295,11 +295,3 @@ class KnownIngest(KnownTask):
 
         del to
         return dict(forgetting.reset(self._engine, self._settings)._asdict())
-
-    def wait(self, timeout_ms: int) -> None:
-        """Until no file is open. Announcements that wait in the queue are not known yet."""
-        deadline = time.monotonic() + timeout_ms / 1000
-        while left := self.report().lag:
-            if time.monotonic() > deadline:
-                raise Unavailable(f"{self.title} still has {left} open files")
-            time.sleep(LOOK_S)

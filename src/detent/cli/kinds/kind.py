@@ -6,15 +6,17 @@ There is one `TaskKind` for each kind. A `ReadyTask` is declared by a file, and 
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
-from detent.cli._common import URL_VARIABLE, check_kept
-from detent.errors import DetentError, Invalid
+from detent.cli._common import URL_VARIABLE, check_kept, count_text
+from detent.errors import DetentError, Invalid, Unavailable
 from detent.paths import as_url
 from detent.runtime.report import Report
 
@@ -61,6 +63,9 @@ class ReadyTask:
     """Whether it has SIGTERM and Ctrl-C call `stop` by itself, in the main thread: Spark sets handlers, too, when it
     starts."""
 
+    tells_of_log = False
+    """Whether warnings of its parts in their logs are told as notices."""
+
     def __init__(self) -> None:
         self.stopping = threading.Event()
 
@@ -81,6 +86,11 @@ class ReadyTask:
         """Do what there is to do, then print a summary; the exit code."""
         raise NotImplementedError
 
+    def is_told(self, logged: logging.LogRecord) -> bool:
+        """Whether what its parts say in a log is told as a notice of its own, too."""
+        del logged
+        return False
+
     def summarize(self) -> None:
         """Print for people how it ended, once nothing else is shown any more."""
 
@@ -95,6 +105,9 @@ class KnownTask:
 
     kind: str
     name: str
+    unit = "message"
+    """What waits for it."""
+
     instead: ClassVar[Mapping[str, str]] = {}
     """What to do instead, for verbs that the kind does not have."""
 
@@ -133,10 +146,19 @@ class KnownTask:
         """Delete what is kept of it."""
         raise self.refusal("rm")
 
+    def left(self) -> int | None:
+        """How much it still has to do, for `wait`."""
+        return self.report().lag
+
     def wait(self, timeout_ms: int) -> None:
         """Return when it has done all that there is now; `Unavailable` after the time."""
-        del timeout_ms
-        raise self.refusal("wait")
+        if "wait" in self.instead:
+            raise self.refusal("wait")
+        deadline = time.monotonic() + timeout_ms / 1000
+        while left := self.left():
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{self.title} still has {count_text(left, self.unit)} to do")
+            time.sleep(LOOK_S)
 
     def refusal(self, verb: str) -> DetentError:
         """Why the kind has no such verb, and what to do."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -14,9 +11,8 @@ import click
 
 from detent.cli._common import count_text
 from detent.cli._output import line_text
-from detent.cli._views import Look, TaskNotice, TaskView, logs_told
+from detent.cli._views import Look, TaskNotice, TaskView
 from detent.cli.kinds.kind import LOOK_S, Found, Given, KnownTask, ReadyTask, TaskKind
-from detent.errors import Unavailable
 from detent.runtime import thread
 from detent.runtime.report import Report, State
 from detent.runtime.target import Sought
@@ -37,10 +33,10 @@ class Workers(TaskKind):
 
     def sought(self) -> Sought[Any]:
         """What a file is to declare."""
-        from detent.queue import AsyncWorker, Worker
+        from detent.queue import Worker
 
         return Sought(
-            (Worker, AsyncWorker),
+            Worker,
             noun="worker",
             plural="workers",
             article="a",
@@ -52,7 +48,8 @@ class Workers(TaskKind):
 
     def ready(self, found: Sequence[Found], given: Given) -> list[ReadyTask]:
         """One task a worker."""
-        return [ReadyWorker(one.what, given) for one in found]
+        del given
+        return [ReadyWorker(one.what) for one in found]
 
     @contextmanager
     def declared(self, found: Any, given: Given) -> Iterator[KnownTask]:
@@ -75,11 +72,11 @@ class ReadyWorker(ReadyTask):
 
     kind = "worker"
     hangs_on_threads = True
+    tells_of_log = True
 
-    def __init__(self, worker: Any, given: Given) -> None:
+    def __init__(self, worker: Any) -> None:
         super().__init__()
         self._worker = worker
-        self._given = given
         self.name = worker.queue.name
 
     def check(self, *, as_json: bool) -> None:
@@ -102,7 +99,7 @@ class ReadyWorker(ReadyTask):
 
     def _run(self, view: TaskView, *, is_once: bool) -> int:
         look = Look(self.title, self._reports, self._fields)
-        given, ended = self._given, threading.Event()
+        ended = threading.Event()
 
         def watch() -> None:
             quiet = 0
@@ -112,28 +109,22 @@ class ReadyWorker(ReadyTask):
                 if quiet >= QUIET_LOOKS or self.stopping.is_set():
                     self._worker.stop()
 
-        with logs_told(view, _is_told, verbose=given["verbose"], as_json=given["as_json"]):
-            view.tell(TaskNotice("started", f"started on the queue {self.name}", {"queue": self.name}))
-            watching = thread.start(f"detent-watch-{self.name}", watch)
-            try:
-                done = self._worker.run()
-                if asyncio.iscoroutine(done):
-                    asyncio.run(done)
-            finally:
-                ended.set()
-                watching.join()
-            counts = {"handled": self._worker.handled, "failed": self._worker.failed}
-            text = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-            event = "summary" if is_once else "stopped"
-            view.tell(TaskNotice(event, f"stopped: {text}", {"queue": self.name, **counts}))
+        view.tell(TaskNotice("started", f"started on the queue {self.name}", {"queue": self.name}))
+        watching = thread.start(f"detent-watch-{self.name}", watch)
+        try:
+            self._worker.run()
+        finally:
+            ended.set()
+            watching.join()
+        counts = {"handled": self._worker.handled, "failed": self._worker.failed}
+        text = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+        event = "summary" if is_once else "stopped"
+        view.tell(TaskNotice(event, f"stopped: {text}", {"queue": self.name, **counts}))
         return 0
 
     def _waiting(self) -> int:
         """Messages that are still to be handled."""
         found = self._worker.queue.info()
-        if asyncio.iscoroutine(found):
-            found.close()  # a queue of an event loop, which is not this thread's
-            return 1
         return int(found.available + found.delayed + found.blocked + found.in_flight)
 
     def _fields(self) -> dict[str, Any]:
@@ -142,12 +133,6 @@ class ReadyWorker(ReadyTask):
     def _reports(self) -> list[Report]:
         counts = {"handled": self._worker.handled, "failed": self._worker.failed}
         return [Report(self.kind, self.name, State.RUNNING, counts)]
-
-
-def _is_told(logged: logging.LogRecord) -> bool:
-    """Whether what a worker says in its log is told otherwise, too."""
-    del logged
-    return False
 
 
 # -- steering ---------------------------------------------------------------------------------------------------------
@@ -200,14 +185,7 @@ class KnownQueue(KnownTask):
         """Delete the queue."""
         self._store.queue(self.name).delete()
 
-    def wait(self, timeout_ms: int) -> None:
-        """Until nothing is left to handle."""
-        deadline = time.monotonic() + timeout_ms / 1000
-        while True:
-            found = self.info()
-            left = found.available + found.delayed + found.blocked + found.in_flight
-            if not left:
-                return
-            if time.monotonic() > deadline:
-                raise Unavailable(f"{self.title} still has {count_text(left)} to handle")
-            time.sleep(LOOK_S)
+    def left(self) -> int:
+        """Messages that are not handled, also those that are being handled."""
+        found = self.info()
+        return found.available + found.delayed + found.blocked + found.in_flight

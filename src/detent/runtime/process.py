@@ -47,6 +47,7 @@ class Child:
         self._heard = heard
         self._said = said
         self._in_group = in_group
+        self._is_asked = False
         self._listeners: list[thread.Thread] = []
         self._process = subprocess.Popen(
             list(command),
@@ -75,8 +76,10 @@ class Child:
         return self._process.poll()
 
     def end(self) -> None:
-        """Ask it to end (SIGTERM)."""
-        self._process.terminate()
+        """Ask it to end (SIGTERM), once: many programs do not wait for what is under way when they are asked again."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._process.terminate()
 
     def kill(self) -> None:
         """End it, as by ``kill -9``."""

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from detent.durations import milliseconds
-from detent.errors import Busy, DetentError, Fenced, NotFound, Unavailable
+from detent.errors import Busy, DetentError, NotFound, Unavailable
 from detent.ingest import forgetting, metastore, ownership
 from detent.ingest.announcements import Announced
 from detent.ingest.committer import TableCommitter
@@ -200,11 +200,6 @@ class _PipelinePart(Task):
         self._config = config
         self._worker = worker
         self._due: dict[str, float] = {}
-
-    def was_replaced(self, error: Fenced) -> bool:
-        """A pipeline is fenced by a reset, and there is no place to wait for."""
-        del error
-        return False
 
     def is_hopeless(self, error: Exception) -> bool:
         return not isinstance(error, Unavailable | Busy)

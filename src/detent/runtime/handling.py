@@ -39,7 +39,7 @@ logger = logging.getLogger("detent.runtime")
 
 async def answered(given: Maybe[Given]) -> Given:
     """What a function has answered, awaited if it has to be."""
-    return await given if is_awaited(given) else given  # type: ignore[return-value]
+    return await given if is_awaited(given) else given  # type: ignore[misc, return-value]
 
 
 class Hands:

@@ -22,7 +22,7 @@ from bench.consumer.suite import SUITE
 from bench.harness import INFORMATIVE, Plan, Row, Size, ratio_at_most
 from bench.place import Place
 from bench.server.peers import postgres
-from detent.consumer.running import opened
+from detent.consumer.consumer import opened
 from detent.journal import Message
 
 PAUSE_S = 0.005

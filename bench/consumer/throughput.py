@@ -21,7 +21,7 @@ from bench.consumer.suite import SUITE
 from bench.harness import INFORMATIVE, Plan, Row, Size, ratio_at_least
 from bench.place import Place
 from bench.server.peers import postgres
-from detent.consumer.running import opened
+from detent.consumer.consumer import opened
 from detent.consumer.shard import MESSAGES_MAX
 from detent.state.keyed import TOUCHED_MAX
 

@@ -20,8 +20,9 @@ import pytest
 import detent
 import zygote
 from acceptance.test_cli import detent_command, environment, ok, refused
-from detent.consumer import supervisor
-from detent.consumer.application import Consumer
+from detent.consumer import Consumer, supervisor
+from detent.runtime.process import Child
+from detent.runtime.supervisor import Supervised
 from detent.server.access import Grant
 from detent.shard import operations as ops
 from eventlines import Events
@@ -682,27 +683,32 @@ def test_how_many_processes() -> None:
 
 
 def test_deaths_are_waited_out_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
+    now, lived_s = [0.0], [1.0]
 
-    def die(after_s: float) -> float:
-        one.process = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE)
-        one.process.wait()
-        one._deaths.began()
-        now[0] += after_s
-        one.reap()
-        return one.start_at - now[0]
+    def begin(member: str) -> Child:
+        now[0] += lived_s[0]
+        return Child([sys.executable, "-c", ""])
 
-    one = supervisor._Process()
-    one._deaths = supervisor.Failures(supervisor.RESTART, steady_s=supervisor.STEADY_S, clock=lambda: now[0])
-    assert one.is_due()
-    waits = [die(1) for _ in range(10)]
+    def die() -> float:
+        one.turn()
+        lives = len(ended)
+        now[0] += rests[-1] - 0.01
+        one.turn()
+        assert len(ended) == lives, "it is not started again before"
+        now[0] += 0.02
+        return rests[-1]
+
+    ended: list[str] = []
+    rests: list[float] = []
+    process = supervisor.WorkerProcess("w", begin, lambda member, child, status: ended.append(member))
+    monkeypatch.setattr(process, "failed", lambda error, pause_s: rests.append(pause_s))
+    one = Supervised(process, clock=lambda: now[0]).start_turns()
+    waits = [die() for _ in range(10)]
     assert waits[:4] == pytest.approx([0.2, 0.4, 0.8, 1.6])
     assert max(waits) == supervisor.RESTART.max_s
-    assert not one.is_due()
-    assert die(supervisor.STEADY_S) == pytest.approx(supervisor.RESTART.first_s)
-    now[0] += 1
-    assert one.is_due()
+    assert len(set(ended)) == 10, "each is a member of its own"
+    lived_s[0] = supervisor.STEADY_S
+    assert die() == pytest.approx(supervisor.RESTART.first_s)
 
 
 def test_a_worker_without_a_supervisor_ends(world: World) -> None:

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from detent import Outgoing
 from detent.bus import Bus, ExternalTransport, Outcome, Retries
 from detent.errors import Invalid, NotFound, Unavailable
 from detent.extras import install_command
+from detent.queue import operations as ops
 from detent.testing import TransportSuite
 from detent.testing.transports import LONG_S, bodies
 from detent.transports import NewMessage, PubSubQueue, queue_pubsub, queue_redis, queue_sqs, sqs_client
@@ -418,6 +419,20 @@ def test_a_detent_queue_opens_its_store_and_closes_it(tmp_path: Path) -> None:
         assert mine.acknowledge([held, held]) == []
         mine.close()
         assert store.queue("q").info().done == 1
+
+
+def test_all_that_a_detent_queue_delivered_can_be_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation names so many messages at most, and none of them twice; a delivery from elsewhere has its receipt
+    alone."""
+    monkeypatch.setattr(ops, "CLAIM_MAX", 2)
+    with detent.open("memory:") as store:
+        store.queue("q").create()
+        store.queue("q").publish_many([b"x"] * 5)
+        queue = DetentQueue(store, "q")
+        held = [delivery for _ in range(3) for delivery in queue.receive(5, 0, 30)]
+        queue.acknowledge(held[:1])
+        queue.give_back([replace(one, own=None) for one in held] + held[1:2])
+        assert [delivery.attempts for _ in range(2) for delivery in queue.receive(5, 0, 30)] == [1] * 4
 
 
 def test_a_detent_queue_that_is_made_anew_gives_other_names(tmp_path: Path) -> None:

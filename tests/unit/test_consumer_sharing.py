@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import detent
-from detent.consumer import Consumer, Worker, lives, sharing, worker
+from detent.consumer import Consumer, Worker, sharing, worker
+from detent.consumer import task as lives
 from detent.consumer.progress import Progress
 from detent.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Unavailable
 from detent.runtime.backoff import Backoff

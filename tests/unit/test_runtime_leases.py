@@ -99,6 +99,15 @@ def test_keeper_is_woken_only_by_what_is_due_before_it_looks(clock: Clock) -> No
     assert len(wakes) == 2
 
 
+def test_keeper_that_holds_something_looks_every_second(clock: Clock) -> None:
+    """No wait counts the time for which a machine sleeps, and what is held may be due when it wakes."""
+    leases: Leases[str] = Leases(clock=clock)
+    keeper = KeepLeases("leases of a test", leases, lambda due: None)
+    assert keeper.step() == 60.0
+    leases.take(1, "a", 300.0)
+    assert keeper.step() == 1.0
+
+
 def test_keeper_renews_in_a_thread_until_it_is_lost() -> None:
     leases: Leases[str] = Leases()
     renewed: list[str] = []

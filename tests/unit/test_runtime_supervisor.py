@@ -171,6 +171,7 @@ def test_exception_that_ends_programs_is_a_failure() -> None:
 def test_replaced_task_looks_at_its_lease_at_once() -> None:
     events: list[str] = []
     task = Scripted(Fenced("another"), DONE, opens=[None, Waits("standby", "another process runs it", 0.001)])
+    task.was_replaced = lambda error: True  # type: ignore[method-assign]
     task.restart = Restart(Backoff(PATIENCE_S, PATIENCE_S))
     one = ran(task, on_event=lambda what, _name, _why: events.append(what))
     assert events == ["starting", "running", "fenced", "standby", "running", "stopped"]
@@ -181,6 +182,14 @@ def test_fence_of_something_else_is_a_failure() -> None:
     task = Scripted(Fenced("what it writes to"), DONE)
     task.was_replaced = lambda error: False  # type: ignore[method-assign]
     assert ran(task).restarts == 1
+
+
+def test_fence_is_a_failure_of_a_task_without_a_lease() -> None:
+    """It would begin anew without a rest, again and again."""
+    assert ran(Scripted(Fenced("another"), DONE)).restarts == 1
+    task = Scripted(Fenced("another"), DONE)
+    task.hopeless = Fenced
+    assert isinstance(ran(task).failure, Fenced)
 
 
 def test_task_that_waits_is_opened_again_until_it_may_run() -> None:
@@ -474,6 +483,73 @@ def test_child_ends_although_it_was_told_while_it_began() -> None:
         task = Children(WAITS)
         assert Supervised(task).start().stop(PATIENCE_S)
         assert task.ends in ([], [-15])
+
+
+NOTES = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: print(1, flush=True))
+print(0, flush=True)
+time.sleep(60)
+"""
+
+
+class Noting(Children):
+    """Children that tell when they are ready, and of each time that they are asked to end."""
+
+    def __init__(self, wait: bool = False) -> None:
+        self.heard: list[int] = []
+        self._wait = wait
+        super().__init__(NOTES)
+
+    def _next(self) -> Child:
+        return Child([sys.executable, "-c", self.codes.pop(0)], heard=self.heard.append)
+
+    def open(self) -> None:
+        super().open()
+        while self._wait and not self.heard:
+            time.sleep(0.001)
+        if self._wait:
+            self.opened()
+
+    def opened(self) -> None:
+        """It is ready, and its step has not begun."""
+
+
+def test_child_is_asked_once_to_end() -> None:
+    """For most programs a second signal says not to wait for what they are at."""
+    task = Noting()
+    one = Supervised(task).start()
+    wait_until(lambda: task.heard == [0])
+    one.stop_soon()
+    wait_until(lambda: task.heard == [0, 1])
+    assert not one.stop(0.2)
+    assert (task.heard, task.ends) == ([0, 1], [-9])
+
+
+def test_child_that_was_told_while_it_began_is_asked_once_and_killed() -> None:
+    class Told(Noting):
+        def opened(self) -> None:
+            one.stop_soon()
+
+    task = Told(wait=True)
+    one = Supervised(task)
+    one.start()
+    wait_until(lambda: task.heard == [0, 1])
+    assert not one.stop(0.2)
+    assert (task.heard, task.ends, one.is_alive) == ([0, 1], [-9], False)
+
+
+def test_pause_between_turns_counts_from_the_end_of_a_step() -> None:
+    now = 0.0
+
+    class Slow(Task):
+        def step(self) -> Next:
+            nonlocal now
+            now += 5.0
+            return 1.0
+
+    one = Supervised(Slow("slow"), clock=lambda: now).start_turns()
+    assert (one.turn(), one.turn(), now) == (1.0, 1.0, 5.0)
 
 
 def test_interrupt_of_the_program_in_a_turn_ends_the_task_and_is_raised() -> None:

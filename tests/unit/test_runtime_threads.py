@@ -81,3 +81,12 @@ def test_crew_makes_a_thread_only_when_all_are_busy() -> None:
     for end in ends:
         end.set()
     assert crew.dismiss(PATIENCE_S)
+
+
+def test_crew_that_was_dismissed_has_new_threads() -> None:
+    crew = DaemonPool("detent-crew", 1)
+    done = threading.Semaphore(0)
+    for _ in range(2):
+        crew.submit(done.release)
+        assert done.acquire(timeout=PATIENCE_S)
+        assert crew.dismiss(PATIENCE_S)

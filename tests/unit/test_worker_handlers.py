@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from typing import Any
 
 import pytest
@@ -69,6 +70,46 @@ def test_async_worker_reports_base_exception_of_its_handler() -> None:
             return [one.reason async for one in queue.failed()], worker.failed
 
     assert asyncio.run(scenario()) == (["Aborted: now"], 1)
+
+
+def test_fence_ends_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    with detent.open("memory:") as store:
+        queue = store.queue("q")
+        fenced = [detent.Fenced("another process owns the store")]
+
+        def claim(*values: Any, **options: Any) -> list[detent.Delivery]:
+            if fenced:
+                raise fenced.pop()
+            worker.stop()
+            return []
+
+        worker = Worker(queue, print)
+        monkeypatch.setattr(queue, "claim", claim)
+        with pytest.raises(detent.Fenced):
+            worker.run()
+
+
+def test_worker_runs_again_after_a_claim_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads were let go of when it failed, and what it claims then has others."""
+    with detent.open("memory:") as store:
+        queue = store.queue("q")
+        queue.create()
+        claim = queue.claim
+        handled = threading.Event()
+
+        def claim_once(*values: Any, **options: Any) -> list[detent.Delivery]:
+            if handled.is_set():
+                raise detent.Denied("not now")
+            return claim(*values, **options)
+
+        worker = Worker(queue, lambda message: handled.set())
+        monkeypatch.setattr(queue, "claim", claim_once)
+        for payload in (b"x", b"y"):
+            handled.clear()
+            queue.publish(payload)
+            with pytest.raises(detent.Denied):
+                worker.run()
+        assert queue.info().done == worker.handled == 2
 
 
 def test_each_takes_its_own() -> None:

@@ -333,12 +333,7 @@ class Transport:
 
     @staticmethod
     def _settled(delivery: Incoming, failed: Sequence[Delivery]) -> None:
-        if failed:
-            why: Mapping[str, DetentError] = getattr(failed, "why", {})
-            raise why.get(delivery.receipt.delivery.receipt) or StaleReceipt(
-                f"the queue did not settle the message {delivery.transport_id}: its lease is gone, or the queue does "
-                "not answer"
-            )
+        _require(delivery, failed)
         delivery.receipt.is_settled = True
 
     def give_up(self, delivery: Incoming, reason: str) -> None:
@@ -365,8 +360,9 @@ class Transport:
         """`StaleReceipt` unless the lease is ours; then it is ours for the whole of one again."""
         held: HeldDelivery = delivery.receipt
         asked_at = time.monotonic()
-        if delivery.lost or asked_at >= held.until or self._input().extend([held.delivery], self._lease_s):
+        if delivery.lost or asked_at >= held.until:
             raise StaleReceipt(f"the lease of the message {delivery.transport_id} is over: another may hold it")
+        _require(delivery, self._input().extend([held.delivery], self._lease_s))
         held.until = _until(held.delivery, asked_at + self._lease_s)
 
     def cut(self, reason: str) -> str:
@@ -442,6 +438,16 @@ class Transport:
     def check_name(self, name: str) -> None:
         """`Invalid` for what cannot be the name of a queue."""
         check_name(name)
+
+
+def _require(delivery: Incoming, failed: Sequence[Delivery]) -> None:
+    """Raise why a call failed for a delivery, if it did."""
+    if failed:
+        why: Mapping[str, DetentError] = getattr(failed, "why", {})
+        raise why.get(delivery.receipt.delivery.receipt) or StaleReceipt(
+            f"the queue did not settle the message {delivery.transport_id}: its lease is gone, or the queue does "
+            "not answer"
+        )
 
 
 def _until(delivery: Delivery, until: float) -> float:

@@ -86,10 +86,11 @@ class Intake(Handling[Incoming]):
         return self._transport.extend_every_s * EXTEND_SHARE
 
     def extend(self, due: Sequence[Lease[Incoming]]) -> None:
+        asked_s = self._clock()
         try:
             self._transport.extend([lease.thing for lease in due])
             for lease in due:
-                self.leases.renewed(lease)
+                self.leases.renewed(lease, asked_s=asked_s)
         finally:
             for lease in due:
                 if lease.thing.lost:

@@ -11,22 +11,20 @@
 Where the state is kept is in `detent.state`; which process has which shard is recorded by
 `detent.shard`. From `detent run` to one message:
 
-    application.py  `Consumer`: what it reads, what it does with a message, where its state is
-    supervisor.py   several processes: started, watched, started again, ended together
-    running.py      or all of it in this process
+    application.py  what it is declared with: journals, functions, state
+    consumer.py     `Consumer`, and how it runs in this process
+    supervisor.py   or in several processes: started, watched, started again, ended together
     worker.py       one process: says that it is alive, takes free shards, gives up surplus ones
     sharing.py      the rules by which every process decides that, from the same table
-    lives.py        one shard in a process: a life after another, or a standby
+    task.py         one shard in a process: a life after another, or a standby
 
 A shard's transaction, in the order in which things happen:
 
     shard.py        restores state behind the fence, then runs transaction after transaction
     sources.py      reads the shard's journals in turns, each in order
-    transaction.py  one transaction: from its first message to its acknowledgement
+    transaction.py  one transaction: consumed, then committed by a thread: append, commit, acknowledge
     outbox.py       what it publishes: in the engine's commit, or pending and acknowledged
-    committer.py    the committing thread: append pending, commit, acknowledge
-    progress.py     how far the shard is, for calls that wait for it
-    reporting.py    tells the store how far the shard is
+    progress.py     how far the shard is, for calls that wait for it, and how the store is told
 """
 
 from __future__ import annotations
@@ -36,13 +34,14 @@ from typing import TYPE_CHECKING
 from detent.lazy import attributes
 
 if TYPE_CHECKING:
-    from detent.consumer.application import Application, Consumer, Publish, Source
+    from detent.consumer.application import Application, Publish, Source
+    from detent.consumer.consumer import Consumer
     from detent.consumer.transaction import ConsumerTransaction
     from detent.consumer.worker import Worker
 
 _HOME = {
     "Application": "detent.consumer.application",
-    "Consumer": "detent.consumer.application",
+    "Consumer": "detent.consumer.consumer",
     "ConsumerTransaction": "detent.consumer.transaction",
     "Publish": "detent.consumer.application",
     "Source": "detent.consumer.application",

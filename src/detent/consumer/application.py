@@ -1,11 +1,11 @@
-"""`Consumer`: which journals an application reads, what it does with a message, and where its state is."""
+"""What a consumer is declared with: which journals it reads, what it does with a message, where its state is."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from detent import names, patterns
 from detent.durations import Duration, milliseconds
@@ -16,9 +16,6 @@ from detent.shard.operations import SHARDS_MAX
 from detent.state.base import State
 from detent.state.engine import EngineState
 from detent.stream.following import Start
-
-if TYPE_CHECKING:
-    from detent.store import Store
 
 NAME_MAX: Final = 150
 """A consumer's name begins the names of its recovery logs."""
@@ -94,29 +91,8 @@ class Source:
         return patterns.matches(self.journal, journal)
 
 
-class Consumer:
-    """An application that reads journals, each message taking effect exactly once.
-
-    >>> app = Consumer("words", store="file:./data", read="lines")
-    >>> @app.consume
-    ... def count(message, state, publish):
-    ...     for word in message.body.decode().split():
-    ...         state[word] = state.get(word, 0) + 1
-    ...         publish("counted", word.encode())
-    >>> app.run(once=True)
-
-    `read` names the journals (or `Source`s, or patterns such as ``orders/*``). They are divided over `shards`: whole
-    journals with ``partition="journal"``; with ``partition="key"`` every shard reads all of them and takes the messages
-    whose keys are its own. The number of shards is fixed when the consumer first runs. `state` is where state and
-    progress are kept, together: `EngineState()` (the default), `SqlState(url)` or `RecordedState(folder)`. `outputs`
-    names other stores to publish to: ``outputs={"audit": "https://..."}``, then ``publish(..., store="audit")``.
-
-    A transaction has at least one message. It ends when no message is ready and it has lasted `min_transaction`, or
-    when it has lasted `max_transaction`. `standbys` processes follow each shard of a `RecordedState`, ready to take
-    over. `lease` is how long a process that vanished keeps its shards. `output_deadline` is how long a journal keeps
-    what a transaction has published and not acknowledged, where that is longer than the journal's own
-    `transaction_deadline`: a shard may be down for so long between the two.
-    """
+class Declaration:
+    """A consumer as it was declared. `Consumer` adds how it is run, and says what each part means."""
 
     def __init__(
         self,
@@ -204,20 +180,6 @@ class Consumer:
     def source_of(self, journal: str) -> Source:
         """The source that a journal belongs to: the first one that names it."""
         return next(source for source in self.sources if source.matches(journal))
-
-    def run(self, *, store: str | Store | None = None, once: bool = False) -> None:
-        """Run all shards in threads of this process, until SIGTERM or Ctrl-C; with `once`, until nothing is left to
-        read. `store` is another URL than the consumer's own, or a store that is open. `detent run module:app` runs
-        the shards in several processes."""
-        from detent.consumer.running import run
-
-        run(self, store=store, once=once)
-
-    async def run_async(self, *, store: str | Store | None = None, once: bool = False) -> None:
-        """The same, while the functions that are ``async def`` run on the caller's event loop. Cancel it to stop."""
-        from detent.consumer.running import run_async
-
-        await run_async(self, store=store, once=once)
 
 
 def _check_function(function: Any, what: str) -> None:

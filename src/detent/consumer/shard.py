@@ -1,6 +1,6 @@
 """A shard at work: restore, then transaction after transaction, until it is told to stop or something fails.
 
-This is the consuming half; :mod:`detent.consumer.committer` is the other. A failure on either side ends the shard. To
+This is the consuming half; `Committer` (transaction.py) is the other. A failure on either side ends the shard. To
 go on, it starts over: with a new fence, the checkpoint as it is durable, and new producers.
 """
 
@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from detent import crash
-from detent.consumer.application import Consumer
-from detent.consumer.committer import Committer
+from detent.consumer.application import Declaration
 from detent.consumer.outbox import Outbox, Outlets
 from detent.consumer.progress import Progress
 from detent.consumer.sources import Sources, key_filter
-from detent.consumer.transaction import ConsumerTransaction, Sealed
+from detent.consumer.transaction import Committer, ConsumerTransaction, Sealed
 from detent.errors import Conflict, Invalid
 from detent.journal import AckIntent, Message
 from detent.shard import operations as ops
@@ -61,7 +60,7 @@ _NOT_AWAITED: Final = (
 class Assignment:
     """What a shard is given to work with: which one it is, its journals, the stores."""
 
-    consumer: Consumer
+    consumer: Declaration
     shard: int
     journals: tuple[str, ...]
     store: Store

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,18 +15,19 @@ from typing import TYPE_CHECKING, Final
 
 from detent import crash
 from detent.consumer import sharing
-from detent.consumer.application import Consumer
-from detent.consumer.lives import Following, Held
-from detent.consumer.progress import Progress
-from detent.consumer.reporting import Reporter
+from detent.consumer.application import Declaration
+from detent.consumer.progress import REPORT_S, Progress, Reporter
 from detent.consumer.shard import Assignment, Caller
 from detent.consumer.sources import shard_journals
-from detent.errors import Busy, Conflict, Fenced, NotFound, Unavailable
+from detent.consumer.task import ShardTask, StandbyTask, SupervisedShard, SupervisedStandby
+from detent.errors import Busy, Conflict, NotFound, Unavailable
+from detent.runtime.report import State
+from detent.runtime.supervisor import Supervised
 from detent.shard import operations as ops
 from detent.shard.operations import ConsumerDescription
-from detent.state.base import ShardName, ShardState
+from detent.state.base import ShardName
 from detent.state.recovery_log import log_prefix
-from detent.stream.members import new_member
+from detent.stream.membership import Beats, Membership
 
 if TYPE_CHECKING:
     from detent.store import Store
@@ -50,7 +50,7 @@ Event = Callable[[str, int, str], None]
 """Is told what happens to a shard: (what, which, more)."""
 
 
-def register(consumer: Consumer, store: Store) -> dict[str, int]:
+def register(consumer: Declaration, store: Store) -> dict[str, int]:
     """Tell the store of the consumer and the journals that there are; which shard reads which of them. `Conflict` if it
     is divided otherwise."""
     listed = store.journals() if any(source.is_pattern for source in consumer.sources) else []
@@ -67,7 +67,7 @@ class Worker:
 
     def __init__(
         self,
-        consumer: Consumer,
+        consumer: Declaration,
         store: Store,
         outputs: Mapping[str, Store],
         *,
@@ -78,15 +78,17 @@ class Worker:
         self._app = consumer
         self.store = store
         self._outputs = outputs
-        self.member = member or new_member()
+        self._membership = Membership(store, consumer.name, consumer.lease_ms, member)
+        self.member = self._membership.member
         self._run_coroutine = run_coroutine
         self._on_event = on_event or _ignore
-        self._held: dict[int, Held] = {}
-        self._standbys: dict[int, Following] = {}
+        self._held: dict[int, SupervisedShard] = {}
+        self._standbys: dict[int, SupervisedStandby] = {}
         self._free_since: dict[int, float] = {}
         self._crowded_since: float | None = None
         self._listed_at = 0.0
         self._sources: dict[str, int] = {}
+        self._is_paused = False
         self._stopping = threading.Event()
         self._beat_s = min(BEAT_S, consumer.lease_ms / LEASE_BEATS / 1000)
         self.progress: dict[int, Progress] = {}
@@ -101,7 +103,8 @@ class Worker:
         with `once`, and what is wrong with the consumer itself."""
         self._app.consume_function  # noqa: B018 - refused here if there is none
         self._register()
-        self._reporter = Reporter(self.store, self._app.name, lambda: list(self._held.values()))
+        self._reporter = Reporter(self.store, self._app.name, lambda: [one.task for one in self._held.values()])
+        reporting = Supervised(Beats("detent-report", REPORT_S, self._reporter.report)).start()
         try:
             if once:
                 self._run_once()
@@ -109,7 +112,7 @@ class Worker:
                 while not self._stopping.wait(self._beat_s):
                     self._beat_safely()
         finally:
-            self._reporter.stop()
+            reporting.stop()
             self._leave()
 
     # -- the table ------------------------------------------------------------------------------------------------
@@ -123,11 +126,6 @@ class Worker:
         is_shared = self._app.partition == "key"
         return tuple(sorted(name for name, index in self._sources.items() if is_shared or index == shard))
 
-    def _heartbeat(self) -> ConsumerDescription:
-        beat = ops.Heartbeat(self._app.name, self.member, self._app.lease_ms, f"pid {os.getpid()}")
-        table: ConsumerDescription = self.store.commit([beat])[0]
-        return table
-
     def _beat_safely(self) -> None:
         try:
             self._beat()
@@ -135,22 +133,21 @@ class Worker:
             logger.warning("the store does not answer, shards go on as long as they can: %s", error)
 
     def _beat(self) -> None:
-        table = self._heartbeat()
+        table = self._membership.beat()
         if any(source.is_pattern for source in self._app.sources) and time.monotonic() - self._listed_at > LIST_S:
             self._register()
         self._note_free(table)
         self._disown(table)
         self._end_some(table)
-        self._reap()
+        self._drop_some()
         if table.paused:
             return
         self._follow_some(table)
         self._give_back(table)
         for index in sharing.wanted(table, self.member, self._app.standbys, self._free_s(table), list(self._held)):
-            self._take(index)
-        for held in list(self._held.values()):
-            if held.is_due:
-                self._start(held)
+            if index not in self._held:
+                with contextlib.suppress(Conflict):  # another member was quicker
+                    self._take(index)
 
     def _note_free(self, table: ConsumerDescription) -> None:
         free = {shard.index for shard in table.states if not shard.holder}
@@ -163,83 +160,61 @@ class Worker:
 
     # -- taking and leaving shards ----------------------------------------------------------------------------------
 
-    def _take(self, index: int) -> None:
-        if index in self._held:
-            return
-        with contextlib.suppress(Conflict):  # somebody was quicker
-            self._start(self._lease(index))
-
-    def _lease(self, index: int) -> Held:
-        """Take the lease of a shard; `Conflict` while another member has it."""
-        lease = ops.LeaseShard(self._app.name, index, self.member, self._app.lease_ms)
-        leased: ops.Leased = self.store.commit([lease])[0]
+    def _take(self, index: int, *, once: bool = False) -> SupervisedShard:
+        """Take the lease of a shard and begin; `Conflict` while another member has it."""
+        generation = self._membership.take(index)
         crash.point("consumer.after_lease")
         self._on_event("taken", index, self.member)
-        held = self._held[index] = Held(index, leased.generation)
-        self.progress[index] = held.progress
+        task = ShardTask(index, generation, self._assign, self._standbys.pop(index, None), once=once)
+        held = self._held[index] = SupervisedShard(task, self._on_event)
+        self.progress[index] = task.progress
+        held.start()
         return held
 
-    def _start(self, held: Held, *, once: bool = False) -> None:
-        """A new life of a shard: from where a standby is, if one has followed it here."""
-        name = ShardName(self._app.name, held.index)
-        journals = self._journals_of(held.index)
-        given = Assignment(self._app, held.index, journals, self.store, self._outputs, self._run_coroutine)
-        following = self._standbys.pop(held.index, None)
-
-        def opening() -> ShardState:
-            return self._app.state.open(self.store, name) if following is None else following.take_over()
-
-        held.start(given, opening, once=once)
+    def _assign(self, index: int) -> Assignment | None:
+        """What the next life of a shard works with; None while the consumer is paused."""
+        if self._is_paused:
+            return None
+        return Assignment(self._app, index, self._journals_of(index), self.store, self._outputs, self._run_coroutine)
 
     def _disown(self, table: ConsumerDescription) -> None:
         """Give back what this member holds and does not know of: the answer to its lease was lost, or the word that it
         gave the shard back. Every heartbeat would renew that lease, and nobody would do the work."""
         unknown = [row.index for row in table.states if row.holder == self.member and row.index not in self._held]
         if unknown:
-            self.store.commit([ops.ReleaseShards(self._app.name, self.member, unknown)])
+            self._membership.give_back(unknown)
 
     def _end_some(self, table: ConsumerDescription) -> None:
-        """Stop shards that somebody else has, that were reset, that have new journals, or that shall rest."""
-        for held in list(self._held.values()):
-            row = table.states[held.index]
+        """End shards that another member has; begin those anew that were reset, have other journals, or shall rest."""
+        self._is_paused = table.paused
+        for index, held in self._held.items():
+            row, shard, known = table.states[index], held.task.shard, held.task.journals
             if row.holder != self.member:
                 held.leave()
-            is_running = held.progress.status == "running"
-            is_old = is_running and held.shard is not None and row.generation > held.shard.generation
-            if table.paused or is_old or self._journals_of(held.index) != held.journals:
-                held.stop()
-            if table.paused and not held.is_alive:
-                held.progress.say("paused")
+            is_old = held.task.progress.status == "running" and shard is not None and row.generation > shard.generation
+            is_other = known is not None and known != self._journals_of(index)
+            if is_old or is_other or (table.paused and held.status != State.PAUSED):
+                held.renew()
 
-    def _reap(self) -> None:
-        """Look at shards whose life has ended."""
-        for held in list(self._held.values()):
-            if held.is_alive:
-                continue
-            error, held.error = held.error, None
-            if isinstance(error, Fenced) and held.was_fenced:
-                logger.warning("shard %d was taken over: %s", held.index, error)
-                self._on_event("fenced", held.index, str(error))
-                held.progress.say("fenced", str(error))
-                held.leaving = True
-            elif error is not None:
-                self._on_event("failed", held.index, held.failed(error))
-                logger.error("shard %d failed and starts over", held.index, exc_info=error)
-            if held.leaving:
-                self._drop(held)
+    def _drop_some(self) -> None:
+        """Give back the shards that are to be left and have ended."""
+        for index, held in list(self._held.items()):
+            if held.task.leaving:
+                held.stop_soon()
+                if not held.is_alive:
+                    self._drop(index)
 
-    def _drop(self, held: Held) -> None:
-        """Give a shard back, whose life has ended."""
+    def _drop(self, index: int) -> None:
         self._reporter.report(last=True)
-        del self._held[held.index]
-        self._reporter.forget(held.index)
+        del self._held[index]
+        self._reporter.forget(index)
         with contextlib.suppress(Unavailable, NotFound):
-            self.store.commit([ops.ReleaseShards(self._app.name, self.member, [held.index])])
-        self._on_event("released", held.index, self.member)
+            self._membership.give_back([index])
+        self._on_event("released", index, self.member)
 
     def _give_back(self, table: ConsumerDescription) -> None:
         """Let go of what is beyond this member's share, if it has been for a while."""
-        too_many = sharing.excess(table, [one.index for one in self._held.values() if not one.leaving])
+        too_many = sharing.excess(table, [index for index, one in self._held.items() if not one.task.leaving])
         if not too_many:
             self._crowded_since = None
             return
@@ -261,7 +236,7 @@ class Worker:
             held.join()
         self._reporter.report(last=True)
         with contextlib.suppress(Unavailable, NotFound):
-            self.store.commit([ops.ReleaseShards(self._app.name, self.member, None)])
+            self._membership.give_back()
         for index in self._held:
             self._on_event("released", index, self.member)
         self._held.clear()
@@ -280,7 +255,8 @@ class Worker:
             if stands_by and index not in self._standbys:
                 made = self._app.state.standby(self.store, ShardName(self._app.name, index))
                 if made is not None:
-                    self._standbys[index] = Following(made, index)
+                    self._standbys[index] = SupervisedStandby(StandbyTask(made, index))
+                    self._standbys[index].start()
                     self._on_event("following", index, self.member)
             elif not stands_by and index in self._standbys:
                 self._standbys.pop(index).stop()
@@ -289,38 +265,37 @@ class Worker:
 
     def _run_once(self) -> None:
         """Take every shard and let it read what there is."""
-        if self._heartbeat().paused:
+        if self._membership.beat().paused:
             raise Conflict(f"the consumer {self._app.name!r} is paused: resume it first")
         for index in range(self._app.shards):
-            held = self._wait_for(index)
-            if held is None:
+            if not self._wait_for(index):
                 return
-            self._start(held, once=True)
         beat_at = time.monotonic()
         while any(held.is_alive for held in self._held.values()):
             if self._stopping.wait(self._beat_s / 20):
                 return
             if time.monotonic() - beat_at >= self._beat_s:
                 beat_at = time.monotonic()
-                self._heartbeat()
+                self._membership.beat()
         for held in self._held.values():
-            if held.error is not None:
-                raise held.error
+            if held.failure is not None:
+                raise held.failure
 
-    def _wait_for(self, index: int) -> Held | None:
-        """Take a shard, if need be when the lease of whoever had it is over. None if told to stop."""
+    def _wait_for(self, index: int) -> bool:
+        """Take a shard, if need be when the lease of the member that had it is over. False if told to stop."""
         is_told = False
         while not self._stopping.is_set():
             try:
-                return self._lease(index)
+                self._take(index, once=True)
+                return True
             except Conflict as error:
                 if not is_told:
                     logger.info("shard %d: %s", index, error)
                     self._on_event("waiting", index, str(error))
                 is_told = True
-            self._heartbeat()
+            self._membership.beat()
             self._stopping.wait(self._beat_s)
-        return None
+        return False
 
 
 def _ignore(what: str, shard: int, more: str) -> None:

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from detent.durations import milliseconds
-from detent.errors import Busy, DetentError, Fenced, NotFound, Unavailable
+from detent.errors import Busy, DetentError, NotFound, Unavailable
 from detent.ingest import forgetting, metastore, ownership
 from detent.ingest.announcements import Announced
 from detent.ingest.committer import TableCommitter
@@ -201,16 +201,14 @@ class _PipelinePart(Task):
         self._worker = worker
         self._due: dict[str, float] = {}
 
-    def was_replaced(self, error: Fenced) -> bool:
-        """A pipeline is fenced by a reset, and there is no place to wait for."""
-        del error
-        return False
-
     def is_hopeless(self, error: Exception) -> bool:
         return not isinstance(error, Unavailable | Busy)
 
     def failed(self, error: Exception, pause_s: float) -> None:
         log.warning("%s; trying again in %g s", error, pause_s)
+
+    def gave_up(self, error: Exception) -> None:
+        """The caller of `run` gets it, unless it was told to stop."""
 
     def _is_due(self, what: str, every_s: float) -> bool:
         """Whether something is to be done again."""

@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from detent.processor.declaration import Processor
 from detent.processor.place import Place
-from detent.processor.plan import Plan, dependencies, errors_of
+from detent.processor.plan import GraphPlan, dependencies, errors_of
 
 READS: Final = "○"
 WRITES: Final = "●"
@@ -29,12 +29,12 @@ JOINED: Final = {"none": "", "one": "", "zip": " + ", "any": " | "}
 """What is between the inputs: all of them at a time, or one of them."""
 
 
-def drawn(graph: Plan, kind: Literal["text", "mermaid"]) -> str:
+def drawn(graph: GraphPlan, kind: Literal["text", "mermaid"]) -> str:
     """As text, or for Mermaid."""
     return _mermaid(graph) if kind == "mermaid" else _text(graph)
 
 
-def rows_of(graph: Plan) -> list[Processor]:
+def rows_of(graph: GraphPlan) -> list[Processor]:
     """The processors, each after those that write what it reads, and otherwise as they were declared: whoever has
     written the file finds them again."""
     needed = {name: set(names) for name, names in dependencies(graph.processors, graph.errors).items()}
@@ -59,7 +59,7 @@ def rows_of(graph: Plan) -> list[Processor]:
 # -- text -------------------------------------------------------------------------------------------------------------
 
 
-def _text(graph: Plan) -> str:
+def _text(graph: GraphPlan) -> str:
     rows = rows_of(graph)
     lanes = _lanes(rows, graph.errors)
     ends = _ends(rows, graph.errors)
@@ -134,7 +134,7 @@ def _said(processor: Processor, errors: Place | None) -> str:
 # -- Mermaid ----------------------------------------------------------------------------------------------------------
 
 
-def _mermaid(graph: Plan) -> str:
+def _mermaid(graph: GraphPlan) -> str:
     """A flowchart. Nodes have ids of our own, so that no name can be a word of Mermaid's."""
     rows = rows_of(graph)
     lanes = _lanes(rows, graph.errors)

@@ -12,13 +12,13 @@ from detent.processor import declaration, live_graph
 from detent.processor.declaration import Function, Processor
 from detent.processor.drawing import drawn
 from detent.processor.live_graph import LiveGraph
-from detent.processor.plan import Plan
+from detent.processor.plan import GraphPlan
 
 if TYPE_CHECKING:
     from detent.store import Store
 
 
-class Graph(Plan):
+class Graph(GraphPlan):
     """Processors that read journals and write others, each message taking effect exactly once.
 
     >>> graph = Graph("shop", store="file:./data", errors="failed")

@@ -17,7 +17,7 @@ from detent.processor import renaming, resetting, settling, status, tracing
 from detent.processor.declaration import Processor
 from detent.processor.outcome import encoded, headers_of, key_of
 from detent.processor.place import Place, place
-from detent.processor.plan import OpenPlan, Plan, consumer_name
+from detent.processor.plan import GraphPlan, OpenGraph, consumer_name
 from detent.processor.recovery import check_same_inputs, shape_of
 from detent.processor.runner import Runner
 from detent.processor.step import Out
@@ -40,7 +40,7 @@ STOP_TIMEOUT: Final = "60s"
 logger = logging.getLogger("detent.processor")
 
 
-def store_url(graph: Plan, store: str | None) -> str:
+def store_url(graph: GraphPlan, store: str | None) -> str:
     """The store of a graph; `Invalid` if nobody names one."""
     url = store or graph.store or os.environ.get("DETENT_URL")
     if not url:
@@ -50,7 +50,7 @@ def store_url(graph: Plan, store: str | None) -> str:
 
 @contextmanager
 def opened(
-    graph: Plan, store: str | Store | None = None, *, on_event: OnEvent | None = None, member: str | None = None
+    graph: GraphPlan, store: str | Store | None = None, *, on_event: OnEvent | None = None, member: str | None = None
 ) -> Iterator[LiveGraph]:
     """The graph with its stores open. At the end its processors are stopped."""
     import detent
@@ -85,7 +85,7 @@ def _refuse_twins(stores: Mapping[str, Store]) -> None:
 
 
 def run(
-    graph: Plan,
+    graph: GraphPlan,
     store: str | Store | None = None,
     *,
     once: bool = False,
@@ -110,7 +110,7 @@ class LiveGraph:
 
     def __init__(
         self,
-        graph: Plan,
+        graph: GraphPlan,
         stores: Mapping[str, Store],
         run_coroutine: Callable[[Any], Any] | None = None,
         on_event: OnEvent | None = None,
@@ -119,7 +119,7 @@ class LiveGraph:
         self.graph = graph
         self.stores = stores
         self.store = stores[""]
-        self.opened = OpenPlan(graph, stores)
+        self.opened = OpenGraph(graph, stores)
         self._run_coroutine = run_coroutine
         self._on_event = on_event or _ignore
         self._member = member or new_member()

@@ -24,7 +24,7 @@ LEASE_MS_MIN: Final = 500
 """A lease is renewed several times before it runs out; a shorter one would be all that its holder does."""
 
 
-class Plan:
+class GraphPlan:
     """Processors, and what they have in common. `Graph` adds how they are declared and run."""
 
     def __init__(
@@ -102,10 +102,10 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenPlan:
+class OpenGraph:
     """A graph with its stores open, by their names; "" is its own."""
 
-    plan: Plan
+    plan: GraphPlan
     stores: Mapping[str, Store]
 
     @property

@@ -9,7 +9,7 @@ import msgspec
 from detent import crash
 from detent.errors import Conflict, Fenced, NotFound
 from detent.processor.declaration import Processor
-from detent.processor.plan import OpenPlan
+from detent.processor.plan import OpenGraph
 from detent.processor.records import Mark, Record
 from detent.processor.recovery import reset_to, written_by
 from detent.processor.runner import new_series
@@ -18,7 +18,7 @@ from detent.shard.operations import PauseConsumer
 from detent.stream.members import has_died
 
 
-def take_over(graph: OpenPlan, processors: Sequence[Processor]) -> None:
+def take_over(graph: OpenGraph, processors: Sequence[Processor]) -> None:
     """Move the progress of those that say what they were called. `Conflict` for one that looks renamed and does not say
     so: it would begin anew, and do everything again."""
     known = records(graph)
@@ -51,7 +51,7 @@ def _is_alike(record: Record, processor: Processor) -> bool:
     return record.shape.outputs == written_by(processor)
 
 
-def _move(graph: OpenPlan, old: str, processor: Processor) -> None:
+def _move(graph: OpenGraph, old: str, processor: Processor) -> None:
     """First the other stores, then the graph's own: until that commit, the old name has everything, and this can be
     done again; after it, nobody can go on under the old name."""
     name = processor.name
@@ -71,7 +71,7 @@ def _move(graph: OpenPlan, old: str, processor: Processor) -> None:
     _forget_marks(graph, old)
 
 
-def _finish(graph: OpenPlan, processor: Processor, own: Record, old: Record | None) -> None:
+def _finish(graph: OpenGraph, processor: Processor, own: Record, old: Record | None) -> None:
     """Forget what other stores have under the old name, if it died before it had."""
     assert processor.formerly is not None
     if old is not None:
@@ -82,7 +82,7 @@ def _finish(graph: OpenPlan, processor: Processor, own: Record, old: Record | No
     _forget_marks(graph, processor.formerly, own.identity)
 
 
-def _forget_marks(graph: OpenPlan, old: str, identity: str | None = None) -> None:
+def _forget_marks(graph: OpenGraph, old: str, identity: str | None = None) -> None:
     """In all stores but the graph's own; only those of this processor, where that is to be told."""
     for store in graph.others():
         kept = graph.record(old, store)
@@ -93,7 +93,7 @@ def _forget_marks(graph: OpenPlan, old: str, identity: str | None = None) -> Non
             graph.stores[store].commit([kept.deleting()])
 
 
-def _copy_mark(graph: OpenPlan, store: str, old: str, new: str) -> None:
+def _copy_mark(graph: OpenGraph, store: str, old: str, new: str) -> None:
     """Under both fences, so that a process that does the same at this moment does not undo what was done since."""
     before, after = graph.record(old, store), graph.record(new, store)
     if before.describe() is None:
@@ -111,7 +111,7 @@ def _copy_mark(graph: OpenPlan, store: str, old: str, new: str) -> None:
     graph.stores[store].commit([before.replacing(mark), after.replacing(mark)])
 
 
-def _move_record(graph: OpenPlan, old: str, processor: Processor, *, is_paused: bool) -> None:
+def _move_record(graph: OpenGraph, old: str, processor: Processor, *, is_paused: bool) -> None:
     """The record, with what was asked for under the old name and is still to be done: a reset, a pause."""
     before, after = graph.record(old), graph.record(processor.name)
     opened = before.open()

@@ -12,7 +12,7 @@ from detent.durations import since_1970_ms
 from detent.errors import Conflict, Fenced, Invalid, NotFound
 from detent.processor.declaration import Processor
 from detent.processor.place import Place, place
-from detent.processor.plan import OpenPlan
+from detent.processor.plan import OpenGraph
 from detent.processor.records import Mark, Record
 from detent.processor.recovery import moved, settled
 from detent.processor.runner import journal_ids, new_series
@@ -27,7 +27,7 @@ TRIES: Final = 10
 """A processor that is fenced, or that fails, starts over at once, and may take the fence back before it is reset."""
 
 
-def reset(graph: OpenPlan, processor: Processor, to: str | int | Mapping[str, int], time: Any) -> dict[str, int]:
+def reset(graph: OpenGraph, processor: Processor, to: str | int | Mapping[str, int], time: Any) -> dict[str, int]:
     """Move a processor's inputs. Whoever runs it is fenced, and goes on from there."""
     if not processor.inputs:
         then = (
@@ -48,12 +48,12 @@ def reset(graph: OpenPlan, processor: Processor, to: str | int | Mapping[str, in
     return _reset(graph, processor, to, time)
 
 
-def _offsets(graph: OpenPlan, processor: Processor, to: str | int | Mapping[str, int], time: Any) -> dict[str, int]:
+def _offsets(graph: OpenGraph, processor: Processor, to: str | int | Mapping[str, int], time: Any) -> dict[str, int]:
     wanted = {str(one): _offset(graph, one, to, time) for one in processor.inputs}
     return {one: offset for one, offset in wanted.items() if offset is not None}
 
 
-def _reset(graph: OpenPlan, processor: Processor, to: str | int | Mapping[str, int], time: Any) -> dict[str, int]:
+def _reset(graph: OpenGraph, processor: Processor, to: str | int | Mapping[str, int], time: Any) -> dict[str, int]:
     """Take the fence, and write another record: what is "latest" is seen behind the fence, where nobody goes on
     meanwhile. `Fenced` if the processor was started in between."""
     kept, journals = graph.record(processor.name), processor.own_inputs
@@ -72,7 +72,7 @@ def _reset(graph: OpenPlan, processor: Processor, to: str | int | Mapping[str, i
     return offsets
 
 
-def _rebased(graph: OpenPlan, name: str, record: Record, offsets: Mapping[str, int]) -> Record:
+def _rebased(graph: OpenGraph, name: str, record: Record, offsets: Mapping[str, int]) -> Record:
     """The record from other offsets on. Numbers never go back, so it also puts right what a store has lost: its mark
     is not behind, or ahead, of what comes next."""
     marks: dict[str, int] = {}
@@ -90,7 +90,7 @@ def _rebased(graph: OpenPlan, name: str, record: Record, offsets: Mapping[str, i
     return msgspec.structs.replace(record, snapshot=snapshot, given={})
 
 
-def _offset(graph: OpenPlan, where: Place, to: str | int | Mapping[str, int], time: Any) -> int | None:
+def _offset(graph: OpenGraph, where: Place, to: str | int | Mapping[str, int], time: Any) -> int | None:
     """From where an input is read on; None if it stays where it is."""
     if isinstance(to, Mapping):
         if str(where) not in to:
@@ -112,7 +112,7 @@ def _offset(graph: OpenPlan, where: Place, to: str | int | Mapping[str, int], ti
     return to
 
 
-def forget(graph: OpenPlan, name: str) -> None:
+def forget(graph: OpenGraph, name: str) -> None:
     """Delete a processor's record, and its marks in the stores that the graph names. `Conflict` while it runs, or while
     it owes something."""
     kept = graph.record(name)
@@ -138,7 +138,7 @@ def forget(graph: OpenPlan, name: str) -> None:
     kept.delete()
 
 
-def _settle(graph: OpenPlan, kept: FencedRecord, name: str) -> None:
+def _settle(graph: OpenGraph, kept: FencedRecord, name: str) -> None:
     """Write a record that needs no marks, so that they can go first. `Conflict` if something is owed: only this record
     tells of it."""
     stored = kept.open().checkpoint

@@ -6,13 +6,15 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from detent import forks
 from detent.errors import Invalid, Unavailable
 from detent.finite import encode_json
 from detent.journal import Message
 from detent.processor.step import Step
+
+Opened = TypeVar("Opened")
 
 Delivered = Message | list[Message]
 """What a graph gives to a sink: a message, or with ``whole=True`` the messages of a batch."""
@@ -56,6 +58,14 @@ class Sink:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _of_this_process(self, kept: dict[int, Opened], make: Callable[[], Opened]) -> Opened:
+        """What is open, by the generation of the process: connections do not survive a fork."""
+        with self._lock:
+            self._require_open()
+            if forks.generation not in kept:
+                kept[forks.generation] = make()
+            return kept[forks.generation]
 
     def _require_open(self) -> None:
         if self._is_closed:

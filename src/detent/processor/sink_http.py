@@ -94,7 +94,7 @@ class HttpSink(Sink):
             raise Invalid(f"retries is a number from 0 to {RETRIES_MAX}, not {retries!r}")
         self._retries = retries
         self._given = client
-        self._clients: dict[int, httpx.Client] = {}  # by generation: connections do not survive a fork
+        self._clients: dict[int, httpx.Client] = {}
         self._closing = threading.Event()
 
     def __call__(self, value: Delivered, step: Step) -> None:
@@ -150,13 +150,11 @@ class HttpSink(Sink):
         raise _refusal(status)(f"{self._shown} refused a delivery with {why}")
 
     def _client(self) -> httpx.Client:
+        if self._given is None:
+            return self._of_this_process(self._clients, lambda: httpx.Client(cookies=CookieJar(_NO_COOKIES)))
         with self._lock:
             self._require_open()
-            if self._given is not None:
-                return self._given
-            if forks.generation not in self._clients:
-                self._clients[forks.generation] = httpx.Client(cookies=CookieJar(_NO_COOKIES))
-            return self._clients[forks.generation]
+        return self._given
 
     def _pause(self, seconds: float) -> None:
         if self._closing.wait(seconds):

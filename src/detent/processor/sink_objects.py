@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from detent import forks
 from detent.errors import Conflict, Exists, Invalid, NotFound
 from detent.kv import Objects, absolute_url, open_objects
 from detent.processor.sink_base import Delivered, Sink, bytes_of, chosen
@@ -50,7 +49,7 @@ class ObjectSink(Sink):
         self._name = chosen(name, "name")
         self._content = chosen(content, "content")
         self._compare = compare
-        self._objects: dict[int, Objects] = {}  # by generation: connections to a bucket do not survive a fork
+        self._objects: dict[int, Objects] = {}
 
     def __call__(self, value: Delivered, step: Step) -> None:
         name = step.key if self._name is None else self._name(value, step)
@@ -70,11 +69,7 @@ class ObjectSink(Sink):
                 ) from None
 
     def _opened(self) -> Objects:
-        with self._lock:
-            self._require_open()
-            if forks.generation not in self._objects:
-                self._objects[forks.generation] = open_objects(self._url)
-            return self._objects[forks.generation]
+        return self._of_this_process(self._objects, lambda: open_objects(self._url))
 
 
 def _has_key(name: str, key: str) -> bool:

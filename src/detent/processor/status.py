@@ -10,7 +10,7 @@ import msgspec
 from detent.errors import Denied
 from detent.processor.inputs import is_other
 from detent.processor.place import place
-from detent.processor.plan import OpenPlan, consumer_name, writes
+from detent.processor.plan import OpenGraph, consumer_name, writes
 from detent.processor.records import JournalId, Mark, Record
 from detent.processor.tracing import latency_of
 from detent.shard import operations as ops
@@ -73,7 +73,7 @@ def given_to(record: FencedRecord) -> int:
     return 0 if mark is None else mark.number
 
 
-def records(graph: OpenPlan) -> dict[str, tuple[ops.ShardDescription, Record | None]]:
+def records(graph: OpenGraph) -> dict[str, tuple[ops.ShardDescription, Record | None]]:
     """What the store has of all processors of a graph, by name, also of those that are not declared any more."""
     prefix = consumer_name(graph.plan.name, "")
     found: dict[str, tuple[ops.ShardDescription, Record | None]] = {}
@@ -84,7 +84,7 @@ def records(graph: OpenPlan) -> dict[str, tuple[ops.ShardDescription, Record | N
     return found
 
 
-def _consumers(graph: OpenPlan, prefix: str) -> Iterator[ops.ConsumerDescription]:
+def _consumers(graph: OpenGraph, prefix: str) -> Iterator[ops.ConsumerDescription]:
     """All that the store keeps of a graph; or, for who may not list what is in the store, of the processors that the
     graph names."""
     after, more = "", True
@@ -101,7 +101,7 @@ def _consumers(graph: OpenPlan, prefix: str) -> Iterator[ops.ConsumerDescription
                 yield known
 
 
-def statuses(graph: OpenPlan, *, latency: bool = True) -> list[ProcessorStatus]:
+def statuses(graph: OpenGraph, *, latency: bool = True) -> list[ProcessorStatus]:
     """All processors that run, in their order, and then those that are not declared any more."""
     found = records(graph)
     declared = [one.name for one in graph.plan.in_order() if one.runs]
@@ -114,7 +114,7 @@ def statuses(graph: OpenPlan, *, latency: bool = True) -> list[ProcessorStatus]:
 
 
 def _status(
-    graph: OpenPlan,
+    graph: OpenGraph,
     name: str,
     shard: ops.ShardDescription | None,
     record: Record | None,
@@ -158,7 +158,7 @@ def _said(shard: ops.ShardDescription | None, record: Record | None) -> str:
     return "died" if has_died(shard.holder) else shard.status or "running"
 
 
-def _positions(graph: OpenPlan, name: str, record: Record | None, *, declared: bool) -> dict[str, int]:
+def _positions(graph: OpenGraph, name: str, record: Record | None, *, declared: bool) -> dict[str, int]:
     """How far a processor is; for one that never ran, where it would begin."""
     if record is not None:
         return record.snapshot.positions
@@ -177,11 +177,11 @@ def _journals(shard: ops.ShardDescription | None, record: Record | None) -> dict
     return {name: one for name, one in record.snapshot.journals.items() if name not in resets}
 
 
-def _inputs(graph: OpenPlan, positions: dict[str, int], known: dict[str, JournalId]) -> list[InputStatus]:
+def _inputs(graph: OpenGraph, positions: dict[str, int], known: dict[str, JournalId]) -> list[InputStatus]:
     return [_input(graph, name, position, known.get(name)) for name, position in positions.items()]
 
 
-def _input(graph: OpenPlan, name: str, position: int, known: JournalId | None) -> InputStatus:
+def _input(graph: OpenGraph, name: str, position: int, known: JournalId | None) -> InputStatus:
     where = place(name)
     store = graph.stores.get(where.store)
     if store is None:

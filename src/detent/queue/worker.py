@@ -134,7 +134,9 @@ class _WorkerTask(Handling[Any]):
 
     async def extend(self, due: Sequence[Lease[_Delivered]]) -> None:
         for lease in due:
-            if not lease.thing.settled:
+            if lease.thing.settled:  # its handler goes on, and needs no lease for that
+                self.leases.renewed(lease)
+            else:
                 await self._extend(lease)
 
     async def _extend(self, lease: Lease[_Delivered]) -> None:

@@ -207,12 +207,8 @@ class Housekeeper(Task):
             self._next_sweep = now + SWEEP_EVERY_S
             self._owner.sweep()
 
-    def was_replaced(self, error: Fenced) -> bool:
-        """There is no lease to look at: another process owns the store."""
-        del error
-        return False
-
     def is_hopeless(self, error: Exception) -> bool:
+        """Another process owns the store."""
         return isinstance(error, Fenced)
 
     def gave_up(self, error: Exception) -> None:

@@ -32,7 +32,10 @@ GATHER_SHARE: Final = 10
 """What is due within such a part of its lease is renewed along with what is due now: one question for many."""
 
 LOOK_S: Final = 60.0
-"""How often the table is looked at when nothing is due."""
+"""How often the table is looked at when nothing is held."""
+
+LOOK_HELD_S: Final = 1.0
+"""The same while something is held: a machine that slept may wake late in a lease, and no wait counts the sleep."""
 
 Thing = TypeVar("Thing")
 
@@ -147,14 +150,17 @@ class KeepLeases(Task):
         else:
             if inspect.isawaitable(extended):
                 return self._when(extended)
-        return self._leases.next_s()
+        return self._next_s()
 
     async def _when(self, extended: Awaitable[None]) -> Next:
         try:
             await extended
         except Exception as error:  # noqa: BLE001 - the same
             self._is_late(error)
-        return self._leases.next_s()
+        return self._next_s()
+
+    def _next_s(self) -> float:
+        return self._leases.next_s(LOOK_HELD_S if len(self._leases) else LOOK_S)
 
     def _is_late(self, error: Exception) -> None:
         logger.warning("%s: leases could not be renewed, trying again: %s", self.name, error)

@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Final, Self
 
@@ -46,6 +47,7 @@ class Child:
         self._heard = heard
         self._said = said
         self._in_group = in_group
+        self._is_asked = False
         self._listeners: list[thread.Thread] = []
         self._process = subprocess.Popen(
             list(command),
@@ -74,8 +76,10 @@ class Child:
         return self._process.poll()
 
     def end(self) -> None:
-        """Ask it to end (SIGTERM)."""
-        self._process.terminate()
+        """Ask it to end (SIGTERM), once: many programs do not wait for what is under way when they are asked again."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._process.terminate()
 
     def kill(self) -> None:
         """End it, as by ``kill -9``."""
@@ -154,6 +158,8 @@ class ChildTask(Task):
         self._begin = begin
         self._ended = ended
         self._is_told = False
+        self._asked: Child | None = None
+        self._asking = threading.Lock()
         self.child: Child | None = None
 
     def open(self) -> None:
@@ -172,12 +178,12 @@ class ChildTask(Task):
 
     def close(self) -> None:
         """End it if it runs, and wait for that."""
-        child, self.child = self.child, None
+        child = self.child
         if child is None:
             return
-        if child.status is None:
-            child.end()
-        status = child.wait()
+        self._ask(child)
+        status = child.wait()  # `kill` ends one that takes too long
+        self.child = None
         assert status is not None
         try:
             self._ended(child, status)
@@ -188,6 +194,13 @@ class ChildTask(Task):
         """Let it finish what it is at."""
         self._is_told = True
         if (child := self.child) is not None:
+            self._ask(child)
+
+    def _ask(self, child: Child) -> None:
+        """Once: a second signal would say that it shall not wait for what it is at."""
+        with self._asking:
+            is_asked, self._asked = self._asked is child, child
+        if not is_asked and child.status is None:
             child.end()
 
     def kill(self) -> None:

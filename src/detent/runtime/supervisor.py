@@ -110,6 +110,7 @@ class Supervised:
             except BaseException:  # Ctrl-C in a step: it is over
                 self._turns = None
                 raise
+            now = self._clock()  # the step may have taken long, and a pause is from its end
             self._due = None if pause_s is None else now + pause_s
         return LOOK_S if self._due is None else max(0.0, self._due - now)
 

@@ -6,7 +6,7 @@
 3. **step**   Again and again. Each step answers when the next one is due: at once (`AGAIN`), or in so many seconds
               unless the task is woken before. `ANEW` ends this life and begins the next one, `DONE` is the end.
 4. **fail**   An error ends this life: the task is closed, rests as its `restart` says, and is opened again. One that
-              was replaced by another process (`Fenced`) looks at its lease at once; a hopeless error is the end.
+              has a lease, and was replaced (`Fenced`), looks at it at once; a hopeless error is the end.
 5. **stop**   The step under way ends, the task is closed, and leaves: it gives back for good what it has had.
 
 A kind of worker is a subclass of `Task` that says what its five steps are. `Supervised` (`supervisor.py`) is the one
@@ -123,9 +123,10 @@ class Task:
     # -- failures -----------------------------------------------------------------------------------------------
 
     def was_replaced(self, error: Fenced) -> bool:
-        """Whether another process has this task's place, and not that of something which it writes to."""
+        """Whether another process has this task's place, and not that of something which it writes to. Then `open`
+        looks at the lease at once, so a task without one never says so: it would begin anew without a rest."""
         del error
-        return True
+        return False
 
     def is_hopeless(self, error: Exception) -> bool:
         """Whether another try would fail the same way."""

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 from typing import Self
 
@@ -80,26 +81,31 @@ class DaemonPool:
         self._size = size
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[Thread] = []
+        self._leaving: list[Thread] = []
         self._idle = threading.Semaphore(0)
 
     def submit(self, task: Callable[[], None]) -> None:
         """Run this. The caller never has more than `size` tasks under way. A task catches its own errors."""
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._size:
-            self._threads.append(start(f"{self._name}-{len(self._threads)}", self._work))
+            work = partial(_work_off, self._tasks, self._idle)
+            self._threads.append(start(f"{self._name}-{len(self._threads)}", work))
         self._tasks.put(task)
 
-    def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            task()
-            self._idle.release()
-
     def dismiss(self, patience_s: float) -> bool:
-        """Let them go when they are done; whether all were, in time."""
+        """Let them go when they are done; whether all were, in time. What is submitted later gets new ones."""
         for _ in self._threads:
             self._tasks.put(None)
+        self._leaving += self._threads
+        self._threads, self._tasks, self._idle = [], SimpleQueue(), threading.Semaphore(0)
         deadline = time.monotonic() + patience_s
-        have_ended = [thread.join(deadline - time.monotonic()) for thread in self._threads]
-        return all(have_ended)
+        self._leaving = [thread for thread in self._leaving if not thread.join(deadline - time.monotonic())]
+        return not self._leaving
+
+
+def _work_off(tasks: SimpleQueue[Callable[[], None] | None], idle: threading.Semaphore) -> None:
+    while (task := tasks.get()) is not None:
+        task()
+        idle.release()
 
 
 def pool(name: str, size: int | None = None) -> ThreadPoolExecutor:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from detent.errors import Unavailable
+from detent.runtime import thread
 from detent.runtime.backoff import Backoff, Failures
 
 if TYPE_CHECKING:
@@ -129,8 +130,7 @@ class _Asker:
         self._offset: int | None = None
         self._changed = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name=f"detent-growth-{journal}", daemon=True)
-        self._thread.start()
+        self._thread = thread.start(f"detent-growth-{journal}", self._run)
 
     def ask(self, offset: int | None) -> None:
         with self._changed:

@@ -79,8 +79,15 @@ class Beats(Task):
         super().__init__(name)
         self._period_s = period_s
         self._beat = beat
+        self._is_new = True
+
+    def open(self) -> None:
+        """What has just begun is not told before a period is over."""
+        self._is_new = True
 
     def step(self) -> Next:
         """Say it once."""
-        self._beat()
+        if not self._is_new:
+            self._beat()
+        self._is_new = False
         return self._period_s

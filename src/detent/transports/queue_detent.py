@@ -72,7 +72,8 @@ class DetentQueue:
 
     def give_back(self, deliveries: Sequence[Delivery]) -> None:
         """Messages are as if they had not been claimed, and their attempts are not counted."""
-        self._store.undo(undoing_deliveries(delivery.own for delivery in deliveries))
+        for at in range(0, len(deliveries), ops.CLAIM_MAX):
+            self._store.undo([_operation(ops.Unclaim, deliveries[at : at + ops.CLAIM_MAX])])
 
     def acknowledge(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Messages are done; those that were not marked so."""

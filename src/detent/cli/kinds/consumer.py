@@ -160,7 +160,7 @@ class ReadyConsumer(ReadyTask):
 
     def run(self, view: TaskView) -> int:
         """Start its processes, and watch them until `stop`."""
-        from detent.consumer.supervisor import Supervisor, run_alone, worker_count
+        from detent.consumer.supervisor import Processes, run_alone, worker_count
 
         app, given, url = self._app, self._given, self.url
         count = worker_count(app, url, given["workers"])
@@ -174,7 +174,7 @@ class ReadyConsumer(ReadyTask):
         if not count:
             run_alone(app, url, self.stopping, tell, show)
             return 0
-        supervisor = Supervisor(
+        processes = Processes(
             self._target,
             app,
             url,
@@ -185,7 +185,7 @@ class ReadyConsumer(ReadyTask):
             options=["--verbose", *(["--json"] if given["as_json"] else [])] if given["verbose"] else [],
             force=given["force"],
         )
-        supervisor.run(self.stopping)
+        processes.run(self.stopping)
         return 0
 
     def _look(self, store: Store) -> Look:
@@ -199,7 +199,7 @@ class ReadyConsumer(ReadyTask):
 
     def run_once(self, view: TaskView) -> int:
         """Read what there is, in this process, then print how far it is."""
-        from detent.consumer.running import opened, stopped_by
+        from detent.consumer.consumer import opened, stopped_by
 
         def on_event(what: str, shard: int, text: str) -> None:
             if what == "waiting":  # for the process that holds the shard, which may take long
@@ -239,7 +239,7 @@ class ReadyConsumer(ReadyTask):
 
 def _why(app: Consumer, error: Exception) -> str:
     """What the application raised, and what that means."""
-    from detent.consumer.lives import why
+    from detent.consumer.task import why
 
     return (
         f"the consumer {app.name!r} failed: {why(error)}; nothing of that transaction took effect, and the next run "

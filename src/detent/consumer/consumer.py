@@ -1,4 +1,4 @@
-"""A consumer in this process: its stores opened, its shards in threads."""
+"""`Consumer`, and how one runs in this process: its stores opened, its shards in threads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from detent.consumer.application import Consumer
+from detent.consumer.application import Declaration
 from detent.consumer.worker import Event, Worker
 from detent.errors import Invalid
+from detent.runtime import thread
 from detent.runtime.loop import call_on, loop_in_thread
 from detent.runtime.signals import stop_on_signals
 
@@ -20,7 +21,42 @@ if TYPE_CHECKING:
     from detent.store import Store
 
 
-def store_url(consumer: Consumer, store: str | None) -> str:
+class Consumer(Declaration):
+    """An application that reads journals, each message taking effect exactly once.
+
+    >>> app = Consumer("words", store="file:./data", read="lines")
+    >>> @app.consume
+    ... def count(message, state, publish):
+    ...     for word in message.body.decode().split():
+    ...         state[word] = state.get(word, 0) + 1
+    ...         publish("counted", word.encode())
+    >>> app.run(once=True)
+
+    `read` names the journals (or `Source`s, or patterns such as ``orders/*``). They are divided over `shards`: whole
+    journals with ``partition="journal"``; with ``partition="key"`` every shard reads all of them and takes the messages
+    whose keys are its own. The number of shards is fixed when the consumer first runs. `state` is where state and
+    progress are kept, together: `EngineState()` (the default), `SqlState(url)` or `RecordedState(folder)`. `outputs`
+    names other stores to publish to: ``outputs={"audit": "https://..."}``, then ``publish(..., store="audit")``.
+
+    A transaction has at least one message. It ends when no message is ready and it has lasted `min_transaction`, or
+    when it has lasted `max_transaction`. `standbys` processes follow each shard of a `RecordedState`, ready to take
+    over. `lease` is how long a process that vanished keeps its shards. `output_deadline` is how long a journal keeps
+    what a transaction has published and not acknowledged, where that is longer than the journal's own
+    `transaction_deadline`: a shard may be down for so long between the two.
+    """
+
+    def run(self, *, store: str | Store | None = None, once: bool = False) -> None:
+        """Run all shards in threads of this process, until SIGTERM or Ctrl-C; with `once`, until nothing is left to
+        read. `store` is another URL than the consumer's own, or a store that is open. `detent run module:app` runs
+        the shards in several processes."""
+        run(self, store=store, once=once)
+
+    async def run_async(self, *, store: str | Store | None = None, once: bool = False) -> None:
+        """The same, while the functions that are ``async def`` run on the caller's event loop. Cancel it to stop."""
+        await run_async(self, store=store, once=once)
+
+
+def store_url(consumer: Declaration, store: str | None) -> str:
     """The store that a consumer reads; `Invalid` if nobody names one."""
     url = store or consumer.store or os.environ.get("DETENT_URL")
     if not url:
@@ -30,7 +66,7 @@ def store_url(consumer: Consumer, store: str | None) -> str:
 
 @contextmanager
 def opened(
-    consumer: Consumer,
+    consumer: Declaration,
     store: str | Store | None = None,
     *,
     role: Role = "auto",
@@ -54,7 +90,7 @@ def opened(
         yield Worker(consumer, own, outputs, member=member, run_coroutine=run_coroutine, on_event=on_event)
 
 
-def run(consumer: Consumer, *, store: str | Store | None = None, once: bool = False) -> None:
+def run(consumer: Declaration, *, store: str | Store | None = None, once: bool = False) -> None:
     """Run all shards in threads of this process, until SIGTERM or Ctrl-C, or with `once` until nothing is left."""
     if threading.current_thread() is not threading.main_thread():
         with opened(consumer, store) as worker:
@@ -74,8 +110,7 @@ def stopped_by(stopping: threading.Event, worker: Worker) -> Iterator[None]:
         stopping.wait()
         worker.stop()
 
-    watcher = threading.Thread(target=wait, name="detent-stopping", daemon=True)
-    watcher.start()
+    watcher = thread.start("detent-stopping", wait)
     try:
         yield
     finally:
@@ -83,7 +118,7 @@ def stopped_by(stopping: threading.Event, worker: Worker) -> Iterator[None]:
         watcher.join()
 
 
-async def run_async(consumer: Consumer, *, store: str | Store | None = None, once: bool = False) -> None:
+async def run_async(consumer: Declaration, *, store: str | Store | None = None, once: bool = False) -> None:
     """The same, with ``async def`` functions on the caller's event loop. Cancel it to stop."""
     on_caller = call_on(asyncio.get_running_loop())
     box: list[Worker] = []

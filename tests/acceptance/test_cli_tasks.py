@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,12 +58,17 @@ def bill(order: Placed):
         billed.write(f"{order.number}\\n")
 """
 WORKER = """
+import os
+import time
+
 import detent
 
 store = detent.open("file:./mails")
 store.queue("mails").create(exist_ok=True)
 
 def deliver(message):
+    while os.path.exists("hang"):
+        time.sleep(0.05)
     with open("delivered", "a") as delivered:
         delivered.write(f"{message.payload.decode()}\\n")
 
@@ -205,6 +211,34 @@ def test_worker_runs_until_queue_is_empty(world: World) -> None:
         assert running.of("stopped")[0]["handled"] == 1
     finally:
         running.end()
+
+
+def test_worker_does_not_wait_after_second_interrupt(world: World) -> None:
+    (world.folder / "hang").touch()
+    running = Events(world.command("run", "mails.py", "--json"), world.folder, environment())
+    try:
+        running.until("started")
+        with detent.open(f"file:{world.folder / 'mails'}") as store:
+            queue = store.queue("mails")
+            queue.publish(b"a")
+            eventually(lambda: queue.info().in_flight == 1, what="the handler")
+        running.process.send_signal(signal.SIGINT)
+        running.until("stopping")
+        running.process.send_signal(signal.SIGINT)
+        assert running.wait() == 130
+        assert world.lines("delivered") == []
+    finally:
+        running.end()
+
+
+def test_worker_leaves_what_queue_does_not_hand_out(world: World) -> None:
+    with detent.open(f"file:{world.folder / 'mails'}") as store:
+        queue = store.queue("mails")
+        queue.create()
+        queue.publish(b"a")
+        queue.pause()
+    (summary,) = [json.loads(line) for line in world.ok("run", "mails.py", "--once", "--json").splitlines()][-1:]
+    assert summary == {"event": "summary", "queue": "mails", "handled": 0, "failed": 0}
 
 
 def test_one_that_cannot_run_ends_all(world: World) -> None:

@@ -15,6 +15,7 @@ import ingestfakes
 from detent.errors import Fenced, Invalid, NotFound
 from detent.ingest import Counters, Ingest, IngestConfig, read_table
 from detent.ingest import pipeline as running
+from detent.ingest.job import SparkEnded
 
 
 def an_ingest(folder: Path) -> Ingest:
@@ -102,7 +103,7 @@ def test_a_pipeline_reports_what_it_has_done(tmp_path: Path) -> None:
 
 
 def test_an_error_in_a_part_of_a_pipeline_ends_it_and_an_end_of_the_program_stays_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = ingestfakes.World(tmp_path)
 
@@ -119,6 +120,24 @@ def test_an_error_in_a_part_of_a_pipeline_ends_it_and_an_end_of_the_program_stay
         for error in (Invalid("wrong"), Fenced("reset"), KeyboardInterrupt()):
             with pytest.raises(type(error)):
                 run(part, error)
+    assert caplog.messages == []  # the caller has the error, and nothing else is said of it
+    world.engine.dispose()
+
+
+def test_java_that_ends_with_a_pipeline_that_was_told_to_stop_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, stopping = ingestfakes.World(tmp_path), threading.Event()
+
+    def ended(*_: object, **__: object) -> NoReturn:
+        stopping.set()
+        raise SparkEnded("there is no Java any more")
+
+    pipeline = world.pipeline()
+    monkeypatch.setattr(pipeline, "next_batch", ended)
+    until = running._Until(stopping, False, None, None)
+    running._PipelineRun(world.config, pipeline, world.engine, None, until, lambda _: None).run()
+    assert caplog.messages == ["stopped before the batch was committed; it will be done the next time"]
     world.engine.dispose()
 
 

@@ -207,6 +207,9 @@ class _PipelinePart(Task):
     def failed(self, error: Exception, pause_s: float) -> None:
         log.warning("%s; trying again in %g s", error, pause_s)
 
+    def gave_up(self, error: Exception) -> None:
+        """The caller of `run` gets it, unless it was told to stop."""
+
     def _is_due(self, what: str, every_s: float) -> bool:
         """Whether something is to be done again."""
         now = time.monotonic()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -13,6 +13,7 @@ from detent.cli._common import count_text
 from detent.cli._output import line_text
 from detent.cli._views import Look, TaskNotice, TaskView
 from detent.cli.kinds.kind import LOOK_S, Found, Given, KnownTask, ReadyTask, TaskKind
+from detent.errors import Unavailable
 from detent.runtime import thread
 from detent.runtime.report import Report, State
 from detent.runtime.target import Sought
@@ -98,34 +99,40 @@ class ReadyWorker(ReadyTask):
         return self._run(view, is_once=True)
 
     def _run(self, view: TaskView, *, is_once: bool) -> int:
-        look = Look(self.title, self._reports, self._fields)
-        ended = threading.Event()
-
-        def watch() -> None:
-            quiet = 0
-            while not ended.wait(LOOK_S):
-                view.show(look)
-                quiet = quiet + 1 if is_once and not self._waiting() else 0
-                if quiet >= QUIET_LOOKS or self.stopping.is_set():
-                    self._worker.stop()
-
         view.tell(TaskNotice("started", f"started on the queue {self.name}", {"queue": self.name}))
-        watching = thread.start(f"detent-watch-{self.name}", watch)
-        try:
-            self._worker.run()
-        finally:
-            ended.set()
-            watching.join()
+        # In a thread of its own: in this one it would have Ctrl-C call `stop` each time, also the second one.
+        with thread.pool(f"detent-worker-{self.name}", 1) as pool:
+            working = pool.submit(self._worker.run)
+            try:
+                self._watch(view, working, is_once=is_once)
+            finally:
+                self._worker.stop()
+        working.result()
         counts = {"handled": self._worker.handled, "failed": self._worker.failed}
         text = ", ".join(f"{count:,} {name}" for name, count in counts.items())
         event = "summary" if is_once else "stopped"
         view.tell(TaskNotice(event, f"stopped: {text}", {"queue": self.name, **counts}))
         return 0
 
+    def _watch(self, view: TaskView, working: Future[None], *, is_once: bool) -> None:
+        """Show how it is until it has ended, or has nothing left for --once."""
+        look, quiet, is_told = Look(self.title, self._reports, self._fields), 0, False
+        while not wait([working], LOOK_S).done:
+            view.show(look)
+            quiet = quiet + 1 if is_once and not self._waiting() else 0
+            if quiet >= QUIET_LOOKS:
+                return
+            if self.stopping.is_set() and not is_told:
+                is_told = True
+                view.tell(TaskNotice("stopping", "stopping: handlers under way are waited for; Ctrl-C does not wait"))
+
     def _waiting(self) -> int:
-        """Messages that are still to be handled."""
-        found = self._worker.queue.info()
-        return int(found.available + found.delayed + found.blocked + found.in_flight)
+        """Messages that are still to be handled. A queue that is paused hands out none, so these are left."""
+        try:
+            found: QueueInfo = self._worker.queue.info()
+        except Unavailable:  # the worker waits for it, too
+            return 1
+        return found.in_flight + (0 if found.paused else found.available + found.delayed + found.blocked)
 
     def _fields(self) -> dict[str, Any]:
         return self._reports()[0].as_json()

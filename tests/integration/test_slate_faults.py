@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -14,6 +15,7 @@ pytest.importorskip("obstore")
 import detent
 from detent.errors import Unavailable
 from detent.kv import _slate_session, slate
+from detent.kv._slate_session import Epoch
 from detent.kv.base import Batch
 from s3proxy import Fault, FaultyS3, faulty_s3
 
@@ -92,8 +94,139 @@ class TestRefusedWithoutAnotherWriter:
                 put(second, b="2")
                 assert contents(second) == {"a": "1", "b": "2"}
 
+    def test_threads_beside_the_commit_do_not_take_it_for_a_fence(self, s3: FaultyS3) -> None:
+        """Housekeeping ends for good when it hears of a fence, and a reader would tell its caller of another owner."""
+        heard: list[BaseException] = []
+        ended = threading.Event()
+
+        def beside(call: Callable[[], object]) -> None:
+            while not ended.is_set():
+                try:
+                    call()
+                except Unavailable:  # may be, and is asked again
+                    time.sleep(0.001)
+                except BaseException as error:
+                    heard.append(error)
+                    return
+
+        with contextlib.closing(slate.open_writer(s3.store_url())) as writer:
+            put(writer, **{f"k{number}": "v" for number in range(100)})
+
+            def maintain() -> None:
+                writer._untabled = slate.COMMITS_PER_TABLE
+                writer.maintain()
+                time.sleep(0.01)
+
+            calls = (lambda: contents(writer), lambda: contents(writer), maintain)
+            threads = [threading.Thread(target=beside, args=(call,)) for call in calls]
+            for thread in threads:
+                thread.start()
+            try:
+                for number in range(3):
+                    s3.plant(Fault("PUT", "/wal/", 409))
+                    put(writer, a=str(number))
+            finally:
+                ended.set()
+                for thread in threads:
+                    thread.join()
+            assert heard == []
+            assert contents(writer)["a"] == "2"
+
+    def test_a_slow_answer_to_which_epoch_it_has_is_waited_for(
+        self, s3: FaultyS3, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ask = slate.SlateWriter._manifest_epoch
+
+        def slowly(writer: slate.SlateWriter, seconds: float = 60.0) -> int:
+            if seconds < 2.0:
+                raise Unavailable("planted: it takes two seconds")
+            return ask(writer, seconds)
+
+        monkeypatch.setattr(slate.SlateWriter, "_manifest_epoch", slowly)
+        with contextlib.closing(slate.open_writer(s3.store_url())) as writer:
+            s3.plant(Fault("PUT", "/wal/", 409))
+            put(writer, a="1")
+            assert contents(writer) == {"a": "1"}
+
 
 class TestTakeOver:
+    def test_a_writer_whose_opening_again_failed_leaves_its_successor_alone(
+        self, s3: FaultyS3, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The successor came during the try that failed, and has raised SlateDB's epoch by one, as the try would."""
+        url = s3.store_url()
+        with contextlib.ExitStack() as opened:
+            first = opened.enter_context(contextlib.closing(slate.open_writer(url)))
+            put(first, a="1")
+            build, later = first._build_once, []
+
+            def fails_once(before: int, seconds: float) -> None:
+                if later:
+                    build(before, seconds)
+                later.append(opened.enter_context(contextlib.closing(slate.open_writer(url))))
+                raise Unavailable("planted")
+
+            monkeypatch.setattr(first, "_build_once", fails_once)
+            s3.plant(Fault("PUT", "/wal/", 409))
+            with pytest.raises(detent.Fenced):
+                put(first, a="zombie")
+            (second,) = later
+            put(second, b="2")
+            assert contents(second) == {"a": "1", "b": "2"}
+
+    def test_a_durable_commit_succeeds_although_another_comes_before_it_has_opened_again(
+        self, s3: FaultyS3, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        url = s3.store_url()
+        with contextlib.ExitStack() as opened:
+            first = opened.enter_context(contextlib.closing(slate.open_writer(url)))
+            write, again = first._write, first._build_again
+
+            async def refused(batch: object, *, points: bool = False) -> None:
+                await write(batch, points=points)
+                raise first._binding.Error.Closed(first._binding.CloseReason.FENCED, "planted")
+
+            def overtaken() -> None:
+                opened.enter_context(contextlib.closing(slate.open_writer(url)))
+                again()
+
+            monkeypatch.setattr(first, "_write", refused)
+            monkeypatch.setattr(first, "_build_again", overtaken)
+            put(first, a="1")
+            with pytest.raises(detent.Fenced):
+                put(first, a="2")
+            with contextlib.closing(slate.open_reader(url)) as reader:
+                assert contents(reader) == {"a": "1"}
+
+    def test_one_that_could_not_look_who_has_come_looks_before_it_writes(
+        self, s3: FaultyS3, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its successor opened at the same moment, and is fenced by the opening again: its record stays all the
+        same, so that it does not take commits of the first for its own."""
+        url = s3.store_url()
+        with contextlib.ExitStack() as opened:
+            first = opened.enter_context(contextlib.closing(slate.open_writer(url)))
+            put(first, a="1")
+            build, later = first._build_once, []
+
+            def overtakes(before: int, seconds: float) -> None:
+                if not later:
+                    later.append(opened.enter_context(contextlib.closing(slate.open_writer(url))))
+                    put(later[0], b="2")
+                    monkeypatch.setattr(slate, "Epoch", _Unreadable)
+                build(before, seconds)
+
+            monkeypatch.setattr(first, "_build_once", overtakes)
+            s3.plant(Fault("PUT", "/wal/", 409))
+            with pytest.raises(Unavailable):
+                put(first, a="zombie")
+            monkeypatch.setattr(slate, "Epoch", Epoch)
+            with pytest.raises(detent.Fenced):
+                first.recover()
+            with contextlib.closing(slate.open_writer(url)) as third:
+                assert contents(third) == {"a": "1", "b": "2"}
+                assert third.epoch > later[0].epoch
+
     def test_a_durable_commit_succeeds_while_its_successor_opens(
         self, s3: FaultyS3, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -113,6 +246,12 @@ class TestTakeOver:
             put(writer, a="1")
             with pytest.raises(detent.Fenced):
                 put(writer, a="2")
+
+
+class _Unreadable(Epoch):
+    @classmethod
+    def decode(cls, stored: bytes | None, *, any_version: bool = False) -> Epoch:
+        raise Unavailable("planted")
 
 
 def _dies(_writer: slate.SlateWriter) -> None:

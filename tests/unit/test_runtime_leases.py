@@ -99,13 +99,17 @@ def test_keeper_is_woken_only_by_what_is_due_before_it_looks(clock: Clock) -> No
     assert len(wakes) == 2
 
 
-def test_keeper_that_holds_something_looks_every_second(clock: Clock) -> None:
-    """No wait counts the time for which a machine sleeps, and what is held may be due when it wakes."""
+def test_keeper_looks_every_second(clock: Clock) -> None:
+    """No wait counts the time for which a machine sleeps, and what is held may be due when it wakes. What is taken for
+    long does not wake the keeper, although it held nothing."""
     leases: Leases[str] = Leases(clock=clock)
     keeper = KeepLeases("leases of a test", leases, lambda due: None)
-    assert keeper.step() == 60.0
+    wakes: list[None] = []
+    keeper.wake = lambda: wakes.append(None)
+    assert keeper.step() == 1.0
     leases.take(1, "a", 300.0)
     assert keeper.step() == 1.0
+    assert not wakes
 
 
 def test_keeper_renews_in_a_thread_until_it_is_lost() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -162,6 +163,22 @@ def test_the_function_does_not_end_the_transaction(database: Database) -> None:
     with pytest.raises(Invalid, match="must not roll back"):
         to_sql(database.url, write=rolls_back).write(frame(1, 2), KEY)
     assert (database.ids(), database.ledger()) == ([], [])
+
+
+def test_a_function_that_hides_the_error_that_undid_its_transaction_is_refused(database: Database) -> None:
+    """PostgreSQL answers the COMMIT of such a transaction without an error, and SQLite has rolled back by itself."""
+    clash = "INSERT OR ROLLBACK INTO" if database.url.startswith("sqlite") else "INSERT INTO"
+
+    def hides(connection: Any, rows: Any) -> None:
+        insert(connection, rows)
+        with contextlib.suppress(sqlalchemy.exc.IntegrityError):
+            connection.execute(sqlalchemy.text(f"{clash} orders VALUES (1, 'again')"))
+
+    with pytest.raises(Invalid):
+        to_sql(database.url, write=hides).write(frame(1, 2), KEY)
+    assert (database.ids(), database.ledger()) == ([], [])
+    to_sql(database.url, write=insert).write(frame(1, 2), KEY)
+    assert database.ids() == [1, 2]
 
 
 def test_an_engine_without_transactions_is_refused(database: Database) -> None:

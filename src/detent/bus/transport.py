@@ -221,9 +221,8 @@ class Transport:
         return queue if isinstance(queue, CheckedQueue) else CheckedQueue(queue)
 
     def _input(self) -> CheckedQueue:
-        if not self._is_open:
-            raise Invalid("the transport is not open: start the app first")
-        return self._own_queue(self.input_name)
+        name = self._queue or self._name
+        return self._own.get(name) or self._own_queue(name)
 
     def close(self) -> None:
         """Let go of everything. Messages under a lease are left to it."""
@@ -333,7 +332,8 @@ class Transport:
 
     @staticmethod
     def _settled(delivery: Incoming, failed: Sequence[Delivery]) -> None:
-        _require(delivery, failed)
+        if failed:
+            raise _why(delivery, failed)
         delivery.receipt.is_settled = True
 
     def give_up(self, delivery: Incoming, reason: str) -> None:
@@ -362,7 +362,8 @@ class Transport:
         asked_at = time.monotonic()
         if delivery.lost or asked_at >= held.until:
             raise StaleReceipt(f"the lease of the message {delivery.transport_id} is over: another may hold it")
-        _require(delivery, self._input().extend([held.delivery], self._lease_s))
+        if failed := self._input().extend([held.delivery], self._lease_s):
+            raise _why(delivery, failed)
         held.until = _until(held.delivery, asked_at + self._lease_s)
 
     def cut(self, reason: str) -> str:
@@ -440,14 +441,12 @@ class Transport:
         check_name(name)
 
 
-def _require(delivery: Incoming, failed: Sequence[Delivery]) -> None:
-    """Raise why a call failed for a delivery, if it did."""
-    if failed:
-        why: Mapping[str, DetentError] = getattr(failed, "why", {})
-        raise why.get(delivery.receipt.delivery.receipt) or StaleReceipt(
-            f"the queue did not settle the message {delivery.transport_id}: its lease is gone, or the queue does "
-            "not answer"
-        )
+def _why(delivery: Incoming, failed: Sequence[Delivery]) -> DetentError:
+    """Why a call failed for a delivery."""
+    why: Mapping[str, DetentError] = getattr(failed, "why", {})
+    return why.get(delivery.receipt.delivery.receipt) or StaleReceipt(
+        f"the queue did not settle the message {delivery.transport_id}: its lease is gone, or the queue does not answer"
+    )
 
 
 def _until(delivery: Delivery, until: float) -> float:

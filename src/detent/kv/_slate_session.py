@@ -120,7 +120,7 @@ class Loop:
                     return running.result(None if look is None else LOOK_SECONDS)
                 except TimeoutError:
                     if look is None or running.done():
-                        raise
+                        return running.result()  # its own error, or an answer that came just now
                     look()
         except CancelledError as error:
             raise Unavailable("this store was closed meanwhile") from error
@@ -202,6 +202,10 @@ class Session:
         replayed = log_path(manifest.replay_after_wal_id)
         return int(tables) + sum(size for _, size, _ in self._files.stored(f"{KEYS}/wal/", after=replayed))
 
+    def _run_beside(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run a read of a view."""
+        return self._run(work)
+
     def _shut(self, work: Coroutine[Any, Any, Any]) -> None:
         """End something of SlateDB's; a failure loses nothing that was acknowledged, so it is only reported."""
         try:
@@ -235,7 +239,7 @@ class SlateView(BlockView):
                 self._check(key, stored)
 
     def _raw_get(self, key: bytes) -> bytes | None:
-        value: bytes | None = self._session._run(self._source.get(key))
+        value: bytes | None = self._session._run_beside(self._source.get(key))
         return value
 
     def scan(
@@ -258,7 +262,7 @@ class SlateView(BlockView):
 
     def _pairs(self, start: bytes, end: bytes | None, reverse: bool, limit: int | None) -> Iterator[Pair]:
         self._require_open()
-        binding, run = self._session._binding, self._session._run
+        binding, run = self._session._binding, self._session._run_beside
         between = binding.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
         order = binding.IterationOrder.DESCENDING if reverse else binding.IterationOrder.ASCENDING
         options = binding.ScanOptions(

@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 
 from detent import crash
@@ -84,6 +84,10 @@ FATE_POLL_SECONDS = 0.05
 STEP_SECONDS = 1.0
 """How long one step of opening may take, at least, however short the caller's patience is."""
 
+EPOCH_SECONDS = 5.0
+"""How long a writer that has opened asks which epoch that has given it: one that does not know it counts as fenced with
+the first write that is refused."""
+
 FENCES_KEPT = 1024
 """What a writer found of the one before it is kept until so many more have opened; a stopped process asks late."""
 
@@ -114,6 +118,7 @@ def open_reader(url: str, *, poll_seconds: float = POLL_SECONDS, **stores: Any) 
 
 _log = logging.getLogger(__name__)
 _Store = TypeVar("_Store", "SlateWriter", "SlateReader")
+_Result = TypeVar("_Result")
 
 
 def _opened(store: _Store) -> _Store:
@@ -145,6 +150,8 @@ class SlateWriter(Session):
         self._number = 0
         self._native_epoch: int | None = None
         """SlateDB's own epoch of this writer, if it is known for sure."""
+        self._is_reopening = False
+        """Whether it is not known yet that no other writer has come before SlateDB's writer was opened again."""
 
     def _open(self) -> None:
         crash.point("kv.open.before_epoch")
@@ -168,8 +175,8 @@ class SlateWriter(Session):
         refused = Failures(REOPEN)
         while True:
             before = self._manifest_epoch(deadline - time.monotonic())
-            if is_ours and before != self._native_epoch:
-                raise Fenced(f"another writer has taken over {self._place.url}")
+            if is_ours and (before != self._native_epoch or (refused.in_a_row and self._has_heir())):
+                raise self._taken_over()
             try:
                 self._build_once(before, deadline - time.monotonic())
                 return
@@ -193,7 +200,7 @@ class SlateWriter(Session):
         """Each writer that opens raises SlateDB's epoch by one. If it rose by more, another one has opened since, and
         which is ours cannot be told."""
         try:
-            now = self._manifest_epoch(STEP_SECONDS)
+            now = self._manifest_epoch(EPOCH_SECONDS)
         except DetentError:
             self._native_epoch = None
             return
@@ -204,6 +211,15 @@ class SlateWriter(Session):
         """The epoch of SlateDB's newest writer, which may be opening still; 0 in a store that has none."""
         manifest = self._run(self._admin.read_manifest(None), max(seconds, STEP_SECONDS))
         return 0 if manifest is None else int(manifest.writer_epoch)
+
+    def _has_heir(self) -> bool:
+        """Whether another writer has finished opening. After a try to open that failed, SlateDB's epoch does not tell:
+        the try may have raised it, or the other one."""
+        with closing(_opened(SlateReader(self._place, 0))) as reader:
+            return Epoch.decode(reader.epoch_record).epoch > self.epoch
+
+    def _taken_over(self) -> Fenced:
+        return Fenced(f"another writer has taken over {self._place.url}")
 
     def _count_untabled(self) -> int:
         """How many commits of all writers are in no table."""
@@ -246,10 +262,30 @@ class SlateWriter(Session):
     def _require_usable(self) -> None:
         if self._closed:
             raise Unavailable("this store was closed")
-        if self._failure is None and self._db.status().close_reason == self._binding.CloseReason.FENCED:
-            self._failure = Fenced(f"another writer has taken over {self._place.url}")
+        if self._failure is None and self._is_refused(self._db):
+            self._failure = self._taken_over()
         if self._failure is not None:
             raise type(self._failure)(str(self._failure)) from self._failure
+
+    def _is_refused(self, db: Any) -> bool:
+        return bool(db.status().close_reason == self._binding.CloseReason.FENCED)
+
+    def _await_usable(self) -> None:
+        """The same for threads without the lock: a writer that looks fenced may be opening again in the one that has
+        it."""
+        db = self._db
+        if db is None or self._failure is not None or self._is_refused(db):
+            with self._lock:
+                self._require_usable()
+
+    def _run_beside(self, work: Coroutine[Any, Any, _Result], seconds: float = READ_SECONDS) -> _Result:
+        """Run what does not hold the lock, and what opening again may come in the way of."""
+        try:
+            return self._run(work, seconds)
+        except Fenced as error:
+            with self._lock:
+                self._require_usable()
+            raise Unavailable(f"{self._place.url} was opened again meanwhile: try again") from error
 
     def commit(self, batch: Batch) -> None:
         """Make the batch durable, whole, before returning.
@@ -299,7 +335,8 @@ class SlateWriter(Session):
         except Fenced as error:
             self._failure = error
             if self._is_alone():
-                return self._reopened()
+                with suppress(Fenced):  # by one that has come since, and may have found the commit
+                    return self._reopened()
             if not self._found_durable():
                 raise
             return True
@@ -327,11 +364,12 @@ class SlateWriter(Session):
     def _reopened(self) -> bool:
         """Open SlateDB's writer anew, which the object store's refusal has closed, and see whether the last commit is
         durable."""
+        self._is_reopening = True
         try:
             self._build_again()
             found = Epoch.decode(self._run(self._db.get(EPOCH_KEY)))
             if found.epoch != self.epoch:
-                raise Fenced(f"another writer has taken over {self._place.url}")
+                raise self._taken_over()
             self._published = self._run(self._db.snapshot())
         except Fenced as error:
             self._failure = error
@@ -339,7 +377,7 @@ class SlateWriter(Session):
         except DetentError as error:
             self._failure = Unavailable(f"the outcome of a commit is unknown: {error}; call recover()")
             raise Unavailable(f"{self._place.url} could not be opened again: {error}") from error
-        self._failure = None
+        self._failure, self._is_reopening = None, False
         return found.number >= self._number
 
     def _found_durable(self) -> bool:
@@ -371,7 +409,7 @@ class SlateWriter(Session):
         """
         with self._lock:
             if isinstance(self._failure, Unavailable) and not self._closed:
-                if self._db is None:
+                if self._is_reopening:
                     self._reopened()
                 else:
                     self._settle(self._numbered_batch)
@@ -383,19 +421,20 @@ class SlateWriter(Session):
         SlateDB compacts its tables and deletes replaced files by itself, in the background. Uploads that died half-way
         are the sweeper's, about once an hour: listing them is the dearest request that an idle store could make.
         """
-        self._require_usable()
+        self._await_usable()
         if self._untabled >= COMMITS_PER_TABLE:
             self._write_table()
 
     def _write_table(self) -> None:
         self._untabled = 0
         table = self._binding.FlushOptions(flush_type=self._binding.FlushType.MEM_TABLE)
-        self._run(self._db.flush_with_options(table), self._commit_seconds)
+        if (db := self._db) is not None:  # else it is opening again, or closed
+            self._run_beside(db.flush_with_options(table), self._commit_seconds)
 
     @contextmanager
     def view(self, *, large: bool = False, on_damage: OnDamage | None = None) -> Iterator[SlateView]:  # noqa: ARG002
         """What was durable when the view was opened. A commit that is under way in another thread is not in it."""
-        self._require_usable()
+        self._await_usable()
         view = SlateView(self, self._published, on_damage)
         try:
             view.check_own()

@@ -7,7 +7,6 @@ waits for an event loop, so `drive` takes it to its end in one go; in turns it c
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -22,6 +21,11 @@ PROGRAM_ENDS: Final = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt,
 """What ends a program, or a task of an event loop, and not only what it was at."""
 
 
+def is_awaited(given: object) -> bool:
+    """Whether a function has answered what is to be awaited. (`inspect.isawaitable` takes five times as long.)"""
+    return hasattr(given, "__await__")
+
+
 class Ground:
     """How a task's functions are called, and how it waits. `wake` is for any thread."""
 
@@ -31,7 +35,7 @@ class Ground:
     async def call(self, function: Callable[..., Any], *values: Any) -> Any:
         """What a function answers. A coroutine is awaited; only on a loop it may wait for more than its ground."""
         found = function(*values)
-        return await found if inspect.isawaitable(found) else found
+        return await found if is_awaited(found) else found
 
     def clear(self) -> None:
         """Look at the world after this, and wait only then: what wakes in between is heard."""

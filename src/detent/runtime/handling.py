@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from detent.runtime.ground import PROGRAM_ENDS, drive
+from detent.runtime.ground import PROGRAM_ENDS, drive, is_awaited
 from detent.runtime.lease import KeepLeases, Lease, Leases
 from detent.runtime.supervisor import Supervised
 from detent.runtime.task import AGAIN, DONE, Maybe, Next, Task
@@ -40,7 +39,7 @@ logger = logging.getLogger("detent.runtime")
 
 async def answered(given: Maybe[Given]) -> Given:
     """What a function has answered, awaited if it has to be."""
-    return await given if inspect.isawaitable(given) else given
+    return await given if is_awaited(given) else given  # type: ignore[misc, return-value]
 
 
 class Hands:

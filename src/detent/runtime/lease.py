@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -31,11 +32,10 @@ RETRY_SHARE: Final = 6
 GATHER_SHARE: Final = 10
 """What is due within such a part of its lease is renewed along with what is due now: one question for many."""
 
-LOOK_S: Final = 60.0
-"""How often the table is looked at when nothing is held."""
-
-LOOK_HELD_S: Final = 1.0
-"""The same while something is held: a machine that slept may wake late in a lease, and no wait counts the sleep."""
+LOOK_S: Final = 1.0
+"""How often the table is looked at when nothing is due. A machine that slept may wake late in a lease, and no wait
+counts the sleep. Also when nothing is held: what is taken then is due after the next look, and does not wake the
+keeper, which would cost as much as the message."""
 
 Thing = TypeVar("Thing")
 
@@ -116,8 +116,8 @@ class Leases(Generic[Thing]):
             lease.due_s = now + min(RETRY_S, lease.length_s / RETRY_SHARE)
         return found
 
-    def next_s(self, most_s: float = LOOK_S) -> float:
-        """How long until something is to be renewed."""
+    def next_s(self, most_s: float = math.inf) -> float:
+        """How long until something is to be renewed, or so long at most."""
         now = self._clock()
         with self._lock:
             self._looks_at = min((lease.due_s for lease in self._held.values()), default=now + most_s)
@@ -150,17 +150,14 @@ class KeepLeases(Task):
         else:
             if inspect.isawaitable(extended):
                 return self._when(extended)
-        return self._next_s()
+        return self._leases.next_s(LOOK_S)
 
     async def _when(self, extended: Awaitable[None]) -> Next:
         try:
             await extended
         except Exception as error:  # noqa: BLE001 - the same
             self._is_late(error)
-        return self._next_s()
-
-    def _next_s(self) -> float:
-        return self._leases.next_s(LOOK_HELD_S if len(self._leases) else LOOK_S)
+        return self._leases.next_s(LOOK_S)
 
     def _is_late(self, error: Exception) -> None:
         logger.warning("%s: leases could not be renewed, trying again: %s", self.name, error)

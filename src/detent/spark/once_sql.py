@@ -35,7 +35,7 @@ from detent.spark.once_batch import (
 )
 from detent.sql.dialects import AUTOCOMMIT, DIALECTS, SQLITE
 from detent.sql.rows import raising, replacing
-from detent.sql.transactions import own_transaction
+from detent.sql.transactions import own_transaction, reaching
 from detent.tables.marks import BatchKey, is_done
 from detent.tables.merge import key_columns, one_row_a_key
 
@@ -49,6 +49,9 @@ _ENDED: Final = (
     "the function of to_sql must not commit, and must not roll back: its rows and the ledger are committed together, "
     "when it returns. Raise an error, and the batch is tried again"
 )
+
+_STILL: Final = sqlalchemy.text("SELECT 1")
+"""Refused if a function has gone on after an error that has undone its transaction: a COMMIT would not say so."""
 
 Write = Callable[[Connection, Any], Any]
 
@@ -131,6 +134,8 @@ class _ToSql(ExternalSink):
             _require_transactions(connection)
             if ledger.enter(connection):
                 write(connection, found)
+                with reaching():
+                    connection.execute(_STILL)
                 crash.point("spark.once.sql_before_commit")
         crash.point("spark.once.sql_after_commit")
 

@@ -7,7 +7,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from detent.durations import since_1970_ms
 from detent.engine import Operation
 from detent.errors import DetentError, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.queue import operations as ops
@@ -98,10 +97,15 @@ class DetentQueue:
 
     def _settle(self, deliveries: Sequence[Delivery], operation: _OfDeliveries) -> Sequence[Delivery]:
         """Apply an operation to deliveries; those that it was not applied to."""
-        given = {delivery.receipt: delivery for delivery in deliveries}  # an operation names each one once
-        once = list(given.values())
+        if not deliveries:
+            return []
+        once = deliveries
+        if len(deliveries) > 1:  # an operation names each one once
+            once = list({delivery.receipt: delivery for delivery in deliveries}.values())
         why: dict[str, DetentError] = {}
-        todo = [once[at : at + ops.CLAIM_MAX] for at in range(0, len(once), ops.CLAIM_MAX)]
+        todo = [once]
+        if len(once) > ops.CLAIM_MAX:
+            todo = [once[at : at + ops.CLAIM_MAX] for at in range(0, len(once), ops.CLAIM_MAX)]
         while todo:
             batch = todo.pop()
             try:
@@ -118,6 +122,9 @@ class DetentQueue:
 
 
 def _operation(operation: _OfDeliveries, batch: Sequence[Delivery]) -> Operation:
+    if len(batch) == 1 and (claimed := batch[0].own) is not None:
+        queue, message, delivery = claimed.receipt
+        return operation(queue, [message], [delivery])
     receipts = [Receipt.parse(one.receipt) if one.own is None else one.own.receipt for one in batch]
     return operation(
         receipts[0].queue, [receipt.message for receipt in receipts], [receipt.delivery for receipt in receipts]
@@ -137,7 +144,7 @@ def _delivery(claimed: Claimed) -> Delivery:
     uri = claimed.uri
     return Delivery(
         # With the time: a store that was made anew counts its messages from the start.
-        f"{claimed.id}-{since_1970_ms(claimed.received)}",
+        f"{claimed.id}-{claimed._about.received_ms}",
         str(claimed.receipt),
         claimed.payload if uri is None else uri.encode(),
         claimed.attempts,

@@ -389,6 +389,23 @@ def test_ingest_is_known_by_its_file(world: World) -> None:
     assert world.document("show", "orders.toml")["lag"] == 0
 
 
+def test_owner_that_does_not_answer_is_ended_for_tasks_of_file(world: World) -> None:
+    text = f"import detent, os, signal; store = detent.open({world.url!r}); store.journal('lines').create()"
+    stuck = subprocess.Popen([sys.executable, "-c", f"{text}; os.kill(os.getpid(), signal.SIGSTOP)"])
+    try:
+        eventually(lambda: stopped(stuck.pid), what="the owner")
+        listed = world.document("ls", "shop.py", "--force")
+        assert [one["name"] for one in listed] == ["words", "shop", "billing"]
+        assert stuck.wait(PATIENCE_S) == -signal.SIGKILL
+    finally:
+        stuck.kill()
+        stuck.wait()
+
+
+def stopped(pid: int) -> bool:
+    return ") T " in Path(f"/proc/{pid}/stat").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

@@ -60,9 +60,9 @@ def _store_url(given: str | None) -> str:
 
 
 @contextmanager
-def _declared(target: str, url: str | None) -> Iterator[list[KnownTask]]:
+def _declared(target: str, url: str | None, *, force: bool) -> Iterator[list[KnownTask]]:
     """All that a file declares, or the one that is named."""
-    given = {"url": None if url is None else as_url(url), "transport": None}
+    given = {"url": None if url is None else as_url(url), "transport": None, "force": force}
     with ExitStack() as stack:
         known = []
         for noun, some in find_all([target]).items():
@@ -109,7 +109,7 @@ def _meant(words: Sequence[str], named: str | None, *, force: bool) -> Iterator[
         raise click.UsageError(f"--url says which store, and so does {words[0]!r}: give one of them")
     task, url = words[-1], words[0] if len(words) == 2 else named
     if _is_file(task):
-        with _declared(task, url) as found:
+        with _declared(task, url, force=force) as found:
             yield found
         return
     if len(words) == 1 and _is_store(task):
@@ -158,7 +158,7 @@ def list_tasks(place: str | None, named: str | None, force: bool, as_json: bool)
       detent ls orders.toml --json
     """
     if place is not None and not _is_store(place):
-        context = _declared(place, named)
+        context = _declared(place, named, force=force)
     elif place is not None and named is not None:
         raise click.UsageError(f"--url says which store, and so does {place!r}: give one of them")
     else:

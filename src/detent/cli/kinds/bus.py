@@ -7,13 +7,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import click
 
+from detent.cli._common import open_for_writing
 from detent.cli._output import print_table
 from detent.cli._views import Look, TaskNotice, TaskView
 from detent.cli.kinds.kind import LOOK_S, Found, Given, HandlersLate, KnownTask, ReadyTask, TaskKind
@@ -124,7 +125,9 @@ class Buses(TaskKind):
         """An app of a file, with its queue if a store has that."""
         if given.get("transport"):
             found.use(given["transport"])
-        yield KnownBus(found)
+        url = _kept_at(found) if given.get("force") else None
+        with nullcontext() if url is None else open_for_writing(url, force=True):
+            yield KnownBus(found)
 
     def stored(self, store: Store) -> Iterator[KnownTask]:
         """The queues of a store that have subscribed to types of messages."""
@@ -434,7 +437,6 @@ class KnownBus(KnownTask):
     @contextmanager
     def _queue(self, verb: str) -> Iterator[KnownQueue]:
         from detent.bus.looking import url_of
-        from detent.cli._common import open_for_writing
 
         url = url_of(self._bus)
         if url is None:

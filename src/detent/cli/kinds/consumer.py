@@ -111,7 +111,7 @@ class Consumers(TaskKind):
     def declared(self, found: Any, given: Given) -> Iterator[KnownTask]:
         """A consumer of a file, in the store that it says."""
         url = store_url(found, given.get("url"))
-        with open_for_writing(url, force=False) as store:
+        with open_for_writing(url, force=given.get("force", False)) as store:
             yield KnownConsumer(store, found.name)
 
     def stored(self, store: Store) -> Iterator[KnownTask]:

@@ -7,13 +7,13 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import click
 
-from detent.cli._common import is_server
+from detent.cli._common import is_server, open_for_writing
 from detent.cli._output import note, print_json, print_table, progress_bar
 from detent.cli._views import LAG, Look, ReportColumn, TaskNotice, TaskView, counted
 from detent.cli.kinds.kind import LOOK_S, Found, Given, KnownTask, ReadyTask, TaskKind, store_of
@@ -110,7 +110,9 @@ class Graphs(TaskKind):
     def declared(self, found: Any, given: Given) -> Iterator[KnownTask]:
         """A graph of a file, in the stores that it says."""
         found.check()
-        with opened(found, given.get("url")) as live:
+        url = given.get("url")
+        taken = open_for_writing(graph_store(found, url), force=True) if given.get("force") else nullcontext()
+        with taken, opened(found, url) as live:
             yield KnownGraph(live)
 
     def stored(self, store: Store) -> Iterator[KnownTask]:

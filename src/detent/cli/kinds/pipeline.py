@@ -99,7 +99,7 @@ class Pipelines(TaskKind):
         """A pipeline of a file, in the store that it says."""
         from detent.spark.pipeline_prepare import store_url
 
-        with open_for_writing(store_url(found, given.get("url")), force=False) as store:
+        with open_for_writing(store_url(found, given.get("url")), force=given.get("force", False)) as store:
             yield KnownPipeline(store, found.name, [stream.name for stream in found.streams])
 
     def stored(self, store: Store) -> Iterator[KnownTask]:

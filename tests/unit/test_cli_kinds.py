@@ -56,6 +56,34 @@ def test_every_kind_is_found_once(folder: Path) -> None:
         find_all(["nothing:app"])
 
 
+RUNS = """
+import asyncio, detent
+from detent.consumer import Consumer
+from detent.ingest import Ingest, IngestConfig
+from detent.spark import Pipeline
+store = detent.open("memory:")
+
+async def handle(message): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("detent.Worker(store.queue('mails'), print).run()", "Worker.run"),
+        ("asyncio.run(detent.AsyncWorker(store.queue('mails'), handle).run())", "AsyncWorker.run"),
+        ("Consumer('words', read='lines', store='memory:').run()", "run"),
+        ("Pipeline('shop').run()", "pipeline.run"),
+        ("Ingest(IngestConfig(name='orders', queue='sqs:new', table='./orders')).run()", "Ingest.run"),
+    ],
+)
+def test_file_that_runs_something_when_it_is_loaded_is_refused(folder: Path, line: str, what: str) -> None:
+    (folder / "shop.py").write_text(RUNS + line)
+    says = rf"shop.py:\d+: {what}\(\) runs whenever the file is loaded: put it under if __name__ == "
+    with pytest.raises(Invalid, match=says):
+        find_all(["shop.py"])
+
+
 @pytest.mark.parametrize("more", ["", CONSUMER], ids=["alone", "beside a consumer"])
 def test_functions_of_pipeline_travel_by_value(folder: Path, more: str) -> None:
     cloudpickle = pytest.importorskip("pyspark.cloudpickle")

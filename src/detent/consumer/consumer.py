@@ -15,6 +15,7 @@ from detent.errors import Invalid
 from detent.runtime import thread
 from detent.runtime.loop import call_on, loop_in_thread
 from detent.runtime.signals import stop_on_signals
+from detent.runtime.target import refuse_while_loading
 
 if TYPE_CHECKING:
     from detent.remote import Role
@@ -92,6 +93,7 @@ def opened(
 
 def run(consumer: Declaration, *, store: str | Store | None = None, once: bool = False) -> None:
     """Run all shards in threads of this process, until SIGTERM or Ctrl-C, or with `once` until nothing is left."""
+    refuse_while_loading("run()")
     if threading.current_thread() is not threading.main_thread():
         with opened(consumer, store) as worker:
             worker.run(once=once)
@@ -120,6 +122,7 @@ def stopped_by(stopping: threading.Event, worker: Worker) -> Iterator[None]:
 
 async def run_async(consumer: Declaration, *, store: str | Store | None = None, once: bool = False) -> None:
     """The same, with ``async def`` functions on the caller's event loop. Cancel it to stop."""
+    refuse_while_loading("run_async()")
     on_caller = call_on(asyncio.get_running_loop())
     box: list[Worker] = []
 

@@ -31,6 +31,7 @@ from detent.runtime.backoff import Backoff
 from detent.runtime.report import Report, State
 from detent.runtime.signals import stop_on_signals
 from detent.runtime.supervisor import LOOK_S, Supervised, Supervisor
+from detent.runtime.target import refuse_while_loading
 from detent.runtime.task import AGAIN, DONE, Next, Restart, Task
 from detent.spark.sessions import silence
 from detent.transports.checked import CheckedQueue
@@ -100,6 +101,7 @@ class Ingest:
         as they were not, with `match` only those whose names match a pattern such as ``*.json``. With `signals`,
         SIGTERM and Ctrl-C call `stop`.
         """
+        refuse_while_loading("Ingest.run()")
         with ExitStack() as closing:
             self._config.check_place()
             load_transform = find_transform(self._config)

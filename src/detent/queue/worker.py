@@ -25,6 +25,7 @@ from detent.runtime.ground import drive
 from detent.runtime.handling import Handling, Hands, LoopHands, answered
 from detent.runtime.lease import Lease
 from detent.runtime.signals import call_on_signals, call_on_signals_of_loop
+from detent.runtime.target import refuse_while_loading
 from detent.runtime.task import Restart
 
 if TYPE_CHECKING:
@@ -204,6 +205,7 @@ class Worker(_WorkerBase):
 
     def run(self) -> None:
         """Work until `stop`, SIGTERM or SIGINT."""
+        refuse_while_loading("Worker.run()")
         with call_on_signals(self.stop):
             self._messages.keeper.start()
             try:
@@ -232,6 +234,7 @@ class AsyncWorker(_WorkerBase):
 
     async def run(self) -> None:
         """Work until `stop`, SIGTERM or SIGINT."""
+        refuse_while_loading("AsyncWorker.run()")
         with call_on_signals_of_loop(self.stop):
             keeping = asyncio.create_task(self._messages.keeper.run())
             try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from detent.errors import Exists, Invalid, NotFound
+from detent.runtime.target import refuse_while_loading
 from detent.spark.pipeline_stream import (
     Custom,
     Delta,
@@ -181,6 +182,7 @@ class Pipeline:
         read. It takes the options of :func:`detent.spark.pipeline_runner.run`, such as `store` and `checkpoints`."""
         from detent.spark.pipeline_runner import run
 
+        refuse_while_loading("pipeline.run()")
         return run(self, once=once, only=only, **options)
 
 

@@ -559,7 +559,8 @@ class AsyncStore(_Waiting, AsyncLedgers, AsyncConsumers):
         stop = owner.queues.wait(queue, wake)
         try:
             if not owner.queues.claimable(queue):
-                await asyncio.wait_for(woken.wait(), timeout_ms / 1000)
+                async with asyncio.timeout(timeout_ms / 1000):  # `wait_for` may swallow a cancellation
+                    await woken.wait()
         except TimeoutError:
             return
         finally:
@@ -695,7 +696,8 @@ class AsyncStore(_Waiting, AsyncLedgers, AsyncConsumers):
         stop = owner.journals.watch.add(journal, offset, wake)
         try:
             if await self._next_offset(journal) <= offset:
-                await asyncio.wait_for(woken.wait(), timeout_ms / 1000)
+                async with asyncio.timeout(timeout_ms / 1000):
+                    await woken.wait()
         except TimeoutError:
             return
         finally:

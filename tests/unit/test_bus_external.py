@@ -19,7 +19,7 @@ from detent.bus.transport import COUNTED_MAX, QUEUES_MAX, lease_end
 from detent.bus.transport_urls import open_transport
 from detent.cli import cli
 from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
-from detent.transports import Delivery, NewMessage
+from detent.transports import Delivery, FailedDeliveries, NewMessage
 
 
 class ListQueue:
@@ -120,6 +120,17 @@ class Opened:
 
 
 # -- what the queue need not do ----------------------------------------------------------------------------------------
+
+
+def test_giving_up_says_why_a_lease_was_not_extended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that does not answer has not given the message to another, as a log would say of a stale receipt."""
+    opened = Opened()
+    (held,) = opened.hold(b"one")
+    why = {held.receipt.delivery.receipt: Unavailable("away")}
+    monkeypatch.setattr(opened.queue, "extend", lambda given, visibility_s: FailedDeliveries(given, why))
+    with pytest.raises(Unavailable, match="away"):
+        opened.transport.give_up(held, "broken")
+    assert ListQueue.lists == {"billing": [], "billing-failed": []}
 
 
 def test_attempts_are_counted_where_the_queue_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import detent
 from detent import AsyncWorker, Worker
+from detent.runtime.thread import DaemonPool
 
 
 async def coroutine(message: Any) -> None:
@@ -87,6 +88,33 @@ def test_fence_ends_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(queue, "claim", claim)
         with pytest.raises(detent.Fenced):
             worker.run()
+
+
+def test_worker_without_a_thread_gives_its_messages_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not claim them again and again meanwhile."""
+
+    def refuse(*values: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with detent.open("memory:") as store:
+        queue = store.queue("q")
+        queue.create()
+        queue.publish_many([b"x", b"y"])
+        worker = Worker(queue, print, concurrency=2)
+        with monkeypatch.context() as without:
+            without.setattr(DaemonPool, "submit", refuse)
+            with pytest.raises(RuntimeError, match="new thread"):
+                worker.run()
+        handled: list[int] = []
+
+        def handle(message: detent.Delivery) -> None:
+            handled.append(message.attempts)
+            if len(handled) == 2:
+                again.stop()
+
+        again = Worker(queue, handle)
+        again.run()
+        assert handled == [1, 1]
 
 
 def test_worker_runs_again_after_a_claim_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

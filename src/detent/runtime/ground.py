@@ -94,7 +94,8 @@ class OnLoop(Ground):
             await asyncio.sleep(0)
             return
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._bell.wait(), seconds)
+            async with asyncio.timeout(seconds):  # `wait_for` may swallow a cancellation
+                await self._bell.wait()
 
 
 class InTurns(Ground):

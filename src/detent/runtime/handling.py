@@ -184,10 +184,15 @@ class Handling(Task, Generic[Thing]):
         finally:
             self._hands.let_go(free - len(found))
         self._unseen.update((self.key_of(thing), thing) for thing in found)
-        for thing in found:
+        for count, thing in enumerate(found):
             if self._is_told:
                 return DONE
-            self._begin(thing, asked_s)
+            try:
+                self._begin(thing, asked_s)
+            except BaseException:  # no thread could be made: rest, and do not take the same again at once
+                self._hands.let_go(len(found) - count)
+                self.leave()
+                raise
         return AGAIN
 
     def leave(self) -> None:
@@ -210,12 +215,9 @@ class Handling(Task, Generic[Thing]):
         self.leases.take(key, thing, self.lease_s(thing), asked_s)
         try:
             self._hands.begin(self._run(key))
-        except Exception:  # no thread could be made
-            logger.exception("%s has no hand for a message, and gives it back", self.name)
+        except BaseException:
             self.leases.give_back(key)
-            self._hands.let_go(1)
-            if self._unseen.pop(key, None) is not None:
-                self.give_back([thing])
+            raise
 
     async def _run(self, key: Hashable) -> None:
         try:

@@ -68,6 +68,7 @@ store.queue("mails").create(exist_ok=True)
 
 def deliver(message):
     while os.path.exists("hang"):
+        open("began", "w").close()
         time.sleep(0.05)
     with open("delivered", "a") as delivered:
         delivered.write(f"{message.payload.decode()}\\n")
@@ -219,9 +220,8 @@ def test_worker_does_not_wait_after_second_interrupt(world: World) -> None:
     try:
         running.until("started")
         with detent.open(f"file:{world.folder / 'mails'}") as store:
-            queue = store.queue("mails")
-            queue.publish(b"a")
-            eventually(lambda: queue.info().in_flight == 1, what="the handler")
+            store.queue("mails").publish(b"a")
+        eventually((world.folder / "began").exists, what="the handler")
         running.process.send_signal(signal.SIGINT)
         running.until("stopping")
         running.process.send_signal(signal.SIGINT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,17 @@ def silent_owner(io: Io, url: str) -> None:
     """An owner that hangs from its first moment on: it says when it is asked, and does not answer."""
     from detent.remote.app import OwnerApp
 
+    is_open = threading.Event()
+
     async def never(*_: Any) -> None:
-        io.say("asked")
+        if is_open.is_set():  # a client may ask as soon as the socket is there, before this process has said so
+            io.say("asked")
         await asyncio.Event().wait()
 
     OwnerApp.answer = never  # type: ignore[method-assign, assignment]
     with detent.open(url) as store:
         io.say("open", owner=store.is_owner)
+        is_open.set()
         io.hear()
 
 

@@ -39,7 +39,7 @@ def reset(graph: OpenGraph, processor: Processor, to: str | int | Mapping[str, i
         raise Invalid(f"{processor.name!r} does not read {', '.join(map(repr, unknown))}: it reads {reads}")
     if graph.record(processor.name).describe() is None:
         raise NotFound(f"the processor {processor.name!r} never ran: it begins where its `start` says")
-    _offsets(graph, processor, to, time)  # what cannot be is refused before anybody is fenced
+    _offsets(graph, processor, to, time)  # what cannot be is refused before a processor is fenced
     for _ in range(TRIES - 1):
         try:
             return _reset(graph, processor, to, time)

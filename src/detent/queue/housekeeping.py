@@ -100,7 +100,7 @@ def run_timers(memory: QueueMemory, op: ops.Advance, context: Context) -> Result
     del op
     if not memory.steps:
         context.idle += 1
-        memory.committed()  # what has become visible needs no commit, and somebody may wait for it
+        memory.committed()  # what has become visible needs no commit, and a caller may wait for it
     return Done()
 
 
@@ -122,7 +122,7 @@ def due(memory: QueueMemory, now_ms: int) -> Iterator[Operation]:
     if (memory.next_record > memory.first_record or memory.steps) and checkpoint.is_due(memory, now_ms):
         yield ops.Checkpoint()
     memory.look_ms = next_look_ms(memory, now_ms)
-    memory.committed()  # once more: whoever was woken before may have gone away, and others still wait
+    memory.committed()  # once more: a caller that was woken may have gone away, and others wait
 
 
 def next_look_ms(memory: QueueMemory, now_ms: int) -> int | None:

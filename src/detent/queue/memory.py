@@ -24,7 +24,7 @@ from detent.queue.timers import TimerWheel
 from detent.queue.watch import QueueWatch
 
 STORES_OWN: Final = 0
-"""The number of the queue that holds what the store itself keeps; nobody claims from it."""
+"""The number of the queue that holds what the store itself keeps; no consumer claims from it."""
 
 UNMATCHED, UNREAD = 0, 1
 """The priorities there: messages that matched no queue, and messages that are done wherever they were and that a queue
@@ -114,7 +114,7 @@ class QueueMemory:
         self.checkpoint_wanted = False
         self.now_ms = 0
         self.context: Context | None = None  # the transaction that has looked at the clock
-        self.fired = False  # whether timers went off of which nobody was told
+        self.fired = False  # whether timers went off of which no waiter was told
         self.allow_leases()
         self.look_ms: int | None = 0  # when there is housekeeping to do; any thread may read this
         self.housekeeper = Work()

@@ -124,7 +124,7 @@ def _standing(target: QueueState, headers: dict[str, str]) -> tuple[int, bytes |
 def there_already(memory: QueueMemory, target: QueueState, messages: Iterable[int]) -> set[int]:
     """Those of some messages of another queue that the target has as well, or will read of by itself: a queue has a
     message once."""
-    shared = [message for message in messages if memory.holdings.count(message) > 1]  # nobody looks for the others
+    shared = [message for message in messages if memory.holdings.count(message) > 1]  # no other queue holds the others
     held = target.holds(np.array(shared, np.uint64)) if shared else set()
     held.update(message for message in messages if message >= target.next_message)
     return held

@@ -75,7 +75,7 @@ class _ConsumerBase(Twin):
 
 
 class ConsumerHandle(_ConsumerBase, Plain):
-    """A consumer of a store, as somebody sees it who is not one of its members."""
+    """A consumer of a store, as it looks from outside its members."""
 
     def info(self) -> ConsumerInfo:
         """How it is divided, and how it is doing. `NotFound` if there is no such consumer."""
